@@ -1,0 +1,40 @@
+"""Errors that a user can act on. The command line prints them as one line and exits with 2."""
+
+from __future__ import annotations
+
+
+class PrivloraError(Exception):
+    """A problem that the user can mend: what is wrong and where, why it matters, how to mend it.
+
+    >>> str(ConfigError("privacy.delta=0.1 is not below 1/N=0.001", fix="set privacy.delta to 1e-5"))
+    'privacy.delta=0.1 is not below 1/N=0.001. Fix: set privacy.delta to 1e-5'
+    """
+
+    def __init__(self, what: str, *, why: str | None = None, fix: str | None = None) -> None:
+        self.what, self.why, self.fix = what, why, fix
+        parts = [what.rstrip(".")]
+        if why:
+            parts.append(why.rstrip("."))
+        if fix:
+            parts.append(f"Fix: {fix.rstrip('.')}")
+        super().__init__(". ".join(parts))
+
+
+class ConfigError(PrivloraError):
+    """A setting is unknown, missing, contradictory or out of range."""
+
+
+class DataError(PrivloraError):
+    """Records cannot be read or do not have the promised columns."""
+
+
+class ModelError(PrivloraError):
+    """The base model or an adapter cannot be loaded, or cannot be trained privately."""
+
+
+class PrivacyError(PrivloraError):
+    """Continuing would break the privacy statement (budget spent, parameter without noise, wrong sampler)."""
+
+
+class RunError(PrivloraError):
+    """A run directory cannot be created, resumed or read."""
