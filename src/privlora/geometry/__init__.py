@@ -1,0 +1,1 @@
+"""Fixed-rank matrices as a manifold: points, tangent vectors, noise, retraction, transport. Tensors only."""

@@ -1,0 +1,274 @@
+"""The manifold of rank-r matrices, batched over L modules of equal shape (m, n).
+
+A **point** is Z = U diag(S) V^T with orthonormal U (L, m, r), V (L, n, r) and S (L, r) >= 0, descending.
+A **tangent vector** at it has the coordinates M (L, r, r), Up (L, m, r), Vp (L, n, r) of
+
+    xi = U M V^T + Up V^T + U Vp^T,    U^T Up = 0,    V^T Vp = 0.
+
+(M, Up, Vp) -> xi is an isometry, ||xi||_F^2 = ||M||^2 + ||Up||^2 + ||Vp||^2: the coordinates are Euclidean,
+and a Gaussian mechanism on them is one on tangent vectors.
+
+Nothing inverts S, so ill-conditioned, rank-deficient and zero Z (LoRA's start) are ordinary points. Where
+Z is singular, "tangent space" means that of the given U and V: all xi of the above form.
+
+Only `embedding` and `project_dense`, meant for tests and small studies, form an m x n matrix; all else costs
+O((m + n) r^2) a module. Tensors are float32 or float64, on one device. Relative errors are below 1e-5 in
+float32, and orthonormality does not drift over steps, if the caller disables autocast and TF32.
+
+Sources: Vandereycken, "Low-rank matrix completion by Riemannian optimization" (2013), section 2, for the
+coordinates; PRISM, Eq. 13-22 and Theorem 3.1, for their use as a mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privlora.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Point:
+    """Z = U diag(S) V^T, one for each of L modules.
+
+    U (L, m, r) and V (L, n, r) have orthonormal columns; S (L, r) is non-negative and descending. In each
+    column of U the entry of largest magnitude is positive, so a Z of distinct positive singular values has
+    exactly one Point. The functions below establish all this; the constructor does not check it.
+    """
+
+    U: Tensor
+    S: Tensor
+    V: Tensor
+
+    @property
+    def rank(self) -> int:
+        """r, the number of columns of U (singular values may be zero)."""
+        return self.U.shape[-1]
+
+    def embedding(self) -> Tensor:
+        """The dense Z (L, m, n)."""
+        return (self.U * self.S[:, None, :]) @ self.V.mT
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """Isometric coordinates M (L, r, r), Up (L, m, r), Vp (L, n, r) of xi = U M V^T + Up V^T + U Vp^T."""
+
+    M: Tensor
+    Up: Tensor
+    Vp: Tensor
+
+    @staticmethod
+    def zero(point: Point) -> Tangent:
+        """The zero tangent vector of every module."""
+        r = point.rank
+        return Tangent(
+            point.S.new_zeros(len(point.S), r, r), torch.zeros_like(point.U), torch.zeros_like(point.V)
+        )
+
+    def scale(self, factor: float | Tensor) -> Tangent:
+        """factor * xi; a tensor (L,) holds one factor a module."""
+        if isinstance(factor, Tensor):
+            factor = factor.reshape(-1, 1, 1)
+        return Tangent(factor * self.M, factor * self.Up, factor * self.Vp)
+
+    def add(self, other: Tangent, alpha: float = 1.0) -> Tangent:
+        """xi + alpha * other, both at the same point."""
+        return Tangent(
+            self.M.add(other.M, alpha=alpha),
+            self.Up.add(other.Up, alpha=alpha),
+            self.Vp.add(other.Vp, alpha=alpha),
+        )
+
+    def inner(self, other: Tangent) -> Tensor:
+        """The ambient trace product <xi, other>_F of every module, (L,)."""
+        pairs = ((self.M, other.M), (self.Up, other.Up), (self.Vp, other.Vp))
+        return torch.stack([(a * b).sum(dim=(-2, -1)) for a, b in pairs]).sum(dim=0)
+
+    def norm_squared(self) -> Tensor:
+        """||xi||_F^2 of every module, (L,); sum it for the global norm over modules (PRISM Eq. 16)."""
+        return self.inner(self)
+
+    def embedding(self, point: Point) -> Tensor:
+        """The dense xi (L, m, n) at `point`."""
+        return (point.U @ self.M + self.Up) @ point.V.mT + point.U @ self.Vp.mT
+
+
+def tangent_dimension(m: int, n: int, r: int) -> int:
+    """r (m + n - r): the dimension of the tangent space, and E||xi||_F^2 of its standard normal vector."""
+    return r * (m + n - r)
+
+
+# --- points ---
+
+
+def point_from_factors(A: Tensor, B: Tensor, completion: torch.Generator | None = None) -> Point:
+    """The point of Z = A B^T, for A (L, m, r) and B (L, n, r). Computed in float64, returned in A's dtype.
+
+    Every gauge (A R, B R^-T) of a full-rank pair gives the same point, up to the rounding of the pair itself.
+    U spans the columns of A, V those of B, also where Z vanishes: LoRA's A = 0 keeps B's subspace.
+
+    completion: seeded generator on the factors' device that draws the directions A or B lacks; they must
+    not depend on private data. Needed only if a factor is rank-deficient (to float64 rounding).
+
+    Raises ModelError if r > min(m, n), or if a factor is rank-deficient and `completion` is missing.
+    """
+    _check_rank(A, B)
+    A64, B64 = A.double(), B.double()
+    QA = _completed_basis(A64, "A", completion)
+    QB = _completed_basis(B64, "B", completion)
+    core = (QA.mT @ A64) @ (QB.mT @ B64).mT
+    point = _truncated_svd(QA, core, QB, A.shape[-1])
+    return Point(point.U.to(A.dtype), point.S.to(A.dtype), point.V.to(A.dtype))
+
+
+def point_at_zero(U0: Tensor, V0: Tensor) -> Point:
+    """Z = 0 with the subspaces spanned by U0 (L, m, r) and V0 (L, n, r), which are orthonormalised.
+
+    Raises ModelError if r > min(m, n) or if U0 or V0 is rank-deficient.
+    """
+    _check_rank(U0, V0)
+    U = _completed_basis(U0.double(), "U0", None).to(U0.dtype)
+    V = _completed_basis(V0.double(), "V0", None).to(V0.dtype)
+    return _with_signs(U, U.new_zeros(U.shape[0], U.shape[-1]), V)
+
+
+def random_point(
+    modules: int, m: int, n: int, r: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Point:
+    """Uniformly distributed subspaces and singular values |N(0, 1)|, on the generator's device."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+
+    U0, V0 = normal(modules, m, r), normal(modules, n, r)
+    zero = point_at_zero(U0, V0)
+    return Point(zero.U, normal(modules, r).abs().sort(descending=True).values, zero.V)
+
+
+def factors(point: Point, balanced: bool = True) -> tuple[Tensor, Tensor]:
+    """A (L, m, r) and B (L, n, r) with Z = A B^T.
+
+    balanced: A = U S^1/2 and B = V S^1/2. Otherwise A = U S and B = V, so B stays orthonormal where S = 0.
+    """
+    if not balanced:
+        return point.U * point.S[:, None, :], point.V
+    root = point.S.sqrt()[:, None, :]
+    return point.U * root, point.V * root
+
+
+# --- tangent vectors ---
+
+
+def project(point: Point, P: Tensor, Q: Tensor) -> Tangent:
+    """Tangent projection of an ambient G given by P = G V (L, m, r) and Q = G^T U (L, n, r). PRISM Eq. 13.
+
+    It is linear in (P, Q), so a sum of examples may be projected after it has been clipped.
+    """
+    return Tangent(point.U.mT @ P, _off(point.U, P), _off(point.V, Q))
+
+
+def project_dense(point: Point, G: Tensor) -> Tangent:
+    """`project` of a dense G (L, m, n)."""
+    return project(point, G @ point.V, G.mT @ point.U)
+
+
+def standard_normal_tangent(point: Point, draw: Callable[[tuple[int, ...]], Tensor]) -> Tangent:
+    """A Gaussian tangent vector whose covariance is the identity of the tangent space. PRISM Eq. 19.
+
+    It has the law of the projection of an m x n standard normal matrix. Its squared norm in each module is
+    chi-square with `tangent_dimension` degrees of freedom (PRISM Theorem 3.1). Scale by
+    tau = noise_multiplier * clip_norm / expected_batch_size.
+
+    draw: returns independent standard normal entries of a shape, in the point's dtype and on its device.
+    """
+    (L, m, r), n = point.U.shape, point.V.shape[-2]
+    M, Up, Vp = draw((L, r, r)), draw((L, m, r)), draw((L, n, r))
+    return Tangent(M, _off(point.U, Up), _off(point.V, Vp))
+
+
+def transport(old: Point, new: Point, tangent: Tangent) -> Tangent:
+    """The tangent vector at `old`, projected onto the tangent space at `new`."""
+    a, b = old.V.mT @ new.V, old.U.mT @ new.U  # (L, r, r) each
+    P = old.U @ (tangent.M @ a + tangent.Vp.mT @ new.V) + tangent.Up @ a  # xi V_new
+    Q = old.V @ (tangent.M.mT @ b + tangent.Up.mT @ new.U) + tangent.Vp @ b  # xi^T U_new
+    return project(new, P, Q)
+
+
+# --- moves ---
+
+
+def retract(point: Point, tangent: Tangent, step: float) -> Point:
+    """The best rank-r approximation of Z + step * xi (descent passes step = -learning_rate). PRISM Eq. 22.
+
+    Exact for every tangent vector, also of deficient rank, zero, or at S = 0.
+    """
+    QL, RL = torch.linalg.qr(torch.cat([point.U, tangent.Up], dim=-1))
+    QR, RR = torch.linalg.qr(torch.cat([point.V, tangent.Vp], dim=-1))
+    # Z + step xi = [U Up] [[S + step M, step I], [step I, 0]] [V Vp]^T
+    eye = step * torch.eye(point.rank, dtype=point.S.dtype, device=point.S.device).expand_as(tangent.M)
+    upper = torch.cat([torch.diag_embed(point.S) + step * tangent.M, eye], dim=-1)
+    lower = torch.cat([eye, torch.zeros_like(eye)], dim=-1)
+    core = RL @ torch.cat([upper, lower], dim=-2) @ RR.mT
+    return _truncated_svd(QL, core, QR, point.rank)
+
+
+def average(points: tuple[Point, Point], weight: float) -> Point:
+    """The best rank-r approximation of (1 - weight) Z_0 + weight Z_1, at the rank of the first point."""
+    first, second = points
+    QL, RL = torch.linalg.qr(torch.cat([first.U, second.U], dim=-1))
+    QR, RR = torch.linalg.qr(torch.cat([first.V, second.V], dim=-1))
+    scales = torch.cat([(1 - weight) * first.S, weight * second.S], dim=-1)
+    core = (RL * scales[:, None, :]) @ RR.mT
+    return _truncated_svd(QL, core, QR, first.rank)
+
+
+# --- helpers ---
+
+
+def _off(basis: Tensor, X: Tensor) -> Tensor:
+    """X projected off an orthonormal basis; twice, as once leaves rounding of X's size, not the result's."""
+    X = X - basis @ (basis.mT @ X)
+    return X - basis @ (basis.mT @ X)
+
+
+def _with_signs(U: Tensor, S: Tensor, V: Tensor) -> Point:
+    """The sign convention: the entry of largest magnitude in each column of U is positive."""
+    sign = U.gather(-2, U.abs().argmax(dim=-2, keepdim=True)).sign()
+    return Point(U * sign, S, V * sign)
+
+
+def _truncated_svd(QL: Tensor, core: Tensor, QR: Tensor, r: int) -> Point:
+    """The r leading singular triplets of QL core QR^T, for orthonormal QL and QR."""
+    u, s, vh = torch.linalg.svd(core, full_matrices=False)
+    return _with_signs(QL @ u[..., :r], s[..., :r], QR @ vh[..., :r, :].mT)
+
+
+def _completed_basis(X: Tensor, name: str, completion: torch.Generator | None) -> Tensor:
+    """An orthonormal basis that spans the columns of X, both (L, m, r); missing directions are drawn."""
+    left, s, _ = torch.linalg.svd(X, full_matrices=False)
+    present = (s > s[:, :1] * (max(X.shape[-2:]) * torch.finfo(X.dtype).eps))[:, None, :]  # (L, 1, r)
+    if bool(present.all()):
+        return left
+    if completion is None:
+        raise ModelError(
+            f"{name} {tuple(X.shape)} is rank-deficient in {int((~present).any(dim=-1).sum())} module(s)",
+            why="the missing directions decide which gradients are kept, so they must be public",
+            fix="give a seeded generator as `completion`, or full-rank bases",
+        )
+    drawn = torch.randn(X.shape, generator=completion, dtype=X.dtype, device=X.device)
+    kept = torch.where(present, left, 0.0)
+    return torch.linalg.qr(torch.where(present, left, _off(kept, drawn))).Q
+
+
+def _check_rank(A: Tensor, B: Tensor) -> None:
+    m, n, r = A.shape[-2], B.shape[-2], A.shape[-1]
+    if r > min(m, n):
+        raise ModelError(
+            f"rank {r} exceeds min(m, n) = {min(m, n)} of a {m} x {n} weight",
+            why="there are no r orthonormal columns of that length",
+            fix=f"set the adapter's rank to at most {min(m, n)}",
+        )
