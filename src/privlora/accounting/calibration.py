@@ -1,0 +1,289 @@
+"""The smallest noise that meets a target epsilon: calibrated once, verified, kept on disk.
+
+The root of PLD epsilon(sigma) = target is found by Brent's method on a coarse grid, which is cheap, then
+corrected by extrapolation to the fine grid; where that is not exact enough, Brent's method runs on the fine
+grid. The noise multiplier is rounded up, and what is returned has been evaluated on the fine grid: its
+epsilon is never above the target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from privlora.accounting.accountants import (
+    DEFAULT_GRID,
+    FINE_GRID,
+    REFINE_BELOW_EPSILON,
+    Adjacency,
+    accountant_versions,
+    check_adjacency,
+    check_delta,
+    pld_epsilon,
+)
+from privlora.accounting.events import Sampling, StepEvent
+from privlora.errors import PrivacyError
+
+_log = logging.getLogger(__name__)
+
+# Below, epsilon is in the hundreds and means nothing; above, no training signal would be left.
+_SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
+_COARSE_TOLERANCE = 1e-4
+_HUGE = 1e3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A noise multiplier and the guarantee that it gives.
+
+    Attributes:
+        event: the step to take; `event.noise_multiplier` is sigma = std / clip_norm, rounded up.
+        steps: how many such steps the guarantee covers.
+        target_epsilon: what was asked for.
+        epsilon: what is given, at most `target_epsilon` (PLD).
+        delta: total delta.
+        adjacency: which data sets are neighbours.
+        tolerance: relative accuracy asked of sigma.
+        versions: what computed it.
+    """
+
+    event: StepEvent
+    steps: int
+    target_epsilon: float
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    tolerance: float
+    versions: dict[str, str]
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.event.noise_multiplier
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.event.sampling
+
+    @property
+    def accountant(self) -> str:
+        return "pld"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "event": self.event.to_dict(), "accountant": self.accountant}
+
+    def describe(self) -> str:
+        """One line: the guarantee with everything that it depends on."""
+        packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return (
+            f"{self.steps} steps of {self.event.describe()}: ({self.epsilon:.4g}, {self.delta:.3g})-DP, "
+            f"adjacency {self.adjacency}, accountant {self.accountant} ({packages})"
+        )
+
+
+def calibrate_noise_multiplier(
+    sampling: Sampling,
+    steps: int,
+    target_epsilon: float,
+    delta: float,
+    *,
+    adjacency: Adjacency = "add-or-remove-one",
+    tolerance: float = 1e-6,
+    cache: bool = True,
+) -> Calibration:
+    """The smallest noise multiplier with which `steps` steps are (target_epsilon, delta)-DP.
+
+    Args:
+        sampling: how each batch is drawn.
+        steps: number of releases, at least 1; training refuses to make one more.
+        target_epsilon: above 0 and finite.
+        delta: total delta, in (0, 1).
+        adjacency: which data sets are neighbours.
+        tolerance: relative accuracy of sigma, in [1e-7, 0.1]; the result is at most twice this too large.
+        cache: reuse and keep results under `cache_folder()`.
+
+    Raises:
+        PrivacyError: an argument is out of range, or no sensible noise reaches the target.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise PrivacyError(f"steps={steps!r} is not a positive integer", fix="give the exact number of steps")
+    if not 0 < target_epsilon < math.inf:
+        raise PrivacyError(
+            f"target_epsilon={target_epsilon} is not a positive number", fix="choose about 1 to 10"
+        )
+    if not 1e-7 <= tolerance <= 0.1:
+        raise PrivacyError(
+            f"tolerance={tolerance} is not between 1e-7 and 0.1", fix="leave the default of 1e-6"
+        )
+    check_delta(delta)
+    check_adjacency(adjacency)
+    if sampling.sample_rate == 0:
+        raise PrivacyError(
+            "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
+        )
+
+    request = {
+        "sampling": StepEvent(sampling, 0.0).to_dict()["sampling"],
+        "steps": steps,
+        "target_epsilon": float(target_epsilon),
+        "delta": float(delta),
+        "adjacency": adjacency,
+        "tolerance": float(tolerance),
+        "versions": accountant_versions(),
+    }
+    found = _read_cache(request) if cache else None
+    if found is None:
+        found = _solve(sampling, steps, target_epsilon, delta, adjacency, tolerance)
+        if cache:
+            _write_cache(request, *found)
+    sigma, spent = found
+    return Calibration(
+        event=StepEvent(sampling, sigma),
+        steps=steps,
+        target_epsilon=float(target_epsilon),
+        epsilon=spent,
+        delta=float(delta),
+        adjacency=adjacency,
+        tolerance=float(tolerance),
+        versions=accountant_versions(),
+    )
+
+
+def _solve(
+    sampling: Sampling, steps: int, target: float, delta: float, adjacency: Adjacency, tolerance: float
+) -> tuple[float, float]:
+    """sigma, rounded up, and its epsilon on the fine grid."""
+
+    def epsilon_at(grid: float) -> Callable[[float], float]:
+        return lru_cache(
+            # inf, where delta is below the PLD's tail, would stop the root finder.
+            lambda sigma: min(
+                pld_epsilon({StepEvent(sampling, sigma): steps}, delta, adjacency, grid), _HUGE * target
+            )
+        )
+
+    grid = FINE_GRID if target < REFINE_BELOW_EPSILON else DEFAULT_GRID
+    ratio = 10.0 if target >= 1 else 3.0
+    coarse, medium, fine = epsilon_at(ratio * grid), epsilon_at(ratio**0.5 * grid), epsilon_at(grid)
+
+    digits = math.ceil(-math.log10(tolerance)) + 1
+    root = _root(coarse, target, start=1.0, factor=2.0, rtol=_COARSE_TOLERANCE)
+    slope = (coarse(root * (1 + _COARSE_TOLERANCE)) - coarse(root)) / _COARSE_TOLERANCE  # by log sigma
+    if slope < 0:
+        # The grid's error is of second order, so two coarse values foretell the fine one: mostly enough.
+        foretold = medium(root) - (coarse(root) - medium(root)) / ratio
+        step = (target - foretold) / slope
+        root = _round_up(root * math.exp(max(-0.1, min(0.1, step))), digits)
+        if target + 2 * tolerance * slope <= fine(root) <= target:
+            return root, fine(root)
+
+    root = _root(fine, target, start=root, factor=1.01, rtol=tolerance / 4)
+    for units in range(4):
+        sigma = _round_up(root * (1 + units * tolerance), digits)
+        if fine(sigma) <= target:
+            return sigma, fine(sigma)
+    raise PrivacyError(
+        f"no noise_multiplier found for target_epsilon={target}, delta={delta}, {steps} steps",
+        why="the accountant's numerical error is larger than the tolerance",
+        fix="raise tolerance to 1e-4, or delta",
+    )
+
+
+def _root(
+    epsilon: Callable[[float], float], target: float, *, start: float, factor: float, rtol: float
+) -> float:
+    """The noise multiplier at which the falling `epsilon` meets the target, sought from `start`."""
+    from scipy.optimize import brentq
+
+    low = high = start
+    while epsilon(high) > target:
+        if high > _LARGEST_SIGMA:
+            raise PrivacyError(
+                f"target_epsilon={target} is out of reach even with noise_multiplier={high:g}",
+                why="delta is below what the accountant resolves, or there are too many steps",
+                fix="raise delta or target_epsilon, or lower sample_rate or the number of steps",
+            )
+        low, high = high, high * factor
+        factor = min(2.0, factor * factor)
+    while epsilon(low) <= target:
+        if low < _SMALLEST_SIGMA:
+            raise PrivacyError(
+                f"target_epsilon={target} is met even with noise_multiplier={low:g}",
+                why="so little noise protects nobody",
+                fix="lower target_epsilon; about 1 to 10 is usual",
+            )
+        low, high = low / factor, low
+        factor = min(2.0, factor * factor)
+    return float(brentq(lambda sigma: epsilon(sigma) - target, low, high, rtol=rtol))
+
+
+def _round_up(value: float, digits: int) -> float:
+    """The smallest decimal of `digits` significant digits that is not below `value`."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    rounded = float(f"{math.ceil(value / unit) * unit:.{digits}g}")
+    return rounded if rounded >= value else float(f"{rounded + unit:.{digits}g}")
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept, below $PRIVLORA_CACHE, $XDG_CACHE_HOME/privlora or ~/.cache/privlora."""
+    root = os.environ.get("PRIVLORA_CACHE")
+    if not root:
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "privlora")
+    return Path(root) / "calibration"
+
+
+def _canonical(data: object) -> str:
+    return json.dumps(data, sort_keys=True, allow_nan=False)
+
+
+def _cache_file(request: dict[str, Any]) -> Path:
+    return cache_folder() / f"{hashlib.sha256(_canonical(request).encode()).hexdigest()[:32]}.json"
+
+
+def _checksum(request: dict[str, Any], sigma: float, spent: float) -> str:
+    return hashlib.sha256(_canonical([request, sigma, spent]).encode()).hexdigest()
+
+
+def _read_cache(request: dict[str, Any]) -> tuple[float, float] | None:
+    """The kept (sigma, epsilon); None if there is none or the file is not exactly what was written."""
+    try:
+        kept = json.loads(_cache_file(request).read_bytes())
+        sigma, spent = kept["noise_multiplier"], kept["epsilon"]
+        intact = kept["checksum"] == _checksum(request, sigma, spent)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("calibration cache entry ignored: %s", error)
+        return None
+    if not intact:
+        _log.warning("calibration cache entry ignored: its checksum does not match")
+        return None
+    return sigma, spent
+
+
+def _write_cache(request: dict[str, Any], sigma: float, spent: float) -> None:
+    """Atomic: readers see the whole file or none. A cache that cannot be written costs time, not privacy."""
+    path = _cache_file(request)
+    content = {
+        "request": request,
+        "noise_multiplier": sigma,
+        "epsilon": spent,
+        "checksum": _checksum(request, sigma, spent),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            file = Path(folder, path.name)
+            file.write_text(_canonical(content))
+            os.replace(file, path)
+    except OSError as error:
+        _log.warning("calibration not cached: %s", error)

@@ -1,0 +1,244 @@
+"""The ledger: an append-only file that says what a run has released, written before each release.
+
+Every line is flushed to the disk before the call that wrote it returns, so after any crash the ledger shows
+at least what was released. A last line without its newline is a charge that never returned: its release never
+happened, and it is dropped. `ledger_format` says what the lines mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from privlora.accounting.accountants import accountant_versions
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger_format import (
+    SCHEMA_VERSION,
+    LedgerSummary,
+    Plan,
+    digest,
+    fingerprint,
+    parse_ledger,
+)
+from privlora.errors import PrivacyError, RunError
+
+
+class Ledger:
+    """A ledger open for charging, under an exclusive lock until `close`; as a context manager, until its end.
+
+    >>> with Ledger.create(path, plan) as ledger:  # doctest: +SKIP
+    ...     step = ledger.charge(plan.event)  # on the disk now; release after this line
+    ...     ledger.finish()
+    """
+
+    def __init__(self, file: int, summary: LedgerSummary, head: str | None, size: int) -> None:
+        """Use `create` or `open`. `file` is locked, `head` is the hash of its last line, `size` its bytes."""
+        self._file: int | None = file
+        self._summary = summary
+        self._head = head
+        self._size = size
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], plan: Plan) -> Ledger:
+        """A new ledger with `plan` as its first line. A file that a crash left without one is taken over.
+
+        Raises:
+            RunError: the file exists, or cannot be written.
+        """
+        path = Path(path)
+        summary = LedgerSummary(path, str(uuid.uuid4()), _now(), accountant_versions(), plan)
+        header = {
+            "type": "plan",
+            "schema_version": SCHEMA_VERSION,
+            "run_id": summary.run_id,
+            "created": summary.created,
+            "versions": summary.versions,
+            "plan": plan.to_dict(),
+        }
+        file = _open_locked(path, os.O_CREAT)
+        ledger = cls(file, summary, head=None, size=0)
+        if b"\n" in path.read_bytes():
+            ledger.close()
+            raise RunError(
+                f"{path}: a ledger exists already",
+                why="writing over it would forget what was released",
+                fix="resume that run, or choose another run directory",
+            )
+        try:
+            os.ftruncate(file, 0)
+            ledger._append(header, summary)
+            _sync_folder(path.parent)
+        except BaseException:
+            # Nothing was released under this ledger, so it may go.
+            ledger.close()
+            path.unlink()
+            raise
+        return ledger
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Ledger:
+        """Take over an unfinished ledger: verify it, drop a torn last line, and note that a process resumed.
+
+        The caller must draw its noise from a fresh stream. To look only, use `read_ledger`.
+
+        Raises:
+            RunError: there is no such ledger, another process holds it, the run is over, or writing failed.
+            PrivacyError: a line was changed, removed or is not understood.
+        """
+        path = Path(path)
+        file = _open_locked(path, 0)
+        try:
+            content = path.read_bytes()
+            summary, head, size = parse_ledger(path, content)
+            if summary.closed:
+                raise RunError(f"{path}: this run is over", fix="start a new run, with a ledger of its own")
+            if size < len(content):
+                os.ftruncate(file, size)
+        except BaseException:
+            os.close(file)
+            raise
+        ledger = cls(file, summary, head, size)
+        ledger._append({"type": "resume", "time": _now()}, replace(summary, resumes=summary.resumes + 1))
+        return ledger
+
+    @property
+    def summary(self) -> LedgerSummary:
+        """What the ledger says now."""
+        return self._summary
+
+    @property
+    def plan(self) -> Plan:
+        return self._summary.plan
+
+    @property
+    def charges(self) -> int:
+        """Steps charged so far."""
+        return self._summary.charges
+
+    @property
+    def remaining(self) -> int:
+        """Steps that may still be charged."""
+        return self._summary.remaining
+
+    def events(self) -> list[tuple[StepEvent, int]]:
+        """What happened, run-length encoded."""
+        return self._summary.events()
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """See `LedgerSummary.epsilon`."""
+        return self._summary.epsilon(delta)
+
+    def charge(self, event: StepEvent) -> int:
+        """Charge one step, before its release; returns its number, from 1, once the line is on the disk.
+
+        Raises:
+            PrivacyError: the plan has no step left, or `event` is not the plan's. Nothing was charged.
+            RunError: the line could not be written. Nothing may be released, and the ledger is closed.
+        """
+        summary = self._summary
+        if summary.remaining == 0:
+            raise PrivacyError(
+                f"{summary.path}: all {self.plan.steps} steps of the plan are charged",
+                why="one more release would exceed the stated epsilon",
+                fix="plan more steps from the start; they need more noise",
+            )
+        if event != self.plan.event:
+            raise PrivacyError(
+                f"{summary.path}: charged is [{event.describe()}], planned [{self.plan.event.describe()}]",
+                why="the stated epsilon holds for the plan only",
+                fix="resume with the settings of the first run",
+            )
+        step = summary.charges + 1
+        line = {"type": "charge", "step": step, "event": fingerprint(self.plan.event), "time": _now()}
+        self._append(line, replace(summary, charges=step))
+        return step
+
+    def finish(self) -> None:
+        """Write that the run is over, then close. No step can be charged after it.
+
+        Raises:
+            RunError: the line could not be written.
+        """
+        self._append({"type": "close", "time": _now()}, replace(self._summary, closed=True))
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file and its lock. The run may be resumed later. Closing twice is allowed."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, content: dict[str, Any], then: LedgerSummary) -> None:
+        """Write one line and wait for the disk; `then` is what the ledger says afterwards."""
+        if self._file is None:
+            raise RunError(f"{then.path}: this ledger is closed", fix="open it again with Ledger.open")
+        chained = {**content, "prev": self._head}
+        line = json.dumps(chained, sort_keys=True, allow_nan=False).encode() + b"\n"
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+            os.fsync(self._file)
+        except BaseException as error:
+            # The state of the disk is unknown now: take the line back and charge nothing more.
+            file, self._file = self._file, None
+            try:
+                os.ftruncate(file, self._size)
+            finally:
+                os.close(file)
+            if not isinstance(error, OSError):
+                raise
+            raise RunError(
+                f"{then.path}: cannot be written: {error.strerror}",
+                why="a release that is not in the ledger would not be accounted for, so training stops here",
+                fix="free space on that disk, then resume the run",
+            ) from error
+        self._head, self._size, self._summary = digest(line), self._size + len(line), then
+
+
+def _open_locked(path: Path, flags: int) -> int:
+    """A file descriptor for reading and appending, with the exclusive lock that closing it gives back."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be opened: {error.strerror}", fix="give a run directory of yours"
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise RunError(
+            f"{path}: the ledger cannot be locked: {error.strerror}",
+            why="two processes that charge one ledger would release more than it says",
+            fix="wait for the other process of this run, or end it",
+        ) from error
+    return file
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,238 @@
+"""What a ledger says: its lines, read and verified.
+
+A ledger is a file of JSON lines. Line 1 is the plan; then come
+
+    {"type": "charge", "step": k, "event": ..., "time": ..., "prev": ...}   one release is about to happen
+    {"type": "resume", ...}   a process took over after a crash, with a fresh noise stream
+    {"type": "close", ...}    the run is over; nothing may follow
+
+`event` is a fingerprint of the plan's event, `prev` the SHA-256 of the line before: an edited, removed or
+inserted line breaks the chain and the ledger is refused. The chain has no key, and no end mark before the
+"close" line: it does not find a file rewritten as a whole, cut at its end, or replaced by an older copy.
+
+A ledger is public: it holds no private count, only the plan and how many steps of it were taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeGuard, get_args
+
+from privlora.accounting.accountants import Adjacency, check_adjacency, check_delta, epsilon
+from privlora.accounting.events import StepEvent, exact_fields
+from privlora.errors import PrivacyError, RunError
+
+SCHEMA_VERSION = 1
+Unit = Literal["record", "user"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run intends to release; the first line of its ledger. Every field is public.
+
+    Attributes:
+        event: the step that is repeated.
+        steps: how often, at most.
+        delta: total delta of the guarantee, in (0, 1).
+        target_epsilon: what the noise was calibrated for; None if the noise was given.
+        adjacency: which data sets are neighbours.
+        unit: whose data is protected, one "record" or all records of one "user".
+        records_per_user: bound on the records of one user in a batch; None for unit "record".
+        clip_norm: C, the bound on one unit's contribution in norm.
+        expected_batch_size: what sums are divided by, in units.
+        method: name of the training method.
+        dataset: public name that the user gives the data; runs on the same data share it.
+        insecure_noise: the noise can be replayed (tests only): no epsilon is ever stated.
+
+    Raises:
+        PrivacyError: a field is out of range.
+    """
+
+    event: StepEvent
+    steps: int
+    delta: float
+    target_epsilon: float | None
+    adjacency: Adjacency
+    unit: Unit
+    records_per_user: int | None
+    clip_norm: float
+    expected_batch_size: float
+    method: str
+    dataset: str
+    insecure_noise: bool = False
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        check_adjacency(self.adjacency)
+        bound = self.records_per_user
+        good = {
+            "steps": _is_integer(self.steps) and self.steps >= 1,
+            "target_epsilon": self.target_epsilon is None or 0 < self.target_epsilon < math.inf,
+            "unit": self.unit in get_args(Unit),
+            "records_per_user": bound is None if self.unit == "record" else _is_integer(bound) and bound >= 1,
+            "clip_norm": 0 < self.clip_norm < math.inf,
+            "expected_batch_size": 0 < self.expected_batch_size < math.inf,
+            "insecure_noise": isinstance(self.insecure_noise, bool),
+        }
+        for name, is_good in good.items():
+            if not is_good:
+                raise PrivacyError(f"the plan's {name}={getattr(self, name)!r} is not usable")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "event": self.event.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_dict` wrote; PrivacyError for missing, unknown or unusable fields."""
+        values = dict(exact_fields(data, {field.name for field in fields(cls)}, "plan"))
+        values["event"] = StepEvent.from_dict(values["event"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class LedgerSummary:
+    """What a ledger says.
+
+    Attributes:
+        path: the file.
+        run_id: random identifier of the run.
+        created: UTC time, ISO 8601.
+        versions: the software that wrote it.
+        plan: what was intended.
+        charges: how many steps were charged: the number released, or one more after a crash.
+        resumes: how often a process took over.
+        closed: whether the run is over.
+    """
+
+    path: Path
+    run_id: str
+    created: str
+    versions: dict[str, str]
+    plan: Plan
+    charges: int = 0
+    resumes: int = 0
+    closed: bool = False
+
+    @property
+    def remaining(self) -> int:
+        """Steps of the plan that are not charged."""
+        return self.plan.steps - self.charges
+
+    def events(self) -> list[tuple[StepEvent, int]]:
+        """What happened, run-length encoded; empty before the first charge."""
+        return [(self.plan.event, self.charges)] if self.charges else []
+
+    def require_secure_noise(self) -> None:
+        """Raise PrivacyError if this run's noise could be replayed, because then no epsilon holds."""
+        if self.plan.insecure_noise:
+            raise PrivacyError(
+                f"{self.path}: NOT PRIVATE, the noise of run {self.run_id} was reproducible",
+                why="whoever knows the seed subtracts the noise, so no epsilon holds",
+                fix="train again without the insecure seed",
+            )
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """PLD epsilon of the charges so far, at the plan's delta and adjacency unless another delta is given.
+
+        Raises:
+            PrivacyError: the run used reproducible noise, or delta is not in (0, 1).
+        """
+        self.require_secure_noise()
+        return epsilon(
+            self.events(), self.plan.delta if delta is None else delta, adjacency=self.plan.adjacency
+        )
+
+
+def read_ledger(path: str | os.PathLike[str]) -> LedgerSummary:
+    """What the ledger at `path` says. Takes no lock and changes nothing, so it also reads a running ledger.
+
+    Raises:
+        RunError: there is no such file, or it has no complete first line.
+        PrivacyError: a line was changed, removed or is not understood.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be read: {error.strerror}", fix="give the path of a run's ledger"
+        ) from error
+    return parse_ledger(path, content)[0]
+
+
+def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
+    """What the complete lines say, the hash of the last one, and their length in bytes."""
+    size = content.rfind(b"\n") + 1
+    if size == 0:
+        raise RunError(
+            f"{path}: has no complete first line", why="so nothing was released", fix="delete it, start anew"
+        )
+    summary: LedgerSummary | None = None
+    head: str | None = None
+    for number, line in enumerate(content[:size].splitlines(keepends=True), start=1):
+        try:
+            record = json.loads(line)
+            if record["prev"] != head:
+                raise PrivacyError("does not continue the line before")
+            summary = _read_header(path, record) if summary is None else _advance(summary, record)
+        except (ValueError, KeyError, TypeError, PrivacyError) as error:
+            raise PrivacyError(
+                f"{path}: line {number} is not what was written: {error}",
+                why="a changed ledger no longer shows what was released",
+                fix="restore the original file; without it no epsilon can be stated",
+            ) from error
+        head = digest(line)
+    assert summary is not None
+    assert head is not None
+    return summary, head, size
+
+
+def _read_header(path: Path, record: dict[str, Any]) -> LedgerSummary:
+    expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
+    exact_fields(record, expected, "first line")
+    if record["type"] != "plan" or record["schema_version"] != SCHEMA_VERSION:
+        raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")
+    plan = Plan.from_dict(record["plan"])
+    return LedgerSummary(path, record["run_id"], record["created"], record["versions"], plan)
+
+
+def _advance(summary: LedgerSummary, record: dict[str, Any]) -> LedgerSummary:
+    """What the ledger says after one more line."""
+    if summary.closed:
+        raise PrivacyError("follows the end of the run")
+    if record["type"] == "charge":
+        exact_fields(record, {"type", "step", "event", "time", "prev"}, "charge")
+        if record["step"] != summary.charges + 1 or summary.remaining == 0:
+            raise PrivacyError(
+                f"charges step {record['step']} after {summary.charges} of {summary.plan.steps}"
+            )
+        if record["event"] != fingerprint(summary.plan.event):
+            raise PrivacyError("charges another event than the plan's")
+        return replace(summary, charges=summary.charges + 1)
+    exact_fields(record, {"type", "time", "prev"}, "line")
+    if record["type"] == "resume":
+        return replace(summary, resumes=summary.resumes + 1)
+    if record["type"] == "close":
+        return replace(summary, closed=True)
+    raise PrivacyError(f"has the unknown type {record['type']!r}")
+
+
+def fingerprint(event: StepEvent) -> str:
+    """Short hash of an event, by which a charge names it."""
+    return digest(json.dumps(event.to_dict(), sort_keys=True).encode())[:16]
+
+
+def digest(line: bytes) -> str:
+    """SHA-256 in hexadecimal, which the next line repeats."""
+    return hashlib.sha256(line).hexdigest()
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

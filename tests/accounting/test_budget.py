@@ -1,0 +1,85 @@
+import shutil
+
+import pytest
+from accounting_cases import make_plan, poisson
+
+from privlora.accounting import Ledger, compose_ledgers, epsilon
+from privlora.errors import PrivacyError
+
+FIRST, SECOND = poisson(0.1, 3.0), poisson(0.05, 2.0)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Writes a ledger and returns its path."""
+
+    def write(name, event=FIRST, charges=3, **changes):
+        path = tmp_path / name
+        with Ledger.create(path, make_plan(event=event, **changes)) as ledger:
+            for _ in range(charges):
+                ledger.charge(event)
+        return path
+
+    return write
+
+
+def test_total_is_the_composition_of_what_was_charged(run):
+    statement = compose_ledgers([run("a"), run("b", SECOND, charges=5), run("c", charges=0)])
+    assert [budget.epsilon for budget in statement.runs] == [
+        epsilon([(FIRST, 3)], 1e-5),
+        epsilon([(SECOND, 5)], 1e-5),
+        0.0,
+    ]
+    assert statement.epsilon == epsilon([(FIRST, 3), (SECOND, 5)], 1e-5)
+    assert max(budget.epsilon for budget in statement.runs) < statement.epsilon
+
+
+def test_two_runs_cost_what_one_run_of_their_length_costs(run):
+    halves = compose_ledgers([run("a", charges=2), run("b", charges=3)])
+    assert halves.epsilon == compose_ledgers([run("c", charges=5)]).epsilon
+
+
+def test_statement_says_what_it_depends_on(run):
+    text = compose_ledgers([run("a")]).describe()
+    for part in ("1e-05", "per record", "add-or-remove-one", "pld", "dp-accounting"):
+        assert part in text
+    assert "different data" not in text
+
+
+def test_different_data_are_named(run):
+    statement = compose_ledgers([run("a"), run("b", dataset="diaries")])
+    assert statement.datasets == ("diaries", "letters")
+    assert "diaries, letters" in statement.describe()
+
+
+@pytest.mark.parametrize(("field", "value"), [("delta", 1e-6), ("adjacency", "replace-one")])
+def test_different_delta_or_adjacency_must_be_decided(run, field, value):
+    paths = [run("a"), run("b", **{field: value})]
+    with pytest.raises(PrivacyError, match=field):
+        compose_ledgers(paths)
+    statement = compose_ledgers(paths, **{field: value})
+    expected = {"delta": 1e-5, "adjacency": "add-or-remove-one"} | {field: value}
+    assert statement.epsilon == epsilon([(FIRST, 6)], **expected)
+
+
+def test_records_and_users_do_not_add_up(run):
+    with pytest.raises(PrivacyError, match="unit"):
+        compose_ledgers([run("a"), run("b", unit="user", records_per_user=3)], delta=1e-5)
+
+
+def test_a_run_given_twice_is_detected(run):
+    path = run("a")
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    with pytest.raises(PrivacyError, match="same run"):
+        compose_ledgers([path, copy])
+
+
+def test_one_run_with_reproducible_noise_spoils_the_statement(run):
+    with pytest.raises(PrivacyError, match="NOT PRIVATE"):
+        compose_ledgers([run("a"), run("b", insecure_noise=True)])
+
+
+def test_no_ledger_is_no_statement():
+    with pytest.raises(PrivacyError, match="no ledger"):
+        compose_ledgers([])

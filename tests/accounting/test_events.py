@@ -1,0 +1,98 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from accounting_cases import poisson
+
+from privlora.accounting import PoissonSampling, StepEvent, TruncatedPoissonSampling
+from privlora.errors import PrivacyError
+
+EVENTS = [
+    poisson(64 / 9919, 0.6413174),
+    poisson(1, 10),
+    StepEvent(TruncatedPoissonSampling(0.01, max_batch_size=20, dataset_size=1000), 0.7),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_round_trip_through_json(event):
+    assert StepEvent.from_dict(json.loads(json.dumps(event.to_dict()))) == event
+
+
+def test_dictionary_is_stable():
+    """Ledgers on disk are read by later versions."""
+    assert poisson(0.5, 2.0).to_dict() == {
+        "mechanism": "gaussian",
+        "noise_multiplier": 2.0,
+        "sampling": {"kind": "poisson", "sample_rate": 0.5},
+    }
+
+
+def _without(data, key):
+    return {name: value for name, value in data.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d | {"clipping": "none"},
+        lambda d: _without(d, "noise_multiplier"),
+        lambda d: d | {"mechanism": "laplace"},
+        lambda d: d | {"noise_multiplier": "1.0"},
+        lambda d: d | {"noise_multiplier": True},
+        lambda d: d | {"noise_multiplier": float("nan")},
+        lambda d: d | {"sampling": "poisson"},
+        lambda d: d | {"sampling": {"kind": "shuffled", "sample_rate": 0.1}},
+        lambda d: d | {"sampling": {"kind": ["poisson"], "sample_rate": 0.1}},
+        lambda d: d | {"sampling": d["sampling"] | {"max_batch_size": 3}},
+        lambda d: d | {"sampling": {"kind": "poisson"}},
+        lambda d: (
+            d
+            | {
+                "sampling": {
+                    "kind": "truncated_poisson",
+                    "sample_rate": 0.1,
+                    "max_batch_size": 2.5,
+                    "dataset_size": 9,
+                }
+            }
+        ),
+    ],
+)
+def test_unreadable_dictionaries_are_refused(change):
+    with pytest.raises(PrivacyError):
+        StepEvent.from_dict(change(poisson(0.1, 1.0).to_dict()))
+
+
+@pytest.mark.parametrize("sample_rate", [-0.1, 1.1, float("nan")])
+def test_sample_rate_must_be_a_probability(sample_rate):
+    with pytest.raises(PrivacyError, match="sample_rate"):
+        PoissonSampling(sample_rate)
+    with pytest.raises(PrivacyError, match="sample_rate"):
+        TruncatedPoissonSampling(sample_rate, 10, 100)
+
+
+@pytest.mark.parametrize("noise_multiplier", [-1.0, float("inf"), float("nan")])
+def test_noise_must_be_finite_and_not_negative(noise_multiplier):
+    with pytest.raises(PrivacyError, match="noise_multiplier"):
+        poisson(0.1, noise_multiplier)
+
+
+@pytest.mark.parametrize(("max_batch_size", "dataset_size"), [(0, 100), (10, 0)])
+def test_truncation_needs_positive_sizes(max_batch_size, dataset_size):
+    with pytest.raises(PrivacyError, match="positive"):
+        TruncatedPoissonSampling(0.1, max_batch_size, dataset_size)
+
+
+def test_describe_names_noise_and_sampling():
+    assert EVENTS[2].describe() == (
+        "Gaussian mechanism, sigma=0.7, Poisson sampling cut to 20, q=0.01, 1000 privacy units"
+    )
+
+
+def test_room_imports_neither_torch_nor_dp_accounting():
+    """`privlora calibrate` and `privlora budget --help` must start fast."""
+    code = "import sys, privlora.accounting; print({'torch', 'dp_accounting', 'scipy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,334 @@
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from accounting_cases import make_plan, poisson
+
+import privlora.accounting.ledger as ledger_module
+from privlora.accounting import Ledger, Plan, epsilon, read_ledger
+from privlora.errors import PrivacyError, RunError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+def written(path, charges, **changes):
+    """A ledger on the disk with that many charges."""
+    plan = make_plan(**changes)
+    with Ledger.create(path, plan) as ledger:
+        for _ in range(charges):
+            ledger.charge(plan.event)
+    return plan
+
+
+def test_charges_are_numbered_and_on_the_disk_when_charge_returns(path):
+    plan = make_plan(steps=3)
+    with Ledger.create(path, plan) as ledger:
+        for step in (1, 2, 3):
+            assert ledger.charge(plan.event) == step
+            assert read_ledger(path).charges == step
+            assert (ledger.charges, ledger.remaining) == (step, 3 - step)
+        assert ledger.events() == [(plan.event, 3)]
+
+
+def test_every_line_is_synced_before_the_next_thing_happens(path, monkeypatch):
+    calls = []
+    real_write, real_sync = os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda *a: calls.append("write") or real_write(*a))
+    monkeypatch.setattr(os, "fsync", lambda *a: calls.append("sync") or real_sync(*a))
+    plan = make_plan()
+    with Ledger.create(path, plan) as ledger:
+        assert calls == ["write", "sync", "sync"]  # the line, then the folder
+        ledger.charge(plan.event)
+        assert calls[3:] == ["write", "sync"]
+
+
+def test_one_step_more_than_planned_is_refused(path):
+    plan = make_plan(steps=2)
+    with Ledger.create(path, plan) as ledger:
+        ledger.charge(plan.event)
+        ledger.charge(plan.event)
+        with pytest.raises(PrivacyError, match="all 2 steps"):
+            ledger.charge(plan.event)
+    assert read_ledger(path).charges == 2
+
+
+@pytest.mark.parametrize("other", [poisson(0.01, 0.9), poisson(0.02, 1.0)])
+def test_an_event_that_was_not_planned_is_refused(path, other):
+    with Ledger.create(path, make_plan()) as ledger, pytest.raises(PrivacyError, match="planned"):
+        ledger.charge(other)
+    assert read_ledger(path).charges == 0
+
+
+def test_equal_events_of_other_number_types_are_the_same_event(path):
+    with Ledger.create(path, make_plan(event=poisson(1, 2))) as ledger:
+        ledger.charge(poisson(1.0, 2.0))
+    assert read_ledger(path).charges == 1
+
+
+def test_plan_survives_the_file(path):
+    plan = written(path, 0, unit="user", records_per_user=4, target_epsilon=3.0)
+    summary = read_ledger(path)
+    assert summary.plan == plan
+    assert set(summary.versions) == {"privlora", "dp-accounting"}
+    assert summary.created.endswith("+00:00")
+
+
+def test_runs_have_different_identifiers(tmp_path):
+    written(tmp_path / "a", 0)
+    written(tmp_path / "b", 0)
+    assert read_ledger(tmp_path / "a").run_id != read_ledger(tmp_path / "b").run_id
+
+
+def test_an_existing_ledger_is_never_written_over(path):
+    written(path, 2)
+    before = path.read_bytes()
+    with pytest.raises(RunError, match="exists already"):
+        Ledger.create(path, make_plan())
+    assert path.read_bytes() == before
+
+
+def test_resume_continues_the_count(path):
+    plan = written(path, 2)
+    with Ledger.open(path) as ledger:
+        assert ledger.charge(plan.event) == 3
+    summary = read_ledger(path)
+    assert (summary.charges, summary.resumes, summary.closed) == (3, 1, False)
+
+
+def test_a_finished_run_cannot_be_continued(path):
+    plan = make_plan()
+    ledger = Ledger.create(path, plan)
+    ledger.charge(plan.event)
+    ledger.finish()
+    assert read_ledger(path).closed
+    with pytest.raises(RunError, match="closed"):
+        ledger.charge(plan.event)
+    with pytest.raises(RunError, match="over"):
+        Ledger.open(path)
+    ledger.close()  # again, without harm
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_torn_last_line_is_dropped(path, kept):
+    plan = written(path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = lines.pop()
+    path.write_bytes(b"".join(lines) + last[: int(kept * len(last))])
+    assert read_ledger(path).charges == 2
+    with Ledger.open(path) as ledger:
+        assert ledger.charge(plan.event) == 3
+    assert read_ledger(path).charges == 3
+
+
+@pytest.mark.parametrize("content", [b"", b'{"type": "plan"'])
+def test_a_ledger_without_its_first_line_is_refused(path, content):
+    path.write_bytes(content)
+    for function in (read_ledger, Ledger.open):
+        with pytest.raises(RunError, match="first line"):
+            function(path)
+
+
+def test_a_missing_ledger_is_an_error(path):
+    for function in (read_ledger, Ledger.open):
+        with pytest.raises(RunError, match=r"cannot be (read|opened)"):
+            function(path)
+    assert not path.exists()
+
+
+def _edit_line(number, old, new):
+    def tamper(lines):
+        assert old in lines[number]
+        lines[number] = lines[number].replace(old, new)
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        pytest.param(lambda lines: lines.pop(1), id="first charge removed"),
+        pytest.param(lambda lines: lines.pop(0), id="plan removed"),
+        pytest.param(lambda lines: lines.insert(2, lines[2]), id="charge repeated"),
+        pytest.param(lambda lines: lines.append(lines[-1]), id="last charge repeated"),
+        pytest.param(lambda lines: lines.insert(1, lines.pop(2)), id="charges swapped"),
+        pytest.param(_edit_line(0, b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'), id="more noise"),
+        pytest.param(_edit_line(0, b'"steps": 5', b'"steps": 9'), id="longer plan"),
+        pytest.param(_edit_line(1, b'"time": "2', b'"time": "1'), id="time changed"),
+        pytest.param(_edit_line(-1, b'"step": 3', b'"step": 1'), id="last step renumbered"),
+        pytest.param(_edit_line(-1, b'"charge"', b'"resume"'), id="last charge hidden"),
+        pytest.param(_edit_line(-1, b'"charge"', b'"refund"'), id="unknown type"),
+        pytest.param(lambda lines: lines.insert(1, b"\n"), id="blank line"),
+        pytest.param(lambda lines: lines.insert(1, b"\xff\n"), id="not text"),
+        pytest.param(lambda lines: lines.insert(1, b"[]\n"), id="not an object"),
+    ],
+)
+def test_a_changed_ledger_is_refused(path, tamper):
+    written(path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    tamper(lines)
+    path.write_bytes(b"".join(lines))
+    for function in (read_ledger, Ledger.open):
+        with pytest.raises(PrivacyError, match="not what was written"):
+            function(path)
+    assert path.read_bytes() == b"".join(lines)
+
+
+def test_nothing_may_follow_the_end(path):
+    plan = make_plan()
+    ledger = Ledger.create(path, plan)
+    ledger.charge(plan.event)
+    ledger.finish()
+    last = path.read_bytes().splitlines(keepends=True)[-1]
+    line = {"type": "resume", "time": "", "prev": ledger_module.digest(last)}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(PrivacyError, match="follows the end"):
+        read_ledger(path)
+
+
+def test_two_holders_are_impossible(path):
+    plan = make_plan()
+    with Ledger.create(path, plan) as ledger:
+        with pytest.raises(RunError, match="locked"):
+            Ledger.open(path)
+        code = f"from privlora.accounting import Ledger; Ledger.open({str(path)!r})"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "RunError" in other.stderr
+        assert ledger.charge(plan.event) == 1
+    assert read_ledger(path).resumes == 0
+
+
+def test_a_full_disk_stops_the_run_and_leaves_no_half_line(path):
+    """A file size limit gives what a full disk gives: a short write, then an error."""
+    plan = make_plan()
+    ledger = Ledger.create(path, plan)
+    ledger.charge(plan.event)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, hard))
+    try:
+        with pytest.raises(RunError, match="cannot be written"):
+            ledger.charge(plan.event)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    with pytest.raises(RunError, match="closed"):
+        ledger.charge(plan.event)
+    with Ledger.open(path) as resumed:
+        assert resumed.charge(plan.event) == 2
+
+
+def test_a_failed_sync_is_not_taken_for_a_charge(path, monkeypatch):
+    plan = make_plan()
+    ledger = Ledger.create(path, plan)
+    before = path.read_bytes()
+
+    def fail(file):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunError, match="input/output error"):
+        ledger.charge(plan.event)
+    assert ledger.charges == 0
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_that_could_not_be_started_leaves_no_file(path, monkeypatch):
+    def fail(file, data):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(RunError, match="no space left"):
+        Ledger.create(path, make_plan())
+    assert not path.exists()
+
+
+CHARGE_FOREVER = """
+import os, sys
+from privlora.accounting import Ledger
+path, releases = sys.argv[1:]
+ledger = Ledger.open(path)
+out = os.open(releases, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+while True:
+    ledger.charge(ledger.plan.event)
+    os.write(out, b"r")
+"""
+
+
+def test_kill_9_never_loses_a_release(tmp_path, path):
+    """At any moment, at most one charge is ahead of the releases and none behind."""
+    written(path, 0, steps=1_000_000)
+    releases = tmp_path / "releases"
+    total_before = 0
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", CHARGE_FOREVER, str(path), str(releases)])
+        deadline = time.monotonic() + 20
+        while not releases.exists() or releases.stat().st_size < total_before + 20:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        total_before = releases.stat().st_size
+    with Ledger.open(path) as ledger:
+        assert total_before <= ledger.charges <= total_before + 3
+    assert read_ledger(path).resumes == 4
+
+
+def test_epsilon_is_of_the_charges_and_not_of_the_plan(path):
+    plan = make_plan(event=poisson(0.1, 3.0), steps=4)
+    with Ledger.create(path, plan) as ledger:
+        assert ledger.epsilon() == 0
+        ledger.charge(plan.event)
+        ledger.charge(plan.event)
+        assert ledger.epsilon() == epsilon([(plan.event, 2)], plan.delta)
+        assert ledger.epsilon(1e-3) == epsilon([(plan.event, 2)], 1e-3)
+
+
+def test_epsilon_follows_the_plans_adjacency(path):
+    plan = written(path, 2, event=poisson(0.1, 3.0), adjacency="replace-one")
+    expected = epsilon([(plan.event, 2)], plan.delta, adjacency="replace-one")
+    assert read_ledger(path).epsilon() == expected
+    assert expected > epsilon([(plan.event, 2)], plan.delta)
+
+
+def test_no_epsilon_for_reproducible_noise(path):
+    written(path, 1, insecure_noise=True)
+    with pytest.raises(PrivacyError, match="NOT PRIVATE"):
+        read_ledger(path).epsilon()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 0},
+        {"steps": 2.0},
+        {"delta": 0.0},
+        {"target_epsilon": 0.0},
+        {"adjacency": "bounded"},
+        {"unit": "row"},
+        {"unit": "user"},
+        {"records_per_user": 3},
+        {"unit": "user", "records_per_user": 0},
+        {"clip_norm": 0.0},
+        {"clip_norm": float("inf")},
+        {"expected_batch_size": 0.0},
+        {"insecure_noise": 1},
+    ],
+)
+def test_unusable_plans_are_refused(change):
+    with pytest.raises(PrivacyError, match=r"steps|delta|epsilon|adjacency|unit|user|norm|batch|noise"):
+        make_plan(**change)
+
+
+def test_plans_with_unknown_fields_are_refused():
+    with pytest.raises(PrivacyError, match="amnesty"):
+        Plan.from_dict(make_plan().to_dict() | {"amnesty": True})
