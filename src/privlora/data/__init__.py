@@ -1,0 +1,1 @@
+"""Private records in; Poisson-sampled, length-sorted micro-batches out."""

@@ -1,0 +1,150 @@
+"""Splitting one logical batch into padded micro-batches that fit in memory, without coupling its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from privlora.data.examples import IGNORED, Example
+from privlora.errors import ConfigError, PrivacyError
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """``b`` rows, right-padded to ``T`` tokens, that hold the whole contribution of each of their units.
+
+    The loss of unit u is the sum of ``token_weight * cross_entropy`` over its rows: the mean over its drawn
+    records of each record's mean over its own label tokens. It depends on no other unit.
+    """
+
+    input_ids: torch.Tensor
+    """(b, T) int64; ``pad_token_id`` at the right."""
+    attention_mask: torch.Tensor
+    """(b, T) int64; 1 on tokens. A row without any token attends to one pad: its softmax is finite."""
+    labels: torch.Tensor
+    """(b, T) int64, not shifted: ``labels[:, t]`` is predicted from the logits at t - 1; -100 is ignored."""
+    unit_index: torch.Tensor
+    """(b,) int64: the row's unit, 0 to unit_count - 1 within this micro-batch; rows are in unit order."""
+    row_weight: torch.Tensor
+    """(b,) float32: 1 / number of drawn records of the row's unit."""
+    token_weight: torch.Tensor
+    """(b, T) float32: row_weight / number of label tokens of the row, 0 where nothing is predicted."""
+    record_index: torch.Tensor
+    """(b,) int64: which example each row is."""
+    unit_count: int
+    """Number of units (private)."""
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same micro-batch with every tensor on ``device``."""
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            labels=self.labels.to(device),
+            unit_index=self.unit_index.to(device),
+            row_weight=self.row_weight.to(device),
+            token_weight=self.token_weight.to(device),
+            record_index=self.record_index.to(device),
+        )
+
+
+def micro_batches(
+    indices: Iterable[int | np.integer | np.ndarray],
+    examples: Sequence[Example],
+    *,
+    max_tokens: int,
+    pad_token_id: int,
+) -> Iterator[MicroBatch]:
+    """Split a logical batch: longest units first, so that the peak of memory shows at once.
+
+    An empty logical batch yields nothing; the caller still has to add the noise of that step.
+
+    Args:
+        indices: one item a drawn unit: the index of its only record, or the (k,) array of its drawn records.
+        examples: all tokenised records.
+        max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
+            still is one micro-batch, since its gradient must be summed before it is clipped.
+        pad_token_id: any id of the vocabulary; padding is masked and carries no weight.
+
+    Raises:
+        ConfigError: ``max_tokens`` < 1 or ``pad_token_id`` < 0.
+        PrivacyError: a record occurs twice, so that its contribution would not be bounded.
+    """
+    if max_tokens < 1:
+        raise ConfigError(
+            f"max_tokens={max_tokens} is below 1", fix="set it to a few times the longest example"
+        )
+    if pad_token_id < 0:
+        raise ConfigError(
+            f"pad_token_id={pad_token_id} is not a token", fix="use the tokenizer's padding or end-of-text id"
+        )
+    units = [np.atleast_1d(np.asarray(unit, dtype=np.int64)) for unit in indices]
+    if units and len(np.unique(np.concatenate(units))) != sum(map(len, units)):
+        raise PrivacyError(
+            "a record occurs twice in one logical batch",
+            why="its contribution would be twice the clipping bound that the noise is made for",
+            fix="draw each logical batch with one call of PoissonSampler.draw",
+        )
+
+    def longest(unit: np.ndarray) -> int:
+        return max(len(examples[record].input_ids) for record in unit)
+
+    units.sort(key=longest, reverse=True)
+    group: list[np.ndarray] = []
+    rows = width = 0
+    for unit in units:
+        if group and (rows + len(unit)) * width > max_tokens:
+            yield _collate(group, examples, width, pad_token_id)
+            group, rows = [], 0
+        if not group:
+            width = max(1, longest(unit))
+        group.append(unit)
+        rows += len(unit)
+    if group:
+        yield _collate(group, examples, width, pad_token_id)
+
+
+def sequential_batches(
+    examples: Sequence[Example], *, max_tokens: int, pad_token_id: int
+) -> Iterator[MicroBatch]:
+    """Every example once, for evaluation; ``record_index`` leads back to the original order.
+
+    Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
+    """
+    return micro_batches(range(len(examples)), examples, max_tokens=max_tokens, pad_token_id=pad_token_id)
+
+
+def _collate(
+    units: list[np.ndarray], examples: Sequence[Example], width: int, pad_token_id: int
+) -> MicroBatch:
+    records = np.concatenate(units)
+    sizes = np.array([len(unit) for unit in units])
+    input_ids = np.full((len(records), width), pad_token_id, dtype=np.int64)
+    labels = np.full_like(input_ids, IGNORED)
+    attention_mask = np.zeros_like(input_ids)
+    # A softmax over no position at all is NaN, and NaN times a weight of zero is still NaN.
+    attention_mask[:, 0] = 1
+    for row, record in enumerate(records):
+        example = examples[record]
+        length = len(example.input_ids)
+        input_ids[row, :length] = example.input_ids
+        labels[row, :length] = example.labels
+        attention_mask[row, :length] = 1
+
+    row_weight = np.repeat(1.0 / sizes, sizes)
+    predicted = labels != IGNORED
+    predicted[:, 0] = False  # nothing precedes the first token
+    token_weight = predicted * (row_weight / np.maximum(predicted.sum(axis=1), 1))[:, None]
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy(attention_mask),
+        labels=torch.from_numpy(labels),
+        unit_index=torch.from_numpy(np.repeat(np.arange(len(units)), sizes)),
+        row_weight=torch.from_numpy(row_weight.astype(np.float32)),
+        token_weight=torch.from_numpy(token_weight.astype(np.float32)),
+        record_index=torch.from_numpy(records),
+        unit_count=len(units),
+    )

@@ -1,0 +1,122 @@
+"""Poisson sampling of privacy units: the logical batch of one private step and its accounted event."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from privlora.accounting.events import PoissonSampling, TruncatedPoissonSampling
+from privlora.errors import ConfigError, PrivacyError
+from privlora.randomness import private_generator
+
+
+class PoissonSampler:
+    """Draws logical batches: every privacy unit joins independently with probability ``sample_rate``.
+
+    Guarantee: ``draw`` follows exactly the law that ``sampling`` states, so what is sampled is accounted.
+    A resumed run makes a new sampler: Poisson draws have no memory, so nothing has to be restored.
+
+    ======================== =========================================================================
+    Case                     What happens
+    ======================== =========================================================================
+    empty batch              an empty array; the step must still add its noise and be charged
+    more than max_batch_size a uniformly random subset of that size stays; never an error
+    units < dataset_size     truncated sampling draws from ``dataset_size`` places, those without a unit
+                             being empty: adding a unit fills a place, as the accounting of it assumes
+    units > dataset_size     refused when truncating: epsilon would be understated
+    ======================== =========================================================================
+
+    Args:
+        units: number of privacy units present (private: it is never shown again).
+        sample_rate: q in (0, 1], the public probability of each unit.
+        max_batch_size: public bound on the units of a batch; None for plain Poisson sampling. At about
+            1.75 q N and above the bound costs no measurable epsilon.
+        dataset_size: public (estimated) number of units N; needed with ``max_batch_size``.
+        insecure_seed: for tests only; ``insecure`` then is true and the run must be reported as not private.
+
+    Raises:
+        ConfigError: a setting is out of range or missing.
+        PrivacyError: truncation is asked for and there are more units than ``dataset_size``.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        sample_rate: float,
+        *,
+        max_batch_size: int | None = None,
+        dataset_size: int | None = None,
+        insecure_seed: int | None = None,
+    ) -> None:
+        if units < 0:
+            raise ConfigError(f"units={units} is negative", fix="pass the number of privacy units")
+        if not 0.0 < sample_rate <= 1.0:
+            raise ConfigError(
+                f"sample_rate={sample_rate} is not in (0, 1]",
+                fix="set sample_rate to expected_batch_size / dataset_size",
+            )
+        if dataset_size is not None and dataset_size < 1:
+            raise ConfigError(
+                f"dataset_size={dataset_size} is below 1", fix="give the public number of units"
+            )
+        self._places = units
+        if max_batch_size is not None:
+            if max_batch_size < 1:
+                raise ConfigError(
+                    f"max_batch_size={max_batch_size} is below 1",
+                    fix="leave it out, or set it to at least 1.75 times the expected batch size",
+                )
+            if dataset_size is None:
+                raise ConfigError(
+                    "max_batch_size is set without dataset_size",
+                    why="the epsilon of truncated Poisson sampling depends on a public number of units",
+                    fix="set dataset_size to a public upper bound on the number of units",
+                )
+            if units > dataset_size:
+                raise PrivacyError(
+                    f"there are more privacy units than dataset_size={dataset_size}",
+                    why="more batches would be truncated than are accounted, and epsilon understated",
+                    fix="raise dataset_size to a public upper bound on the number of units",
+                )
+            self._places = dataset_size
+        self._units = units
+        self.sample_rate = sample_rate
+        self.max_batch_size = max_batch_size
+        self.dataset_size = dataset_size
+        self.insecure = insecure_seed is not None
+        self.generator = private_generator(insecure_seed)
+
+    @property
+    def sampling(self) -> PoissonSampling | TruncatedPoissonSampling:
+        """What happened at each draw, for the ledger and the accountant."""
+        if self.max_batch_size is None or self.dataset_size is None:
+            return PoissonSampling(self.sample_rate)
+        return TruncatedPoissonSampling(self.sample_rate, self.max_batch_size, self.dataset_size)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """q N with the public N: what sums are divided by. Never the realised size, which is private.
+
+        Raises:
+            ConfigError: no ``dataset_size`` was given.
+        """
+        if self.dataset_size is None:
+            raise ConfigError(
+                "expected_batch_size is unknown without dataset_size",
+                why="deriving it from the private number of units would reveal that number",
+                fix="set dataset_size to a public estimate, or give the expected batch size yourself",
+            )
+        return self.sample_rate * self.dataset_size
+
+    def draw(self) -> np.ndarray:
+        """One logical batch: distinct unit indices, shape (realised batch size,), int64, in no fixed order.
+
+        Independent coins give a Binomial(N, q) number of heads, and given that number every subset of that
+        size is equally likely. Drawing the size first and then a uniform subset is therefore the same law, in
+        time proportional to the batch rather than to N. Cutting the size at ``max_batch_size`` before the
+        subset is drawn leaves a uniform subset of the larger one.
+        """
+        size = int(self.generator.binomial(self._places, self.sample_rate))
+        if self.max_batch_size is not None:
+            size = min(size, self.max_batch_size)
+        drawn = self.generator.choice(self._places, size=size, replace=False, shuffle=False)
+        return drawn[drawn < self._units].astype(np.int64)

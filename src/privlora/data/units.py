@@ -1,0 +1,115 @@
+"""Which records belong to one privacy unit (a record, a person, a household): what one epsilon protects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from privlora.data.records import missing_column
+from privlora.errors import ConfigError, DataError
+
+
+class Units(Sequence[np.ndarray]):
+    """The records of each unit: ``units[u]`` is an int64 array of record indices, ``len(units)`` is private.
+
+    Args:
+        unit_of_record: (records,) int64: the unit of each record, numbered 0 to U - 1 without gaps.
+        max_records_per_unit: at most this many of a unit's records enter one step; None for all of them.
+            Epsilon does not depend on it, since the whole unit's gradient is clipped; memory does.
+
+    Raises:
+        ConfigError: ``max_records_per_unit`` < 1.
+    """
+
+    def __init__(self, unit_of_record: np.ndarray, max_records_per_unit: int | None = None) -> None:
+        if max_records_per_unit is not None and max_records_per_unit < 1:
+            raise ConfigError(
+                f"max_records_per_unit={max_records_per_unit} is below 1",
+                fix="leave it out, or allow at least one record",
+            )
+        self.max_records_per_unit = max_records_per_unit
+        # Records sorted by unit, and where each unit starts: two flat arrays for millions of units.
+        self._records = np.argsort(unit_of_record, kind="stable").astype(np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(unit_of_record))]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, unit: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, unit: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, unit: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(unit, slice):
+            return [self[u] for u in range(len(self))[unit]]
+        unit = range(len(self))[unit]  # one rule for negative and out-of-range numbers
+        return self._records[self._starts[unit] : self._starts[unit + 1]]
+
+    def draw_records(self, drawn: Iterable[int], generator: np.random.Generator) -> list[np.ndarray]:
+        """The records with which each drawn unit takes part in this step.
+
+        Args:
+            drawn: unit indices, as from ``PoissonSampler.draw``.
+            generator: source of the subsets, as ``PoissonSampler.generator``.
+
+        Returns:
+            One int64 array a drawn unit: all its records, or, above ``max_records_per_unit``, a fresh
+            uniformly random subset of that size.
+        """
+        bound = self.max_records_per_unit
+        chosen = []
+        for unit in drawn:
+            records = self[int(unit)]
+            if bound is not None and len(records) > bound:
+                records = generator.choice(records, size=bound, replace=False)
+            chosen.append(records)
+        return chosen
+
+
+def group_units(
+    records: Sequence[Mapping[str, Any]], column: str | None, *, max_records_per_unit: int | None = None
+) -> Units:
+    """Group records by the value of ``column``; None makes every record its own unit.
+
+    Values are compared exactly: a person spelt in two ways counts as two units, and is protected as such.
+
+    Raises:
+        DataError: a record lacks the column, or its value is not a non-empty string or an integer, or strings
+            and integers are mixed (1 and "1" would split one person in two).
+    """
+    if column is None:
+        return Units(np.arange(len(records)), max_records_per_unit)
+    number_of: dict[str | int, int] = {}
+    unit_of_record = np.empty(len(records), dtype=np.int64)
+    for i, record in enumerate(records):
+        value = unit_value(record, column, i + 1)
+        unit_of_record[i] = number_of.setdefault(value, len(number_of))
+    if len({type(value) for value in number_of}) > 1:
+        raise DataError(
+            f"unit column {column!r} mixes strings and integers",
+            why='1 and "1" would be two privacy units, and one person could be split in two',
+            fix="write all its values as strings",
+        )
+    return Units(unit_of_record, max_records_per_unit)
+
+
+def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int:
+    """The unit that record ``number`` (from 1) belongs to.
+
+    Raises:
+        DataError: the column is missing, or holds neither a non-empty string nor an integer.
+    """
+    if column not in record:
+        raise missing_column(column, record, number)
+    value = record[column]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise DataError(
+            f"record {number}: unit column {column!r} names no unit (type {type(value).__name__})",
+            why="a record that belongs to nobody cannot be protected at the level of its unit",
+            fix="give every record its unit, or remove it",
+        )
+    return value

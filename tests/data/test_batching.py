@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privlora.data.batching import MicroBatch, micro_batches, sequential_batches
+from privlora.data.examples import IGNORED, Example
+from privlora.errors import ConfigError, PrivacyError
+
+PAD = 99
+
+
+def example(length: int, prompt: int = 0, first: int = 0) -> Example:
+    ids = np.arange(first, first + length, dtype=np.int32)
+    labels = ids.copy()
+    labels[:prompt] = IGNORED
+    return Example(ids, labels)
+
+
+def test_collates_exactly() -> None:
+    batch = next(
+        micro_batches([1, 0], [example(2, first=10), example(4, prompt=2)], max_tokens=100, pad_token_id=PAD)
+    )
+    assert batch.record_index.tolist() == [1, 0]  # longest first
+    assert batch.input_ids.tolist() == [[0, 1, 2, 3], [10, 11, PAD, PAD]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.labels.tolist() == [[-100, -100, 2, 3], [10, 11, -100, -100]]
+    # The label at position 0 is never predicted, so the second row has one label token.
+    assert batch.token_weight.tolist() == [[0, 0, 0.5, 0.5], [0, 1, 0, 0]]
+    assert batch.row_weight.tolist() == [1, 1]
+    assert batch.unit_index.tolist() == [0, 1]
+    assert batch.unit_count == 2
+    dtypes = (batch.input_ids.dtype, batch.labels.dtype, batch.attention_mask.dtype, batch.token_weight.dtype)
+    assert dtypes == (torch.int64, torch.int64, torch.int64, torch.float32)
+
+
+def test_a_unit_shares_its_weight_among_its_records() -> None:
+    examples = [example(3), example(5), example(2), example(9)]
+    batch = next(
+        micro_batches([np.array([0, 1, 2]), np.array([3])], examples, max_tokens=99, pad_token_id=PAD)
+    )
+    assert batch.record_index.tolist() == [3, 0, 1, 2]
+    assert batch.unit_index.tolist() == [0, 1, 1, 1]
+    assert batch.row_weight.tolist() == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
+    per_unit = torch.zeros(2).index_add(0, batch.unit_index, batch.token_weight.sum(dim=1))
+    assert per_unit.tolist() == pytest.approx([1, 1])
+
+
+def test_rows_without_labels_or_tokens_stay_and_weigh_nothing() -> None:
+    empty = Example(np.zeros(0, np.int32), np.zeros(0, np.int32))
+    only_prompt = example(3, prompt=3)
+    only_bos = example(1)
+    for examples in ([empty], [empty, only_prompt, only_bos]):
+        batch = next(micro_batches(range(len(examples)), examples, max_tokens=9, pad_token_id=PAD))
+        assert batch.unit_count == len(examples)
+        assert batch.input_ids.shape[1] >= 1
+        assert (batch.attention_mask.sum(dim=1) >= 1).all()
+        assert (batch.token_weight == 0).all()
+
+
+def test_an_empty_logical_batch_has_no_micro_batches() -> None:
+    assert list(micro_batches(np.zeros(0, np.int64), [example(3)], max_tokens=9, pad_token_id=PAD)) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    units=st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=4), max_size=20),
+    max_tokens=st.integers(1, 120),
+)
+def test_splits_every_batch_whole(units: list[list[int]], max_tokens: int) -> None:
+    """Every drawn record occurs once, units are whole, memory is bounded, and the peak comes first."""
+    examples = [example(length) for unit in units for length in unit]
+    numbers = iter(range(len(examples)))
+    indices = [np.array([next(numbers) for _ in unit]) for unit in units]
+    batches = list(micro_batches(indices, examples, max_tokens=max_tokens, pad_token_id=PAD))
+
+    found = [b.record_index[b.unit_index == u].tolist() for b in batches for u in range(b.unit_count)]
+    assert sorted(found) == sorted(unit.tolist() for unit in indices)
+    for batch in batches:
+        rows, width = batch.input_ids.shape
+        assert rows * width <= max_tokens or batch.unit_count == 1
+        assert width == max(1, max(len(examples[int(i)].input_ids) for i in batch.record_index))
+    widths = [batch.input_ids.shape[1] for batch in batches]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_weights_do_not_depend_on_the_other_rows() -> None:
+    examples = [example(length, prompt=2) for length in (5, 17, 3, 40, 11)]
+
+    def weights_of_first(batches: list[MicroBatch]) -> list[float]:
+        for batch in batches:
+            for row in (batch.record_index == 0).nonzero().flatten():
+                return batch.token_weight[row][:5].tolist()
+        raise AssertionError("record 0 was lost")
+
+    alone = weights_of_first(list(micro_batches([0], examples, max_tokens=5, pad_token_id=PAD)))
+    for max_tokens in (1, 45, 1000):
+        others = list(micro_batches([4, 0, 3, 1, 2], examples, max_tokens=max_tokens, pad_token_id=PAD))
+        assert weights_of_first(others) == alone == [0, 0, *[pytest.approx(1 / 3)] * 3]
+
+
+def test_sequential_batches_lead_back_to_the_order() -> None:
+    examples = [example(length) for length in (4, 9, 1, 9, 6)]
+    batches = list(sequential_batches(examples, max_tokens=18, pad_token_id=PAD))
+    lengths = torch.zeros(5, dtype=torch.int64)
+    for batch in batches:
+        lengths[batch.record_index] = batch.attention_mask.sum(dim=1)
+    assert lengths.tolist() == [4, 9, 1, 9, 6]
+    assert len(batches) == 2
+
+
+def test_moves_every_tensor() -> None:
+    batch = next(micro_batches([0], [example(3)], max_tokens=9, pad_token_id=PAD)).to("meta")
+    tensors = [getattr(batch, name) for name in MicroBatch.__slots__ if name != "unit_count"]
+    assert len(tensors) == 7
+    assert all(tensor.device.type == "meta" for tensor in tensors)
+
+
+@pytest.mark.parametrize("indices", [[0, 0], [np.array([0, 1]), np.array([1])]])
+def test_refuses_a_record_twice(indices: list[int]) -> None:
+    with pytest.raises(PrivacyError, match="twice"):
+        next(micro_batches(indices, [example(3), example(3)], max_tokens=9, pad_token_id=PAD))
+
+
+@pytest.mark.parametrize(("max_tokens", "pad"), [(0, 0), (9, -1)])
+def test_refuses_settings(max_tokens: int, pad: int) -> None:
+    with pytest.raises(ConfigError):
+        next(micro_batches([0], [example(3)], max_tokens=max_tokens, pad_token_id=pad))

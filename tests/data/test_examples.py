@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from privlora.data.examples import IGNORED, Example, Template, build_examples
+from privlora.errors import ConfigError, DataError
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+BOS, EOS = 1, 2
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Like Llama 2: BOS in the template, no header for the assistant, roles must take turns.
+INSTRUCT = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+# Like Qwen 3: an empty thought in front of the last answer only.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Like reasoning models: the prompt for an answer opens a thought that the conversation does not show.
+OPEN_THOUGHT = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+# Numbers the messages from the end, so nothing about a turn stays as it was.
+COUNTDOWN = "{% for m in messages %}{{ loop.revindex }}:{{ m['content'] }}\n{% endfor %}"
+# Asked for an answer, it changes what stands before.
+ANNOUNCING = "{% if add_generation_prompt %}answer!{% endif %}" + CHATML
+
+
+def make_tokenizer(
+    *, adds_bos: bool = True, chat_template: str | None = None, eos: bool = True
+) -> PreTrainedTokenizerFast:
+    """One token a byte, so that decoding labels gives back exactly the trained text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", BOS)]
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>" if eos else None,
+        pad_token="<pad>",
+        additional_special_tokens=SPECIAL[3:],
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+def build(
+    record: dict[str, object], template: Template, tokenizer: PreTrainedTokenizerFast, **kwargs
+) -> Example:
+    kwargs.setdefault("max_length", 1000)
+    (example,) = build_examples([record], template, tokenizer, **kwargs)
+    assert example.input_ids.dtype == example.labels.dtype == np.int32
+    assert example.input_ids.shape == example.labels.shape
+    kept = example.labels != IGNORED
+    assert (example.labels[kept] == example.input_ids[kept]).all()
+    return example
+
+
+def shown(tokenizer: PreTrainedTokenizerFast, example: Example) -> tuple[str, list[str]]:
+    """The whole text, and each stretch that is trained on."""
+    trained = example.labels != IGNORED
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], trained, [0]])))
+    spans = [tokenizer.decode(example.input_ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return tokenizer.decode(example.input_ids), spans
+
+
+PAIR = Template(prompt="question", completion="answer")
+QUESTION = {"question": "2+2? ", "answer": "four"}
+
+
+class TestText:
+    @pytest.mark.parametrize("adds_bos", [True, False])
+    def test_begins_and_ends_once(self, adds_bos: bool) -> None:
+        tokenizer = make_tokenizer(adds_bos=adds_bos)
+        begin = "<s>" if adds_bos else ""
+        example = build({"text": "hé"}, Template(text="text"), tokenizer)
+        assert shown(tokenizer, example) == (f"{begin}hé</s>", [f"{begin}hé</s>"])
+
+    def test_keeps_markers_that_the_text_has(self) -> None:
+        tokenizer = make_tokenizer()
+        example = build({"text": "<s>hi</s>"}, Template(text="text"), tokenizer)
+        assert shown(tokenizer, example)[0] == "<s>hi</s>"
+
+    def test_without_eos(self) -> None:
+        tokenizer = make_tokenizer(eos=False)
+        example = build({"text": "hi"}, Template(text="text"), tokenizer, add_eos=False)
+        assert shown(tokenizer, example)[0] == "<s>hi"
+
+    def test_is_cut_at_its_end(self) -> None:
+        tokenizer = make_tokenizer()
+        example = build({"text": "abcdef"}, Template(text="text"), tokenizer, max_length=4)
+        assert shown(tokenizer, example)[0] == "<s>abc"
+
+    def test_formats(self) -> None:
+        tokenizer = make_tokenizer()
+        record = {"title": "T{x}", "a.b": "{title}", "text": "body"}
+        example = build(record, Template(text="{{{title}}} {a.b}\n{text}"), tokenizer)
+        assert shown(tokenizer, example)[0] == "<s>{T{x}} {title}\nbody</s>"
+
+    def test_empty_records_stay(self) -> None:
+        tokenizer = make_tokenizer(adds_bos=False)
+        records = [{"text": "a"}, {"text": ""}, {"text": "b"}]
+        examples = build_examples(records, Template(text="text"), tokenizer, max_length=9, add_eos=False)
+        assert examples.lengths.tolist() == [1, 0, 1]
+        assert examples.label_counts.tolist() == [0, 0, 0]
+
+    def test_many_records_keep_their_order(self) -> None:
+        records = [{"text": "x" * (i % 7)} for i in range(2500)]
+        examples = build_examples(records, Template(text="text"), make_tokenizer(), max_length=99)
+        assert examples.lengths.tolist() == [2 + i % 7 for i in range(2500)]
+        assert examples.label_counts.tolist() == [1 + i % 7 for i in range(2500)]
+
+
+class TestPromptAndCompletion:
+    def test_trains_on_the_completion(self) -> None:
+        tokenizer = make_tokenizer()
+        example = build(QUESTION, PAIR, tokenizer, loss_on="completion")
+        assert shown(tokenizer, example) == ("<s>2+2? four</s>", ["four</s>"])
+
+    def test_trains_on_all(self) -> None:
+        tokenizer = make_tokenizer()
+        example = build(QUESTION, PAIR, tokenizer)
+        assert shown(tokenizer, example)[1] == ["<s>2+2? four</s>"]
+
+    @pytest.mark.parametrize("loss_on", ["all", "completion"])
+    @pytest.mark.parametrize(
+        ("max_length", "text", "trained"),
+        [
+            (11, "<s>2+2? four</s>", "four</s>"),
+            (10, "<s>+2? four</s>", "four</s>"),
+            (7, "<s> four</s>", "four</s>"),
+            (6, "<s>four</s>", "four</s>"),
+            (5, "<s>four", "four"),
+            (3, "<s>fo", "fo"),
+        ],
+    )
+    def test_truncation_keeps_the_completion(
+        self, max_length: int, text: str, trained: str, loss_on: str
+    ) -> None:
+        tokenizer = make_tokenizer()
+        example = build(QUESTION, PAIR, tokenizer, max_length=max_length, loss_on=loss_on)
+        assert len(example.input_ids) <= max_length
+        assert shown(tokenizer, example) == (text, [trained if loss_on == "completion" else text])
+
+    def test_truncation_without_bos(self) -> None:
+        tokenizer = make_tokenizer(adds_bos=False)
+        example = build(QUESTION, PAIR, tokenizer, max_length=6, loss_on="completion")
+        assert shown(tokenizer, example) == (" four</s>", ["four</s>"])
+
+    def test_the_prompt_is_tokenised_as_when_it_is_asked(self) -> None:
+        """ "ab" is one token, but must not straddle a prompt that ends in a and a completion b."""
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet, "ab"])}
+        raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+        raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", bos_token="<s>")
+        assert len(tokenizer("ab")["input_ids"]) == 1
+        example = build({"question": "a", "answer": "b"}, PAIR, tokenizer, loss_on="completion")
+        prompt = tokenizer("a")["input_ids"]
+        assert example.input_ids[: len(prompt)].tolist() == prompt
+        assert (example.labels != IGNORED).tolist() == [False, True, True]
+
+    def test_an_empty_completion_trains_its_end(self) -> None:
+        tokenizer = make_tokenizer()
+        example = build({"question": "q", "answer": ""}, PAIR, tokenizer, loss_on="completion")
+        assert shown(tokenizer, example)[1] == ["</s>"]
+        silent = build({"question": "q", "answer": ""}, PAIR, tokenizer, loss_on="completion", add_eos=False)
+        assert shown(tokenizer, silent) == ("<s>q", [])
+
+
+CHAT = Template(messages="messages")
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "See you"},
+]
+
+
+class TestMessages:
+    def spans(self, template: str, talk: list[dict[str, str]], **kwargs) -> tuple[str, list[str]]:
+        tokenizer = make_tokenizer(chat_template=template)
+        return shown(tokenizer, build({"messages": talk}, CHAT, tokenizer, loss_on="completion", **kwargs))
+
+    def test_trains_on_the_assistant(self) -> None:
+        text, spans = self.spans(CHATML, TALK)
+        assert text == make_tokenizer(chat_template=CHATML).apply_chat_template(TALK, tokenize=False)
+        assert spans == ["Hello<|im_end|>\n", "See you<|im_end|>\n"]
+
+    def test_trains_on_all(self) -> None:
+        tokenizer = make_tokenizer(chat_template=CHATML)
+        example = build({"messages": TALK}, CHAT, tokenizer)
+        text = tokenizer.apply_chat_template(TALK, tokenize=False)
+        assert shown(tokenizer, example) == (text, [text])
+
+    def test_the_template_writes_bos_and_eos(self) -> None:
+        text, spans = self.spans(INSTRUCT, TALK[1:])
+        assert text == "<s>[INST] Hi [/INST] Hello</s>[INST] Bye [/INST] See you</s>"
+        assert spans == [" Hello</s>", " See you</s>"]
+
+    def test_answers_shown_otherwise_once_others_follow(self) -> None:
+        _, spans = self.spans(THINKING, TALK)
+        assert spans == ["Hello<|im_end|>\n", "<think>\n\n</think>\n\nSee you<|im_end|>\n"]
+
+    def test_a_thought_opened_by_the_prompt_alone(self) -> None:
+        _, spans = self.spans(OPEN_THOUGHT, TALK)
+        assert spans == ["Hello<|im_end|>\n", "See you<|im_end|>\n"]
+
+    def test_an_answer_that_repeats_the_question(self) -> None:
+        talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}]
+        assert self.spans(THINKING, [*talk, *talk])[1][0] == "Hello<|im_end|>\n"
+
+    def test_without_an_answer_nothing_is_trained(self) -> None:
+        assert self.spans(CHATML, TALK[:2])[1] == []
+
+    def test_truncation_drops_the_question_first(self) -> None:
+        text, spans = self.spans(INSTRUCT, TALK[1:3], max_length=12)
+        assert text == "<s>NST] Hello</s>"
+        assert spans == [" Hello</s>"]
+
+    @pytest.mark.parametrize(
+        ("template", "talk", "message"),
+        [
+            (INSTRUCT, TALK, "template refuses"),
+            (COUNTDOWN, TALK, "message 3 differently"),
+            (ANNOUNCING, TALK, "message 3 differently"),
+            (CHATML, TALK[2:], "starts with the assistant"),
+            (CHATML, [], "not a list of messages"),
+            (CHATML, "Zanzibar", "not a list of messages"),
+            (CHATML, ["Zanzibar"], "message 1 .* no known role"),
+            (CHATML, [{"role": "gpt", "content": "Zanzibar"}], "message 1 .* no known role.*assistant"),
+            (CHATML, [{"role": "user"}], "no column 'content'"),
+            (CHATML, [{"role": "user", "content": None}], "NoneType"),
+        ],
+    )
+    def test_refuses(self, template: str, talk: list[dict[str, str]], message: str) -> None:
+        with pytest.raises(DataError, match=f"record 1.*{message}") as caught:
+            self.spans(template, talk)
+        assert "Zanzibar" not in str(caught.value)
+
+    def test_refuses_a_tokenizer_without_template(self) -> None:
+        with pytest.raises(ConfigError, match=r"no chat template.*instruction-tuned"):
+            build({"messages": TALK}, CHAT, make_tokenizer())
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"text": "t", "messages": "m"},
+        {"text": "t", "prompt": "p", "completion": "c"},
+        {"prompt": "p"},
+        {"completion": "c"},
+        {"text": "{"},
+        {"text": "a}"},
+        {"text": "{}"},
+        {"text": "{a!r}"},
+        {"text": "{a:>9}"},
+        {"prompt": "{a:{b}}", "completion": "c"},
+    ],
+)
+def test_template_refuses(kwargs: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        Template(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "error", "message"),
+    [
+        (PAIR, {"max_length": 1}, ConfigError, "max_length"),
+        (PAIR, {"loss_on": "prompt"}, ConfigError, "loss_on"),
+        (Template(text="question"), {"loss_on": "completion"}, ConfigError, "completion"),
+        (Template(text="{qestion}"), {}, DataError, "record 1 has no column 'qestion'.*mean 'question'"),
+        (Template(text="{question.__class__}"), {}, DataError, "no column 'question.__class__'"),
+    ],
+)
+def test_build_refuses(
+    template: Template, kwargs: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(QUESTION, template, make_tokenizer(), **kwargs)
+
+
+def test_refuses_eos_that_the_tokenizer_lacks() -> None:
+    with pytest.raises(ConfigError, match="no EOS"):
+        build(QUESTION, PAIR, make_tokenizer(eos=False))

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from privlora.data.records import load_records, text_of
+from privlora.errors import ConfigError, DataError
+
+SECRET = "Zanzibar-4815"
+ROWS = [{"text": "one", "label": "a"}, {"text": "two, with\na line", "label": "ü"}]
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def as_parquet(rows: list[dict[str, str]], path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+JSONL = "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
+CSV = '\ufefftext,label\r\none,a\r\n"two, with\na line",ü\r\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", JSONL),
+        ("a.NDJSON", JSONL),
+        ("a.jsonl.gz", gzip.compress(JSONL.encode())),
+        ("a.json", json.dumps(ROWS, ensure_ascii=False, indent=1)),
+        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("a.csv", CSV),
+        ("a.csv.gz", gzip.compress(CSV.encode())),
+    ],
+)
+def test_reads_every_format_by_its_ending(tmp_path: Path, name: str, content: str | bytes) -> None:
+    path = write(tmp_path / name, content)
+    assert load_records(path) == ROWS
+    assert load_records(path, limit=1) == ROWS[:1]
+
+
+def test_reads_parquet(tmp_path: Path) -> None:
+    as_parquet(ROWS, tmp_path / "a.parquet")
+    assert load_records(str(tmp_path / "a.parquet")) == ROWS
+
+
+def test_reads_text_by_line_or_paragraph(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one \n\ntwo\r\nthree\n \n\nfour")
+    assert [r["text"] for r in load_records(path)] == ["one ", "two", "three", "four"]
+    assert [r["text"] for r in load_records(path, format="paragraphs")] == ["one ", "two\nthree", "four"]
+
+
+def test_joins_files_in_order(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{i}.txt", f"{i}a\n{i}b") for i in range(2)]
+    assert [r["text"] for r in load_records(paths)] == ["0a", "0b", "1a", "1b"]
+    assert [r["text"] for r in load_records(paths, limit=3)] == ["0a", "0b", "1a"]
+
+
+def test_a_format_overrules_the_ending(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.data", JSONL)
+    assert load_records(path, format="jsonl") == ROWS
+    assert load_records(write(tmp_path / "b.json", JSONL), format="jsonl") == ROWS
+
+
+BAD_FILES: list[tuple[str, str | bytes, str]] = [
+    ("empty.jsonl", "", "no records"),
+    ("blank.jsonl", "\n \n", "no records"),
+    ("empty.json", "", "no records"),
+    ("none.json", "[]", "no records"),
+    ("empty.csv", "", "no records"),
+    ("header.csv", "text,label\n", "no records"),
+    ("empty.txt", "\n\n", "no records"),
+    ("bad.jsonl", '{"text": "fine"}\n{"text": "' + SECRET + "\n", "line 2, column 24"),
+    ("number.jsonl", "1" * 5000, "line 1"),
+    ("deep.jsonl", "[" * 100_000, "line 1"),
+    ("scalar.jsonl", f'"{SECRET}"', "line 1.*str, not an object"),
+    ("bad.json", '[{"text": "' + SECRET, "line 1.*not JSON.*jsonl"),
+    ("lines.json", f'{{"text": "{SECRET}"}}\n{{"text": "b"}}', "line 2.*jsonl"),
+    ("object.json", f'{{"text": "{SECRET}"}}', "not a list"),
+    ("items.json", f'[{{}}, "{SECRET}"]', "item 2"),
+    ("latin.jsonl", f'{{"text": "{SECRET}é"}}'.encode("latin-1"), "not UTF-8"),
+    ("latin.txt", f"{SECRET}é".encode("latin-1"), "not UTF-8"),
+    ("plain.jsonl.gz", SECRET, "gzip"),
+    ("torn.txt.gz", gzip.compress(SECRET.encode() * 99)[:-9], "gzip"),
+    ("long.csv", f"text\n{SECRET},{SECRET}\n", "line 2: 2 fields under a header of 1"),
+    ("short.csv", f"a,b\n{SECRET}\n", "line 2: 1 fields"),
+    ("twice.csv", f"a,a\n{SECRET},b\n", "line 1"),
+    ("unnamed.csv", f"a,\n{SECRET},b\n", "line 1"),
+    ("quotes.csv", f'text\n"{SECRET}"x\n', "line 2"),
+    ("bad.parquet", SECRET, "not a readable Parquet"),
+    ("a.parquet.gz", SECRET, "Parquet inside gzip"),
+    ("a.unknown", SECRET, "format=jsonl|set format"),
+    ("only.gz", SECRET, "set format"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES, ids=[case[0] for case in BAD_FILES])
+def test_refuses_bad_files_without_showing_them(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=f"(?s){message}") as caught:
+        load_records(write(tmp_path / name, content))
+    assert SECRET not in str(caught.value)
+    assert name in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c", "missing.txt.gz"])
+def test_a_missing_file_is_not_sought_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privlora.data.records._read_hub", lambda *_: pytest.fail("sought on the hub"))
+    with pytest.raises(DataError, match="there is no file"):
+        load_records(name)
+
+
+def test_an_explicit_format_means_a_file() -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        load_records("imdb", format="jsonl")
+
+
+def test_refuses_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a file"):
+        load_records(str(tmp_path))
+
+
+@pytest.mark.parametrize("kwargs", [{"format": "xml"}, {"limit": 0}])
+def test_refuses_settings(tmp_path: Path, kwargs: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        load_records(write(tmp_path / "a.txt", "x"), **kwargs)  # type: ignore[arg-type]
+
+
+def test_refuses_no_files() -> None:
+    with pytest.raises(DataError, match="empty list"):
+        load_records([])
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("imdb", ("imdb", None, "train")),
+        ("org/data-set_1:test", ("org/data-set_1", None, "test")),
+        ("glue@sst2:train[:10%]", ("glue", "sst2", "train[:10%]")),
+    ],
+)
+def test_takes_hub_names_apart(
+    monkeypatch: pytest.MonkeyPatch, name: str, asked: tuple[str, str | None, str]
+) -> None:
+    calls = []
+
+    def load_dataset(path: str, config: str | None, *, split: str) -> list[dict[str, str]]:
+        calls.append((path, config, split))
+        return ROWS
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    assert load_records(name) == ROWS
+    assert calls == [asked]
+
+
+def test_an_unreachable_hub_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Both libraries read the variable when they are imported.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"nobody/no-such-data-set, split test, cannot be loaded.*network"):
+        load_records("nobody/no-such-data-set:test")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"txet": SECRET, "label": "a"}, "no column 'text'; its columns are: txet, label.*mean 'txet'"),
+        ({}, "its columns are: none"),
+        ({"text": None}, "holds NoneType"),
+        ({"text": 4815}, "holds int"),
+        ({"text": [SECRET]}, "holds list"),
+        ({"text": SECRET + "\ud800"}, "surrogate"),
+        ({f"column{i}": SECRET for i in range(99)}, r"column19 and more"),
+    ],
+)
+def test_text_of_refuses_without_showing(record: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=f"record 3.*{message}") as caught:
+        text_of(record, "text", 3)
+    assert SECRET not in str(caught.value)
+    assert "4815" not in str(caught.value)
+
+
+def shared_file(name: str) -> Path:
+    root = os.environ.get("PRIVLORA_ASSETS") or Path(__file__).parents[3] / "shared"
+    return Path(root) / "assets" / name
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "check"),
+    [
+        ("data/glue/cola/validation.jsonl.gz", 1043, lambda r: r["label"] in (0, 1)),
+        ("data/pretrain_corpus/validation.parquet", 575, lambda r: isinstance(r["text"], str)),
+    ],
+)
+def test_reads_real_files(name: str, count: int, check: Callable[[dict[str, object]], bool]) -> None:
+    if not shared_file(name).exists():
+        pytest.skip("the optional data sets are absent (set PRIVLORA_ASSETS)")
+    records = load_records(str(shared_file(name)))
+    assert len(records) == count
+    assert all(map(check, records))

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from privlora.data.sampling import PoissonSampler
+from privlora.data.units import group_units
+from privlora.errors import ConfigError, DataError
+
+RECORDS = [{"user": user} for user in ["ann", "bob", "ann", "cy", "ann", "bob", "ann"]]
+
+
+def test_every_record_is_its_own_unit() -> None:
+    units = group_units(RECORDS, None)
+    assert [u.tolist() for u in units] == [[i] for i in range(7)]
+
+
+def test_groups_by_column() -> None:
+    units = group_units(RECORDS, "user")
+    assert len(units) == 3
+    assert [u.tolist() for u in units] == [[0, 2, 4, 6], [1, 5], [3]]
+    assert units[-1].tolist() == [3]
+    assert [u.tolist() for u in units[1:]] == [[1, 5], [3]]
+    with pytest.raises(IndexError):
+        units[3]
+
+
+def test_integers_name_units_too() -> None:
+    assert len(group_units([{"user": 5}, {"user": 0}, {"user": 5}], "user")) == 2
+
+
+def test_no_records_no_units() -> None:
+    assert len(group_units([], None)) == len(group_units([], "user")) == 0
+
+
+def test_all_or_none_of_a_unit_takes_part() -> None:
+    units = group_units(RECORDS, "user")
+    sampler = PoissonSampler(len(units), 0.5, insecure_seed=1)
+    seen = set()
+    for _ in range(200):
+        chosen = units.draw_records(sampler.draw(), sampler.generator)
+        present = frozenset(int(i) for records in chosen for i in records)
+        assert all(set(u.tolist()) <= present or not set(u.tolist()) & present for u in units)
+        seen.add(present)
+    assert len(seen) == 8  # every subset of three users
+
+
+def test_contribution_bound_draws_uniform_subsets() -> None:
+    units = group_units(RECORDS, "user", max_records_per_unit=2)
+    generator = np.random.default_rng(0)
+    draws, counts = 3000, np.zeros(7)
+    for _ in range(draws):
+        ann, cy = units.draw_records(np.array([0, 2]), generator)
+        assert len(np.unique(ann)) == 2
+        assert cy.tolist() == [3]
+        counts[ann] += 1
+    assert abs(counts[[0, 2, 4, 6]] - draws / 2).max() < 4 * np.sqrt(draws / 4)
+    assert counts[[1, 3, 5]].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([{"user": "a"}, {"usr": "b"}], "record 2 has no column 'user'.*did you mean 'usr'"),
+        ([{"user": None}], "NoneType"),
+        ([{"user": True}], "bool"),
+        ([{"user": 1.5}], "float"),
+        ([{"user": ""}], "names no unit"),
+        ([{"user": ["a"]}], "list"),
+        ([{"user": 1}, {"user": "1"}], "mixes"),
+    ],
+)
+def test_refuses_records_without_a_unit(records: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        group_units(records, "user")
+
+
+def test_refuses_an_empty_bound() -> None:
+    with pytest.raises(ConfigError, match="max_records_per_unit"):
+        group_units(RECORDS, "user", max_records_per_unit=0)
