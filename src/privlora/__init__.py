@@ -1,3 +1,26 @@
-"""privlora: private fine-tuning of language models with low-rank adapters."""
+"""privlora: private fine-tuning of language models with low-rank adapters.
+
+    from privlora import fine_tune
+
+The parts for a loop of one's own live in their rooms: ``privlora.data``, ``privlora.adapters``,
+``privlora.coordinates``, ``privlora.mechanisms``, ``privlora.optimizers``, ``privlora.accounting``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privlora.api import Result, fine_tune, resume_run, train_run
 
 __version__ = "0.1.0"
+__all__ = ["Result", "__version__", "fine_tune", "resume_run", "train_run"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and transformers take seconds to import; accounting commands do not need them.
+    if name in ("Result", "fine_tune", "resume_run", "train_run"):
+        from privlora import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'privlora' has no attribute {name!r}")

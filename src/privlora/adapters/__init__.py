@@ -1,0 +1,6 @@
+"""Low-rank terms beside the frozen linear layers of a model, and their per-example gradients."""
+
+from privlora.adapters.lowrank import Captured, Group, LowRankAdapter, Site
+from privlora.adapters.peft_files import read_adapter, write_adapter
+
+__all__ = ["Captured", "Group", "LowRankAdapter", "Site", "read_adapter", "write_adapter"]

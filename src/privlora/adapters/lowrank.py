@@ -1,0 +1,335 @@
+"""Low-rank terms beside frozen linear layers, and the per-example gradients of those terms.
+
+A site is one linear layer of the model, y = x W0^T. While the adapter is attached, a forward hook adds
+
+    y += ((x @ right) * mid) @ left^T        x: (rows, T, n)   left: (m, r)   mid: (r,)   right: (n, r)
+
+so that W = W0 + left diag(mid) right^T. In the backward pass, with E = dloss/dy (rows, T, m), the hook keeps
+
+    P_i = E_i^T (x_i @ right) = G_i right    (rows, m, r)
+    Q_i = x_i^T (E_i @ left)  = G_i^T left   (rows, n, r)        G_i = E_i^T x_i = dloss_i/dW, never formed.
+
+x @ right is needed by the forward pass and E @ left by the backward pass anyway, so per-example gradients
+cost what LoRA's own factor gradients cost. The user's modules are not wrapped: ``detach`` removes the hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
+from privlora.errors import ModelError, PrivacyError
+
+
+@dataclass(eq=False)
+class Site:
+    """One adapted linear layer and the operands of its low-rank term, in the layer's dtype."""
+
+    name: str
+    module: torch.nn.Module
+    m: int  # out_features
+    n: int  # in_features
+    left: Tensor | None = None  # (m, r)
+    mid: Tensor | None = None  # (r,)
+    right: Tensor | None = None  # (n, r)
+    offset: tuple[Tensor, Tensor] | None = None  # fixed A0 (m, k), B0 (n, k): the layer is W0 - A0 B0^T
+    p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the micro-batch under way
+    q: Tensor | None = None  # (rows, n, r)
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen W0, as the layer stores it (a Conv1D's is transposed, a quantised one is packed)."""
+        weight: Any = self.module.weight
+        return weight
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sites of equal shape: their states are stacked over a leading dimension L = len(sites)."""
+
+    m: int
+    n: int
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Gradients of one micro-batch, per privacy unit: lists over ``adapter.sites`` (groups laid end to end).
+
+    p[s]: (units, m_s, r), q[s]: (units, n_s, r); float32, or float64 for a float64 model. Private data.
+    """
+
+    p: list[Tensor]
+    q: list[Tensor]
+
+    @property
+    def units(self) -> int:
+        return self.p[0].shape[0]
+
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of the marked units (a bool mask) to zero, in place."""
+        if bool(units.any()):
+            for t in (*self.p, *self.q):
+                t[units] = 0.0
+
+
+class _LowRankTerm(torch.autograd.Function):
+    """y + ((x right) * mid) left^T, keeping P and Q of the site on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, owner: LowRankAdapter, site: Site) -> Tensor:
+        assert site.left is not None and site.mid is not None and site.right is not None
+        xr = x @ site.right  # (rows, T, r)
+        ctx.save_for_backward(x, xr)
+        ctx.owner, ctx.site = owner, site
+        ctx.operands = site.left, site.mid, site.right
+        if y._is_view() or not y.is_contiguous():
+            y = y.clone(memory_format=torch.contiguous_format)  # autograd is slow at changing views in place
+        else:
+            ctx.mark_dirty(y)
+        y.view(-1, site.m).addmm_((xr * site.mid).reshape(-1, xr.shape[-1]), site.left.T)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> tuple[Tensor | None, ...]:
+        x, xr = ctx.saved_tensors
+        left, mid, right = ctx.operands
+        el = e @ left  # (rows, T, r)
+        ctx.owner._keep(ctx.site, x, xr, e, el)
+        dx = (el * mid) @ right.T if ctx.needs_input_grad[1] else None
+        return e, dx, None, None, None
+
+
+@dataclass
+class LowRankAdapter:
+    """Low-rank terms of rank ``rank`` on the chosen linear layers of ``model``.
+
+    While attached, every parameter of the model is frozen, and only the terms' P and Q are gathered.
+    ``detach`` removes the hooks and restores every ``requires_grad`` flag, so the module is exactly as before.
+
+    Raises ModelError for unknown targets or a rank above a layer's smaller side.
+    """
+
+    model: torch.nn.Module
+    rank: int = 16
+    target_modules: str | Sequence[str] = ALL_LINEAR
+    exclude_modules: Sequence[str] = ()
+    layers_to_transform: Sequence[int] | None = None
+    dropout: float = 0.0
+    sites: list[Site] = field(init=False)
+    groups: list[Group] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = find_targets(
+            self.model,
+            self.target_modules,
+            exclude_modules=self.exclude_modules,
+            layers_to_transform=self.layers_to_transform,
+        )
+        self.sites = []
+        for name in names:
+            module = self.model.get_submodule(name)
+            m, n = feature_sizes(module) or (0, 0)
+            if self.rank > min(m, n):
+                raise ModelError(
+                    f"adapter.r={self.rank} exceeds the smaller side of {name!r} ({m} x {n})",
+                    fix=f"set adapter.r to at most {min(m, n)}, or exclude this module",
+                )
+            self.sites.append(Site(name, module, m, n))
+        self.groups = _group(self.sites)
+        self.sites = [site for group in self.groups for site in group.sites]
+        self._handles: list[Any] = []
+        self._requires_grad: list[tuple[torch.nn.Parameter, bool]] = []
+        # Gives the first adapted layer a graph although nothing of the base model requires a gradient.
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._rows: int | None = None
+        self._summed = False
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._handles)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.sites[0].module.parameters()).device
+
+    def attach(self) -> LowRankAdapter:
+        """Freeze the model and add the terms. Attaching twice is an error."""
+        if self.attached:
+            raise ModelError("the adapter is attached already", fix="call detach() first")
+        for site in self.sites:
+            if self.model.get_submodule(site.name) is not site.module:
+                raise ModelError(
+                    f"module {site.name!r} was replaced after the adapter was built",
+                    why="its gradients would be those of a stale layer",
+                    fix="build the model, move it to its device, then build the adapter",
+                )
+        self._requires_grad = [(p, p.requires_grad) for p in self.model.parameters()]
+        for p, _ in self._requires_grad:
+            p.requires_grad_(False)
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+        for site in self.sites:
+            self._handles.append(site.module.register_forward_hook(self._hook(site)))
+        # Re-entrant checkpointing runs a block's backward only if the block's input requires a gradient.
+        model: Any = self.model
+        embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        if embeddings is not None:
+            self._handles.append(embeddings.register_forward_hook(self._embeddings_hook))
+        return self
+
+    def detach(self) -> None:
+        """Remove every hook and restore the model's ``requires_grad`` flags. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        for p, flag in self._requires_grad:
+            p.requires_grad_(flag)
+        self._handles, self._requires_grad = [], []
+        for site in self.sites:
+            site.p = site.q = None
+
+    def __enter__(self) -> LowRankAdapter:
+        return self if self.attached else self.attach()
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
+        """Set the operands of a group: left (L, m, r), mid (L, r), right (L, n, r); cast to each layer's dtype."""
+        for k, site in enumerate(group.sites):
+            weight = site.weight
+            dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16  # 4-bit base weights
+            site.left, site.mid, site.right = (t[k].to(weight.device, dtype) for t in (left, mid, right))
+
+    def subtract(self, group: Group, a0: Tensor, b0: Tensor) -> None:
+        """Train as if the frozen weights were W0 - A0 B0^T; a0: (L, m, k), b0: (L, n, k), public and fixed."""
+        for k, site in enumerate(group.sites):
+            site.offset = a0[k].to(self.device), b0[k].to(self.device)
+
+    def relative_to_w0(
+        self, factors: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Site name -> (A, B) of the weight update relative to W0, a subtracted part included (its rank adds up)."""
+        whole = dict(factors)
+        for site in self.sites:
+            if site.offset is not None:
+                (a, b), (a0, b0) = whole[site.name], site.offset
+                whole[site.name] = (
+                    torch.cat([a, -a0.to(a.dtype)], dim=-1),
+                    torch.cat([b, b0.to(b.dtype)], dim=-1),
+                )
+        return whole
+
+    @contextmanager
+    def capture(self, rows: int, *, summed: bool = False) -> Iterator[None]:
+        """Gather P and Q in the backward passes inside; ``rows`` is the micro-batch's number of sequences.
+
+        ``summed`` adds the rows up at once (the non-private mode needs no per-example gradients).
+        """
+        self._rows, self._summed = rows, summed
+        for site in self.sites:
+            site.p = site.q = None
+        try:
+            yield
+        finally:
+            self._rows = None
+
+    def captured(self, unit_index: Tensor | None = None, units: int | None = None) -> Captured:
+        """What the last ``capture`` gathered, added up over the rows of each privacy unit.
+
+        unit_index: (rows,) int64, the unit of each row; None: each row is a unit. units: how many there are, if
+        not the largest index + 1. Raises PrivacyError if a site was not reached, or if a parameter beside the
+        adapter would train unclipped.
+        """
+        self._check_complete()
+        p = [site.p for site in self.sites if site.p is not None]
+        q = [site.q for site in self.sites if site.q is not None]
+        for site in self.sites:
+            site.p = site.q = None
+        if unit_index is not None:
+            units = int(unit_index.max()) + 1 if units is None else units
+            if not torch.equal(unit_index, torch.arange(units, device=unit_index.device)):
+                p, q = ([_add_rows(t, unit_index, units) for t in ts] for ts in (p, q))
+        return Captured(p, q)
+
+    def _check_complete(self) -> None:
+        for site in self.sites:
+            if site.p is None:
+                raise PrivacyError(
+                    f"module {site.name!r} got no gradient in this micro-batch",
+                    why="its update would be pure noise, or worse, unclipped",
+                    fix="exclude it with adapter.exclude_modules",
+                )
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                raise PrivacyError(
+                    f"parameter {name!r} is trainable but not privatised",
+                    why="its gradient is neither clipped nor noised",
+                    fix="freeze it (requires_grad=False) or adapt its layer",
+                )
+
+    def _hook(self, site: Site) -> Any:
+        def add_term(_: torch.nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+            if site.left is None:
+                return y
+            x = args[0]
+            if site.offset is not None:
+                a0, b0 = (t.to(x.dtype) for t in site.offset)
+                y = y - (x @ b0) @ a0.T
+            if self.dropout and self.model.training:
+                x = torch.nn.functional.dropout(x, self.dropout)
+            return _LowRankTerm.apply(y, x.to(site.left.dtype), self._anchor, self, site)
+
+        return add_term
+
+    def _embeddings_hook(self, _: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
+        return out.requires_grad_(True) if torch.is_grad_enabled() and _checkpoints(self.model) else out
+
+    def _keep(self, site: Site, x: Tensor, xr: Tensor, e: Tensor, el: Tensor) -> None:
+        if self._rows is None:
+            raise PrivacyError(
+                "a backward pass ran outside LowRankAdapter.capture",
+                why="its gradients would escape clipping",
+                fix="compute losses inside `with adapter.capture(rows):`",
+            )
+        if x.dim() != 3 or x.shape[0] != self._rows:
+            raise PrivacyError(
+                f"module {site.name!r} got input of shape {tuple(x.shape)}, not ({self._rows}, tokens, features)",
+                why="the rows of different records cannot be told apart",
+                fix="exclude it with adapter.exclude_modules (mixture-of-experts layers mix the rows)",
+            )
+        if self._summed:
+            p = (e.reshape(-1, site.m).T @ xr.reshape(-1, xr.shape[-1])).unsqueeze(0)
+            q = (x.reshape(-1, site.n).T @ el.reshape(-1, el.shape[-1])).unsqueeze(0)
+        else:
+            p = torch.bmm(e.transpose(1, 2), xr)
+            q = torch.bmm(x.transpose(1, 2), el)
+        p, q = _at_least_float32(p), _at_least_float32(q)
+        # A layer that is called twice contributes one gradient: add before any norm is taken.
+        site.p = p if site.p is None else site.p + p
+        site.q = q if site.q is None else site.q + q
+
+
+def _checkpoints(model: torch.nn.Module) -> bool:
+    name = "is_activation_checkpointing"  # transformers 5; before it, is_gradient_checkpointing
+    return bool(getattr(model, name if hasattr(model, name) else "is_gradient_checkpointing", False))
+
+
+def _at_least_float32(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def _add_rows(t: Tensor, unit_index: Tensor, units: int) -> Tensor:
+    return t.new_zeros((units, *t.shape[1:])).index_add_(0, unit_index.to(t.device), t)
+
+
+def _group(sites: list[Site]) -> list[Group]:
+    shapes: dict[tuple[int, int], list[Site]] = {}
+    for site in sites:
+        shapes.setdefault((site.m, site.n), []).append(site)
+    return [Group(m, n, tuple(members)) for (m, n), members in shapes.items()]

@@ -1,0 +1,123 @@
+"""Adapters as peft stores them: adapter_config.json and adapter_model.safetensors.
+
+peft computes W = W0 + s * lora_B.weight @ lora_A.weight with s = lora_alpha / r (or lora_alpha / sqrt(r) for
+rsLoRA), lora_B.weight (m, r) and lora_A.weight (r, n). Here the scale is shared out evenly between both factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from privlora.adapters.lowrank import LowRankAdapter
+from privlora.adapters.targets import find_targets
+from privlora.errors import ModelError, PrivloraError
+
+_PREFIX = "base_model.model."
+WEIGHTS_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+
+
+def lora_scaling(lora_alpha: float, rank: int, use_rslora: bool) -> float:
+    """peft's scale s between lora_B @ lora_A and the weight update."""
+    return lora_alpha / rank**0.5 if use_rslora else lora_alpha / rank
+
+
+def write_adapter(
+    folder: Path,
+    adapter: LowRankAdapter,
+    factors: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    base_model: str,
+    lora_alpha: float,
+    use_rslora: bool = False,
+) -> None:
+    """Write a plain LoRA adapter. factors: site name -> (A (m, k), B (n, k)) with W = W0 + A B^T."""
+    rank = next(iter(factors.values()))[0].shape[-1]
+    scale = lora_scaling(lora_alpha, rank, use_rslora)
+    tensors: dict[str, Tensor] = {}
+    for name, (a, b) in factors.items():
+        root = scale**0.5
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = (a / root).float().contiguous().cpu()
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = (b.T / root).float().contiguous().cpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_model,
+        r=rank,
+        lora_alpha=lora_alpha,
+        use_rslora=use_rslora,
+        lora_dropout=0.0,
+        target_modules=_short_names(adapter),
+        fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in adapter.sites),
+        inference_mode=True,
+    ).save_pretrained(str(folder))
+
+
+def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Site name -> (A (m, r), B (n, r)) float32 of a plain LoRA adapter, its scale folded into both factors.
+
+    Raises ModelError if the files are missing, damaged or hold more than plain LoRA factors.
+    """
+    path = Path(folder)
+    try:
+        config = PeftConfig.from_pretrained(str(path))
+        tensors = load_file(path / WEIGHTS_NAME)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ModelError(
+            f"no readable LoRA adapter in {str(path)!r} ({type(error).__name__})",
+            fix=f"point to a folder with {CONFIG_NAME} and {WEIGHTS_NAME}",
+        ) from error
+    if getattr(config, "use_dora", False) or not hasattr(config, "lora_alpha"):
+        raise ModelError(
+            f"{str(path)!r} is not a plain LoRA adapter", fix="merge it into the base model first"
+        )
+    scale = lora_scaling(config.lora_alpha, config.r, config.use_rslora)
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    for key, lora_b in tensors.items():
+        name, _, kind = key.removeprefix(_PREFIX).partition(".lora_")
+        if kind == "B.weight":
+            lora_a = tensors.get(f"{_PREFIX}{name}.lora_A.weight")
+            if lora_a is None:
+                raise ModelError(f"adapter in {str(path)!r} lacks lora_A of {name!r}", fix="save it again")
+            root = scale**0.5
+            factors[name] = (lora_b.float() * root, lora_a.float().T * root)
+        elif kind != "A.weight":
+            raise ModelError(
+                f"adapter in {str(path)!r} holds {key!r}, which is no LoRA factor",
+                why="it would be trained or published without noise",
+                fix="use an adapter of linear layers only, without modules_to_save",
+            )
+    return factors
+
+
+def merge(model: torch.nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Add A B^T to the weight of each named layer, in place, computed in float32 or the weight's own dtype."""
+    with torch.no_grad():
+        for name, (a, b) in factors.items():
+            module = model.get_submodule(name)
+            weight: Any = module.weight
+            update = a.float() @ b.float().T
+            if isinstance(module, Conv1D):
+                update = update.T
+            weight.copy_((weight.float() + update.to(weight.device)).to(weight.dtype))
+
+
+def _short_names(adapter: LowRankAdapter) -> list[str]:
+    """Last name components where they select the very same sites, else whole names."""
+    names = sorted(site.name for site in adapter.sites)
+    short = sorted({name.rsplit(".", 1)[-1] for name in names})
+    try:
+        same = sorted(find_targets(adapter.model, short)) == names
+    except PrivloraError:  # a short name also selects a layer that cannot be adapted
+        same = False
+    return short if same else names

@@ -1,0 +1,117 @@
+"""Which modules of a model get a low-rank term."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from privlora.errors import ModelError, PrivacyError
+
+ALL_LINEAR = "all-linear"
+
+# Layers that mix the rows of a batch, so that no per-example gradient exists (Yousefpour et al. 2021, section 3).
+_MIXES_EXAMPLES = (torch.nn.modules.batchnorm._BatchNorm,)
+
+
+def feature_sizes(module: torch.nn.Module) -> tuple[int, int] | None:
+    """(out_features, in_features) of a linear layer, or None for any other module."""
+    if isinstance(module, torch.nn.Linear):
+        return module.out_features, module.in_features
+    if isinstance(module, Conv1D):
+        n, m = module.weight.shape
+        return m, n
+    return None
+
+
+def find_targets(
+    model: torch.nn.Module,
+    target_modules: str | Sequence[str] = ALL_LINEAR,
+    *,
+    exclude_modules: Sequence[str] = (),
+    layers_to_transform: Sequence[int] | None = None,
+) -> list[str]:
+    """Names of the linear layers that ``target_modules`` selects, in the model's own order.
+
+    A name selects every module that ends with it ("q_proj", "self_attn.q_proj"); a single string other than
+    "all-linear" is a regular expression over whole names, as in peft. The output layer is never selected:
+    its low-rank term would see only label positions.
+
+    Raises ModelError when nothing matches or a matched module is not linear, PrivacyError when the model
+    mixes examples (batch normalisation).
+    """
+    mixing = [name for name, module in model.named_modules() if isinstance(module, _MIXES_EXAMPLES)]
+    if mixing:
+        raise PrivacyError(
+            f"module {mixing[0]!r} normalises over the batch",
+            why="one record then changes the gradients of the others and no clipping bounds it",
+            fix="use a model with layer normalisation",
+        )
+    linear = {name for name, module in model.named_modules() if feature_sizes(module) is not None}
+    output = output_layer_name(model)
+    names = [name for name, _ in model.named_modules()]
+    if target_modules == ALL_LINEAR:
+        chosen = [name for name in names if name in linear and name != output]
+    else:
+        chosen = [name for name in names if _selected(name, target_modules)]
+        _check_named(chosen, names, linear, output, target_modules)
+    chosen = [name for name in chosen if not _selected(name, list(exclude_modules))]
+    if layers_to_transform is not None:
+        chosen = [name for name in chosen if _layer_index(name) in set(layers_to_transform)]
+    if not chosen:
+        raise ModelError(
+            "no module is left to adapt",
+            fix="relax adapter.target_modules, exclude_modules or layers_to_transform",
+        )
+    return chosen
+
+
+def output_layer(model: Any) -> torch.nn.Module | None:
+    """The layer that makes the logits, if the model tells."""
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
+def output_layer_name(model: torch.nn.Module) -> str | None:
+    """Name of the layer that makes the logits, if the model tells."""
+    head = output_layer(model)
+    return next((name for name, module in model.named_modules() if module is head), None)
+
+
+def _selected(name: str, patterns: str | Sequence[str]) -> bool:
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, name) is not None
+    return any(name == p or name.endswith(f".{p}") for p in patterns)
+
+
+def _layer_index(name: str) -> int | None:
+    found = re.search(r"\.(\d+)\.", name)
+    return int(found.group(1)) if found else None
+
+
+def _check_named(
+    chosen: list[str], names: list[str], linear: set[str], output: str | None, patterns: str | Sequence[str]
+) -> None:
+    known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+    if isinstance(patterns, str):
+        missing = [] if chosen else [patterns]
+    else:
+        missing = [p for p in patterns if not any(_selected(name, [p]) for name in names)]
+    if missing:
+        near = difflib.get_close_matches(missing[0], known, n=1)
+        raise ModelError(
+            f"adapter.target_modules names {missing[0]!r}, which this model does not have",
+            fix=(f"did you mean {near[0]!r}? " if near else "") + f"its linear layers are {', '.join(known)}",
+        )
+    for name in chosen:
+        if name == output:
+            raise ModelError(
+                f"the output layer {name!r} cannot be adapted",
+                why="it is applied to label positions only",
+                fix=f"choose among {', '.join(known)}",
+            )
+        if name not in linear:
+            raise ModelError(f"module {name!r} is not a linear layer", fix=f"choose among {', '.join(known)}")

@@ -1,0 +1,216 @@
+"""Fine-tune in one call: ``fine_tune`` in Python, ``train_run`` and ``resume_run`` behind the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
+from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
+from privlora.errors import ConfigError, RunError
+from privlora.reporting import write_release
+from privlora.training.files import RunFolder, write_atomically
+from privlora.training.loop import Observer, load, train
+from privlora.training.session import (
+    Data,
+    Parts,
+    build_parts,
+    load_data,
+    load_model,
+    plan_privacy,
+    unchanged_afterwards,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves.
+
+    release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger.
+    epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
+    """
+
+    release: Path
+    steps: int
+    epsilon: float | None
+    delta: float | None
+
+
+def fine_tune(
+    model: str | torch.nn.Module,
+    data: str | list[str] | Sequence[Mapping[str, Any]],
+    *,
+    privacy: Mapping[str, Any],
+    tokenizer: Any = None,
+    evaluation: str | list[str] | Sequence[Mapping[str, Any]] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
+    method: str | Mapping[str, Any] = "prism",
+    output: str | Path = "runs/run",
+    run: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``.
+
+    model: a local folder, a hub name, or a loaded transformers model (then pass ``tokenizer``). The module is not
+        wrapped; when this returns, also by an exception, it is exactly as before.
+    data: what ``data.path`` takes, or records as mappings. evaluation: PUBLIC records of the same form.
+    privacy: the fields of PrivacySettings, for example ``dict(target_epsilon=3, delta=1e-5, steps=200,
+        expected_batch_size=64, public_dataset_size=10_000)``.
+    columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
+    adapter, run: fields of AdapterSettings and RunSettings. method: a row's name or fields of MethodSettings.
+
+    Raises PrivloraError subclasses that say what to mend.
+    """
+    in_memory = not isinstance(data, str) and not all(isinstance(item, str) for item in data)
+    evaluation_in_memory = (
+        evaluation is not None
+        and not isinstance(evaluation, str)
+        and not all(isinstance(item, str) for item in evaluation)
+    )
+    settings = settings_from(
+        {
+            "model": {"name": model if isinstance(model, str) else _name_of(model)},
+            "data": {
+                "path": IN_MEMORY if in_memory else data,
+                "evaluation": IN_MEMORY if evaluation_in_memory else evaluation,
+                **(columns or {}),
+            },
+            "privacy": dict(privacy),
+            "adapter": dict(adapter or {}),
+            "method": {"name": method} if isinstance(method, str) else dict(method),
+            "run": {"output": str(output), **(run or {})},
+        },
+        source="fine_tune",
+    )
+    return train_run(
+        settings,
+        model=None if isinstance(model, str) else model,
+        tokenizer=tokenizer,
+        records=data if in_memory else None,  # type: ignore[arg-type]
+        evaluation=evaluation if evaluation_in_memory else None,  # type: ignore[arg-type]
+        observer=observer,
+    )
+
+
+def train_run(
+    settings: Settings,
+    *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    evaluation: Sequence[Mapping[str, Any]] | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Start a run. Everything that can be refused is refused before the run folder exists."""
+    plan = plan_privacy(settings)[0] if settings.privacy.private else None
+    return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=True)
+
+
+def resume_run(
+    root: str | Path,
+    *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    evaluation: Sequence[Mapping[str, Any]] | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
+
+    Raises RunError if there is no run in ``root``. A finished run is only reported again.
+    """
+    folder = RunFolder(Path(root))
+    if not folder.settings.exists():
+        raise RunError(f"no run in {str(root)!r}", fix="give the folder that `privlora train` created")
+    settings = load_settings(folder.settings)
+    settings = settings.model_copy(
+        update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
+    )
+    plan = None
+    if settings.privacy.private and not has_plan(folder.ledger):  # crashed before anything was released
+        plan = plan_privacy(settings)[0]
+    return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=False)
+
+
+def _run(
+    settings: Settings,
+    plan: Plan | None,
+    model: torch.nn.Module | None,
+    tokenizer: Any,
+    records: Sequence[Mapping[str, Any]] | None,
+    evaluation: Sequence[Mapping[str, Any]] | None,
+    observer: Observer | None,
+    *,
+    fresh: bool,
+) -> Result:
+    folder = RunFolder(Path(settings.run.output))
+    if settings.data.path == IN_MEMORY and records is None:
+        raise RunError("this run's records were in memory", fix="call resume_run(root, records=...)")
+    if model is None:
+        model, tokenizer = load_model(settings.model)
+    elif tokenizer is None:
+        raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    data = load_data(settings, tokenizer, records, evaluation)
+    with unchanged_afterwards(model):
+        parts = build_parts(settings, model)
+        with parts.adapter:
+            if fresh:
+                folder.create()
+                write_atomically(folder.settings, settings.to_yaml())
+            _finish_training(parts, data, folder, plan, pad_token(tokenizer), observer)
+            summary = read_ledger(folder.ledger) if settings.privacy.private else None
+            write_release(folder, parts, summary)
+    return _result(folder, summary, settings.privacy.steps)
+
+
+def _finish_training(
+    parts: Parts,
+    data: Data,
+    folder: RunFolder,
+    plan: Plan | None,
+    pad_token_id: int,
+    observer: Observer | None,
+) -> None:
+    """Take all steps that are left and close the ledger; a run that is over is only loaded."""
+    if not parts.settings.privacy.private:
+        train(parts, data, folder, pad_token_id=pad_token_id, ledger=None, observer=observer)
+        return
+    if plan is None:
+        written = read_ledger(folder.ledger)
+        if written.closed:  # crashed while the release was written, or resumed once more
+            load(parts, folder, written.run_id)
+            return
+    with Ledger.open(folder.ledger) if plan is None else Ledger.create(folder.ledger, plan) as ledger:
+        train(parts, data, folder, pad_token_id=pad_token_id, ledger=ledger, observer=observer)
+        ledger.finish()
+
+
+def pad_token(tokenizer: Any) -> int:
+    """Any id serves: padding is masked and carries no weight."""
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0
+
+
+def _result(folder: RunFolder, summary: LedgerSummary | None, steps: int) -> Result:
+    if summary is None or summary.plan.insecure_noise:
+        return Result(folder.release, steps, None, None)
+    return Result(folder.release, steps, summary.epsilon(), summary.plan.delta)
+
+
+def has_plan(ledger: Path) -> bool:
+    """Whether the ledger's first line is complete: without it nothing was released."""
+    return ledger.exists() and b"\n" in ledger.read_bytes()
+
+
+def _name_of(model: torch.nn.Module) -> str:
+    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or "unnamed")
+
+
+__all__ = ["Parts", "Result", "fine_tune", "resume_run", "train_run"]

@@ -1,0 +1,7 @@
+"""``python -m privlora.cli``."""
+
+import sys
+
+from privlora.cli import main
+
+sys.exit(main())

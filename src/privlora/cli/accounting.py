@@ -1,0 +1,147 @@
+"""``privlora calibrate`` and ``privlora budget``: accounting without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privlora.accounting import (
+    Adjacency,
+    PoissonSampling,
+    Sampling,
+    TruncatedPoissonSampling,
+    calibrate_noise_multiplier,
+    compose_ledgers,
+)
+from privlora.cli.console import JsonOption, emit, out
+from privlora.errors import ConfigError
+from privlora.training.files import RunFolder
+
+_DEFAULT_ADJACENCY: Adjacency = "add-or-remove-one"
+
+
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Target, at most which is spent.", show_default=False)],
+    delta: Annotated[float, typer.Option(help="Well below 1 / number of privacy units.", show_default=False)],
+    steps: Annotated[int, typer.Option(help="Number of releases.", show_default=False)],
+    sample_rate: Annotated[
+        float | None, typer.Option(help="q: probability of each unit in a step.", show_default=False)
+    ] = None,
+    expected_batch_size: Annotated[
+        float | None,
+        typer.Option(help="q N, with --public-dataset-size instead of --sample-rate.", show_default=False),
+    ] = None,
+    public_dataset_size: Annotated[
+        int | None,
+        typer.Option(
+            "--public-dataset-size", "--dataset-size", help="N as you may publish it.", show_default=False
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Public cap on a batch (truncated Poisson sampling).", show_default=False),
+    ] = None,
+    adjacency: Annotated[
+        Adjacency, typer.Option(help="Which data sets are neighbours.")
+    ] = _DEFAULT_ADJACENCY,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the smallest noise multiplier that meets a target epsilon (PLD accountant)."""
+    if public_dataset_size is not None and public_dataset_size >= 1 and delta >= 1 / public_dataset_size:
+        raise ConfigError(
+            f"--delta {delta:g} is not below 1/N = {1 / public_dataset_size:g}",
+            why="publishing one whole record would satisfy it",
+            fix="set it to a tenth of 1/N or less",
+        )
+    sampling = _sampling(sample_rate, expected_batch_size, public_dataset_size, max_batch_size)
+    found = calibrate_noise_multiplier(sampling, steps, epsilon, delta, adjacency=adjacency)
+    if as_json:
+        emit({"noise_multiplier": found.noise_multiplier, **found.to_dict()})
+        return
+    out().print(f"noise_multiplier {found.noise_multiplier:.7g}")
+    out().print(found.describe())
+
+
+def _sampling(
+    sample_rate: float | None, expected: float | None, dataset_size: int | None, cap: int | None
+) -> Sampling:
+    if (sample_rate is None) == (expected is None):
+        raise ConfigError(
+            "give exactly one of --sample-rate and --expected-batch-size",
+            fix="--expected-batch-size goes with --public-dataset-size",
+        )
+    if dataset_size is None and (expected is not None or cap is not None):
+        raise ConfigError(
+            "--expected-batch-size and --max-batch-size need --public-dataset-size",
+            why="the cost depends on a public number of units",
+            fix="add it; a rounded figure will do",
+        )
+    if dataset_size is not None and dataset_size < 1:
+        raise ConfigError(f"--public-dataset-size {dataset_size} is below 1", fix="give the number of units")
+    if sample_rate is None:
+        assert expected is not None
+        assert dataset_size is not None
+        sample_rate = expected / dataset_size
+    if cap is None:
+        return PoissonSampling(sample_rate)
+    assert dataset_size is not None
+    return TruncatedPoissonSampling(sample_rate, cap, dataset_size)
+
+
+def budget(
+    ledgers: Annotated[
+        list[Path],
+        typer.Argument(metavar="LEDGER...", help="Ledgers, or folders of runs.", show_default=False),
+    ],
+    delta: Annotated[
+        float | None, typer.Option(help="Of the whole statement; else that of all runs.", show_default=False)
+    ] = None,
+    adjacency: Annotated[
+        Adjacency | None,
+        typer.Option(help="Of the whole statement; else that of all runs.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compose the ledgers of several runs on the same data into one guarantee."""
+    statement = compose_ledgers([_ledger_of(path) for path in ledgers], delta, adjacency)
+    if as_json:
+        emit(
+            {
+                "epsilon": statement.epsilon,
+                "delta": statement.delta,
+                "unit": statement.unit,
+                "adjacency": statement.adjacency,
+                "accountant": "pld",
+                "versions": statement.versions,
+                "datasets": list(statement.datasets),
+                "runs": [
+                    {
+                        "ledger": str(run.ledger.path),
+                        "run_id": run.ledger.run_id,
+                        "dataset": run.ledger.plan.dataset,
+                        "method": run.ledger.plan.method,
+                        "event": run.ledger.plan.event.to_dict(),
+                        "steps_charged": run.ledger.charges,
+                        "epsilon": run.epsilon,
+                    }
+                    for run in statement.runs
+                ],
+            }
+        )
+        return
+    for run in statement.runs:
+        out().print(
+            f"{run.ledger.path}: epsilon {run.epsilon:.4g}, {run.ledger.charges} steps of "
+            f"{run.ledger.plan.event.describe()}",
+        )
+    out().print(statement.describe())
+
+
+def _ledger_of(path: Path) -> Path:
+    """A ledger itself, or that of a run's folder or of its release."""
+    if not path.is_dir():
+        return path
+    inside = RunFolder(path).ledger
+    return inside if inside.exists() else path / inside.name

@@ -1,0 +1,61 @@
+"""Where output goes: results to stdout, progress to stderr; with --json one JSON object alone on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from logging import ERROR, getLogger
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+
+
+def out() -> Console:
+    """For results; nothing is wrapped or recoloured, so that paths and numbers can be copied and piped."""
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """For progress."""
+    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+def emit(content: dict[str, Any]) -> None:
+    """Print one JSON object; numbers that JSON does not have (infinity, NaN) become null."""
+    print(json.dumps(_finite(content), allow_nan=False))
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No progress bars, advice or warnings of model libraries inside; what they still print goes to stderr.
+
+    Imports transformers, so enter it only when a model is needed.
+    """
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+    # Forked workers of a tokenizer would warn at every start.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        getLogger("absl").setLevel(ERROR)  # the RDP accountant tells of every order that it leaves out
+        yield
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

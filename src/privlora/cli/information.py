@@ -1,0 +1,66 @@
+"""``privlora methods``, ``privlora report`` and ``privlora demo``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.training.files import RunFolder
+
+
+def methods(as_json: JsonOption = False) -> None:
+    """Print the table of methods."""
+    with quiet_libraries():
+        from privlora.methods import METHODS
+    if as_json:
+        emit({"methods": [{**asdict(row), "optimizer": row.optimizer} for row in METHODS.values()]})
+        return
+    for row in METHODS.values():
+        optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
+        out().print(
+            f"{row.name}: {row.summary}\n"
+            f"  private     {'yes' if row.private else 'NO'}\n"
+            f"  space       {row.space}\n"
+            f"  optimizers  {optimizers}\n"
+            f"  defaults    learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "
+            f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}, betas {row.beta1:g} {row.beta2:g}\n"
+            f"  reference   {row.reference}",
+        )
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run's report.html and README.md again, from its own files."""
+    with quiet_libraries():
+        from privlora.reporting import rewrite_report
+
+        written = rewrite_report(RunFolder(run))
+    if as_json:
+        emit({"report": str(written)})
+    else:
+        out().print(str(written))
+
+
+def demo(
+    output: Annotated[
+        Path | None, typer.Option(help="Where to keep the runs; else a new folder.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train privately and otherwise on generated records, and show what each model gives away."""
+    # Made before stdout is redirected; the demo prints tables and colours.
+    console = Console(file=sys.stderr if as_json else sys.stdout)
+    with quiet_libraries():
+        from privlora.demo.run import main
+
+        result = main(output, console)
+    if as_json:
+        emit(result)

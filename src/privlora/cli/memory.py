@@ -1,0 +1,86 @@
+"""How much memory a run needs, from the model's configuration alone: no weights and no records are read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from privlora.adapters import LowRankAdapter
+from privlora.config import Settings
+from privlora.errors import ModelError
+from privlora.methods import Method
+
+_GRADIENT_BYTES = 4  # per-example gradients are float32
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Sizes of what privlora adds to a forward and backward pass; activations are not in it.
+
+    Attributes:
+        model_parameters: numbers of the frozen base model.
+        weight_bytes: their size in the model's dtype.
+        modules: adapted layers.
+        trained_numbers: degrees of freedom a module: r (m + n - r) in tangent space, r (m + n) in factors.
+        adapter_bytes: the exported factors, float32.
+        gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32.
+        records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
+        gradient_bytes: per-example gradients of such a micro-batch.
+    """
+
+    model_parameters: int
+    weight_bytes: int
+    modules: int
+    trained_numbers: int
+    adapter_bytes: int
+    gradient_bytes_per_record: int
+    records_per_micro_batch: int
+    gradient_bytes: int
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def estimate_memory(settings: Settings, method: Method) -> MemoryEstimate | None:
+    """None if the model is not a local folder. Raises ModelError for a model or an adapter that cannot be."""
+    folder = Path(settings.model.name).expanduser()
+    if not folder.is_dir():
+        return None
+    try:
+        config = AutoConfig.from_pretrained(str(folder))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"cannot read the model in {str(folder)!r}: {reason}", fix="check its config.json"
+        ) from None
+    lora = settings.adapter
+    adapter = LowRankAdapter(
+        model,
+        rank=lora.r,
+        target_modules=lora.target_modules,
+        exclude_modules=lora.exclude_modules,
+        layers_to_transform=lora.layers_to_transform,
+    )
+    stored = settings.model.dtype if settings.model.dtype != "auto" else config.dtype or torch.float32
+    dtype = getattr(torch, stored) if isinstance(stored, str) else stored
+    numbers = sum(p.numel() for p in model.parameters())
+    factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
+    removed = len(adapter.sites) * lora.r**2 if method.space == "tangent" else 0
+    records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
+    if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
+        records = max(records, settings.privacy.max_records_per_user)
+    return MemoryEstimate(
+        model_parameters=numbers,
+        weight_bytes=numbers * dtype.itemsize,
+        modules=len(adapter.sites),
+        trained_numbers=factors - removed,
+        adapter_bytes=factors * 4,
+        gradient_bytes_per_record=factors * _GRADIENT_BYTES,
+        records_per_micro_batch=records,
+        gradient_bytes=factors * _GRADIENT_BYTES * records,
+    )

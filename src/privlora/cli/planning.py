@@ -1,0 +1,173 @@
+"""``privlora plan``: what a run will cost and need, without reading a private record."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon, epsilon_curve
+from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.training import ConfigArgument, OverridesArgument, describe
+from privlora.config import Settings, load_settings
+from privlora.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from privlora.cli.memory import MemoryEstimate
+    from privlora.methods import Method
+
+_QUARTERS = (0.25, 0.5, 0.75, 1.0)
+_REPLACE_ONE: Adjacency = "replace-one"
+
+
+def plan(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    cross_check: Annotated[
+        bool, typer.Option("--cross-check", help="Also epsilon by the RDP and PRV accountants.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
+    settings = load_settings(config, overrides or ())
+    with quiet_libraries():
+        from privlora.cli.memory import estimate_memory
+        from privlora.methods import find_method
+        from privlora.reporting.limits import not_protected
+        from privlora.training.session import plan_privacy
+
+        method = find_method(settings.method.name)
+        planned = plan_privacy(settings)[0] if settings.privacy.private else None
+        memory = estimate_memory(settings, method)
+        cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
+        statement = None
+        if planned is not None and cost is not None:
+            sampling = planned.event.to_dict()["sampling"]
+            statement = {"epsilon": cost["epsilon"], "unit": planned.unit, "sampling": sampling}
+        limits = not_protected(statement)
+    content = {
+        **_facts(settings, method, planned),
+        "cost": cost,
+        "memory": memory.to_dict() if memory is not None else None,
+        "not_protected": limits,
+    }
+    if as_json:
+        emit(content)
+    else:
+        _show(content, planned, memory)
+
+
+def _facts(settings: Settings, method: Method, planned: Plan | None) -> dict[str, Any]:
+    """Numbers that follow from the settings alone."""
+    privacy = settings.privacy
+    facts: dict[str, Any] = {
+        "private": planned is not None and not planned.insecure_noise,
+        "method": method.name,
+        "optimizer": settings.method.optimizer or method.optimizer,
+        "sample_rate": privacy.q,
+        "expected_batch_size": privacy.b,
+        "steps": privacy.steps,
+        "unit": privacy.unit,
+    }
+    if planned is None:
+        return facts
+    sigma = planned.event.noise_multiplier
+    return {
+        **facts,
+        "delta": planned.delta,
+        "clip_norm": planned.clip_norm,
+        "noise_multiplier": sigma,
+        "noise_to_batch": sigma * planned.clip_norm / planned.expected_batch_size,
+        "probability_above_cap": _overflow(settings),
+        "adjacency": planned.adjacency,
+        "accountant": "pld",
+        "versions": accountant_versions(),
+    }
+
+
+def _overflow(settings: Settings) -> float | None:
+    """P(batch > cap) of one step, Binomial(N, q) with the public N; None without a cap."""
+    privacy = settings.privacy
+    if privacy.max_batch_size is None:
+        return None
+    from scipy.stats import binom
+
+    return float(binom.sf(privacy.max_batch_size, privacy.public_dataset_size, privacy.q))
+
+
+def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
+    """PLD epsilon over the run, under both adjacencies; other accountants on request."""
+    steps = sorted({math.ceil(planned.steps * part) for part in _QUARTERS})
+    curve = epsilon_curve(planned.event, steps, planned.delta, adjacency=planned.adjacency)
+    whole = [(planned.event, planned.steps)]
+    cost = {
+        "epsilon": curve[-1],
+        "over_steps": [{"step": s, "epsilon": e} for s, e in zip(steps, curve, strict=True)],
+        "epsilon_replace_one": epsilon(whole, planned.delta, adjacency=_REPLACE_ONE),
+    }
+    if cross_check:
+        accountants: tuple[Accountant, ...] = ("rdp", "prv")
+        cost["cross_check"] = {name: _second_opinion(name, planned) for name in accountants}
+    return cost
+
+
+def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
+    """Its epsilon, or why it has none: neither knows truncated sampling, and PRV is an optional package."""
+    try:
+        found = epsilon([(planned.event, planned.steps)], planned.delta, accountant=accountant)
+    except PrivacyError as error:
+        return {"epsilon": None, "reason": str(error)}
+    return {"epsilon": found, "versions": accountant_versions(accountant)}
+
+
+def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
+    rows = [
+        ("method", f"{content['method']}, optimizer {content['optimizer']}"),
+        (
+            "batches",
+            f"Poisson, q {content['sample_rate']:.6g}, on average {content['expected_batch_size']:g}",
+        ),
+        ("steps", str(content["steps"])),
+    ]
+    if planned is None:
+        rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
+    else:
+        rows.insert(0, ("promise", describe(planned)))
+        rows += [
+            ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
+            ("noise", f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)"),
+        ]
+        if content["probability_above_cap"] is not None:
+            rows.append(("cap", f"exceeded with probability {content['probability_above_cap']:.3g} a step"))
+    if content["cost"] is not None:
+        rows += _cost_rows(content["cost"], content["delta"])
+    rows.append(("memory", _memory_line(memory)))
+    for name, text in rows:
+        out().print(f"{name:<12}{text}")
+    out().print("not protected:")
+    for sentence in content["not_protected"]:
+        out().print(f"  - {sentence}")
+
+
+def _cost_rows(cost: dict[str, Any], delta: float) -> list[tuple[str, str]]:
+    over = ", ".join(f"{point['epsilon']:.4g} after {point['step']}" for point in cost["over_steps"])
+    rows = [
+        ("epsilon", f"{over} (delta {delta:g})"),
+        ("replace-one", f"{cost['epsilon_replace_one']:.4g} for one unit replaced by another"),
+    ]
+    for name, opinion in cost.get("cross_check", {}).items():
+        known = opinion["epsilon"] is not None
+        rows.append((name, f"{opinion['epsilon']:.4g} (second opinion)" if known else opinion["reason"]))
+    return rows
+
+
+def _memory_line(memory: MemoryEstimate | None) -> str:
+    if memory is None:
+        return "unknown: the model is not a local folder"
+    mebibyte = 2**20
+    return (
+        f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
+        f"{memory.modules} modules; per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a "
+        f"micro-batch of {memory.records_per_micro_batch} records of full length; activations not counted"
+    )

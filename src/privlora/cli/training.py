@@ -1,0 +1,146 @@
+"""``privlora train`` and ``privlora resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privlora.accounting import Plan, accountant_versions, read_ledger
+from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.config import Settings, load_settings
+from privlora.errors import RunError
+from privlora.training.files import RunFolder
+
+if TYPE_CHECKING:
+    from privlora.api import Result
+    from privlora.training.loop import Observer
+
+ConfigArgument = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[GROUP.KEY=VALUE]...", help="Settings that replace those of the file.", show_default=False
+    ),
+]
+
+
+class Stopped(Exception):
+    """The user interrupted a run; the message says how to go on."""
+
+
+def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
+    """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
+    settings = load_settings(config, overrides or ())
+    folder = RunFolder(Path(settings.run.output))
+    with quiet_libraries():
+        from privlora.api import train_run
+        from privlora.training.session import plan_privacy
+
+        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        result = _observed(folder, plan, lambda observer: train_run(settings, observer=observer))
+    _show(folder, result, as_json)
+
+
+def resume(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of the interrupted run.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Continue an interrupted run with fresh noise; what was charged stays charged."""
+    folder = RunFolder(run)
+    settings = load_run_settings(folder)
+    with quiet_libraries():
+        from privlora.api import has_plan, resume_run
+        from privlora.training.session import plan_privacy
+
+        plan = None
+        if settings.privacy.private:
+            begun = has_plan(folder.ledger)
+            plan = read_ledger(folder.ledger).plan if begun else plan_privacy(settings)[0]
+        result = _observed(folder, plan, lambda observer: resume_run(run, observer=observer))
+    _show(folder, result, as_json)
+
+
+def load_run_settings(folder: RunFolder) -> Settings:
+    """What the run was started with. Raises RunError if there is none."""
+    if not folder.settings.exists():
+        raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
+    return load_settings(folder.settings)
+
+
+def _observed(folder: RunFolder, plan: Plan | None, start: Callable[[Observer], Result]) -> Result:
+    import torch
+
+    from privlora.training.loop import Interrupted
+    from privlora.training.progress import RichObserver
+
+    console = err()
+    console.print(f"plan: {describe(plan)}" if plan is not None else "NOT PRIVATE: no clipping, no noise")
+    try:
+        with RichObserver(console, plan) as observer:
+            return start(observer)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        if not folder.settings.exists():
+            raise Stopped("before the run started; nothing was released") from None
+        when = (
+            f"after step {stop.step}, which is saved"
+            if isinstance(stop, Interrupted)
+            else "before it could save"
+        )
+        raise Stopped(f"{when}. Continue with `privlora resume {folder.root}`") from None
+    except torch.OutOfMemoryError:
+        raise RunError(
+            "out of device memory",
+            fix="lower run.tokens_per_micro_batch or set model.gradient_checkpointing"
+            + (
+                f" in {folder.settings}, then `privlora resume {folder.root}`"
+                if folder.settings.exists()
+                else ""
+            ),
+        ) from None
+
+
+def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
+    places = {
+        "adapter": str(result.release),
+        "ledger": str(folder.ledger) if folder.ledger.exists() else None,
+        "report": str(result.release / "report.html"),
+    }
+    statement: dict[str, Any] = {"private": result.epsilon is not None}
+    words = "NOT PRIVATE: nothing is promised about the records"
+    if result.epsilon is not None:
+        plan = read_ledger(folder.ledger).plan
+        words = f"({result.epsilon:.4g}, {result.delta:.3g})-DP {describe(plan)}"
+        statement |= {
+            "epsilon": result.epsilon,
+            "delta": result.delta,
+            "unit": plan.unit,
+            "adjacency": plan.adjacency,
+            "event": plan.event.to_dict(),
+            "accountant": "pld",
+            "versions": accountant_versions(),
+        }
+    if as_json:
+        emit({**places, "steps": result.steps, **statement})
+        return
+    for name, place in places.items():
+        if place is not None:
+            out().print(f"{name + ':':<10}{place}")
+    out().print(f"{'promise:':<10}{words}")
+
+
+def describe(plan: Plan) -> str:
+    """Everything that an epsilon of this plan depends on."""
+    packages = ", ".join(f"{name} {number}" for name, number in accountant_versions().items())
+    if plan.insecure_noise:
+        return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
+    return (
+        f"per {plan.unit}, adjacency {plan.adjacency}; {plan.steps} steps of {plan.event.describe()}; "
+        f"accountant pld ({packages})"
+    )

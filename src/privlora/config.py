@@ -1,0 +1,389 @@
+"""Settings of one run: one YAML file with six groups, each field documented below it.
+
+Precedence: defaults, then the file, then ``group.key=value`` on the command line. Unknown keys and
+contradictions are errors. Every setting is public: it is written to ``release/config.resolved.yaml``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from privlora.errors import ConfigError
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, values: Any) -> Any:
+        # Pydantic takes true for 1, and YAML takes yes and on for true: clip_norm: on would clip at 1.
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and bool not in _kinds(field.annotation):
+                raise ValueError(f"{name}={str(value).lower()} is not a value for this setting")
+        return values
+
+
+IN_MEMORY = "(in memory)"
+"""Stands for a path when a Python caller passes the records themselves."""
+
+_Checked = TypeVar("_Checked", bound=BaseModel)
+
+
+class ModelSettings(_Group):
+    """The base model; it is never changed."""
+
+    name: str
+    """Local folder or hub name of a causal language model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the frozen weights. Clipping, sums and noise are float32 or better in any case."""
+    gradient_checkpointing: Literal["none", "reentrant", "non-reentrant"] = "none"
+    """Recompute activations in the backward pass to save memory; per-example gradients stay exact."""
+    device: str = "auto"
+    """auto takes a GPU if there is one."""
+    revision: str | None = None
+    """Hub revision, so that a run can be repeated."""
+
+
+class AdapterSettings(_Group):
+    """The low-rank adapter, in the names of peft's LoraConfig."""
+
+    r: int = Field(default=16, ge=1)
+    lora_alpha: float = Field(default=16.0, gt=0)
+    target_modules: str | list[str] = "all-linear"
+    """all-linear, a list of name endings, or a regular expression over whole module names."""
+    exclude_modules: list[str] = []
+    layers_to_transform: list[int] | None = None
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    use_rslora: bool = False
+    init: str | None = None
+    """Start of the adapter; null takes the method's own. random (the update is zero, as in LoRA), w0-subspace (a zero
+    update inside the top singular vectors of the frozen weights), spectral-split (the update starts as the top part of
+    the frozen weights; the exported rank is 2r), or the folder of an adapter that was trained on other data."""
+
+
+class DataSettings(_Group):
+    """The private records."""
+
+    path: str | list[str]
+    """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as name:split."""
+    format: Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"] = "auto"
+    text: str | None = None
+    """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
+    prompt: str | None = None
+    """Column or format of the prompt; goes with completion."""
+    completion: str | None = None
+    messages: str | None = None
+    """Column of chat messages, rendered by the tokenizer's chat template."""
+    loss_on: Literal["all", "completion"] = "all"
+    max_length: int = Field(default=512, ge=2)
+    """In tokens; prompts are cut before completions."""
+    add_eos: bool = True
+    limit: int | None = Field(default=None, ge=1)
+    evaluation: str | list[str] | None = None
+    """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
+
+    @property
+    def columns(self) -> dict[str, str | None]:
+        """The arguments of data.examples.Template; the column "text" where none is named."""
+        named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
+        return named if any(named.values()) else {**named, "text": "text"}
+
+    @model_validator(mode="after")
+    def _one_form(self) -> DataSettings:
+        forms = [self.text is not None, self.prompt is not None or self.completion is not None]
+        forms.append(self.messages is not None)
+        if sum(forms) > 1:
+            raise ValueError("give only one of: text, or prompt and completion, or messages")
+        if (self.prompt is None) != (self.completion is None):
+            raise ValueError("prompt and completion go together")
+        if self.loss_on == "completion" and (self.text is not None or not any(forms)):
+            raise ValueError("loss_on=completion needs prompt and completion, or messages")
+        shared = _paths(self.path) & _paths(self.evaluation) - _paths(IN_MEMORY)
+        if shared:
+            raise ValueError(
+                f"evaluation names {min(shared)!r}, which is private: its held-out loss would be published. "
+                "Fix: give public records, or none"
+            )
+        return self
+
+
+class PrivacySettings(_Group):
+    """What is promised, and what it costs."""
+
+    private: bool = True
+    """False is the labelled non-private mode: no clipping, no noise, no statement."""
+    target_epsilon: float | None = Field(default=None, gt=0)
+    """Give this or noise_multiplier."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """sigma: standard deviation of the noise over clip_norm."""
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    """At most 1 / public_dataset_size, better far below it."""
+    clip_norm: float = Field(default=1.0, gt=0)
+    """C: bound on the norm of one unit's gradient over all modules."""
+    steps: int = Field(ge=1)
+    """T: number of releases. There are no epochs in private training."""
+    expected_batch_size: float | None = Field(default=None, gt=0)
+    """b = q N. Give it with public_dataset_size, or with sample_rate."""
+    sample_rate: float | None = Field(default=None, gt=0, le=1)
+    """q: probability with which each unit joins a step."""
+    public_dataset_size: int | None = Field(default=None, ge=1)
+    """N as you are willing to publish it, for example rounded; never counted by privlora."""
+    unit: Literal["record", "user"] = "record"
+    """Whose presence is hidden: one record, or all records of one user."""
+    user_column: str | None = None
+    max_records_per_user: int = Field(default=16, ge=1)
+    """A user's step uses at most so many of the user's records, drawn at random."""
+    max_batch_size: int | None = Field(default=None, ge=1)
+    """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
+    insecure_noise_seed: int | None = None
+    """For tests: repeatable noise. The run is stamped NOT PRIVATE."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrivacySettings:
+        if (self.unit == "user") != (self.user_column is not None):
+            raise ValueError("unit=user and user_column go together")
+        n = self.public_dataset_size
+        if n is not None and self.delta is not None and self.delta >= 1 / n:
+            raise ValueError(
+                f"delta={self.delta:g} is not below 1/N = {1 / n:g}: publishing one whole {self.unit} "
+                "would satisfy it. Fix: set delta to a tenth of 1/N or less"
+            )
+        if not self.private:
+            given = [k for k in ("target_epsilon", "noise_multiplier") if getattr(self, k) is not None]
+            if given:
+                raise ValueError(f"private=false contradicts {given[0]}")
+        elif (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("give exactly one of target_epsilon and noise_multiplier")
+        elif self.delta is None:
+            raise ValueError(
+                "delta is missing. Fix: set it well below 1 / number of records, for example 1e-5"
+            )
+        known = [self.expected_batch_size is not None, self.sample_rate is not None]
+        if self.public_dataset_size is None and not all(known):
+            raise ValueError(
+                "public_dataset_size is missing: dividing by the private number of records would reveal it. "
+                "Fix: give expected_batch_size and public_dataset_size (a rounded figure will do), or "
+                "sample_rate with either"
+            )
+        if self.public_dataset_size is not None and not any(known):
+            raise ValueError("give expected_batch_size or sample_rate")
+        if self.public_dataset_size is not None and all(known):
+            raise ValueError(
+                "sample_rate follows from expected_batch_size and public_dataset_size; give two of the three"
+            )
+        if self.q > 1:
+            raise ValueError(f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}")
+        if self.max_batch_size is not None and self.public_dataset_size is None:
+            raise ValueError("max_batch_size needs public_dataset_size: its cost depends on both")
+        if self.max_batch_size is not None and self.max_batch_size < self.b:
+            raise ValueError(
+                f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so most "
+                "batches would be cut. Fix: about 1.75 times the expected batch size costs no epsilon"
+            )
+        return self
+
+    @property
+    def q(self) -> float:
+        """Sampling rate."""
+        if self.sample_rate is not None:
+            return self.sample_rate
+        assert self.expected_batch_size is not None
+        assert self.public_dataset_size is not None
+        return self.expected_batch_size / self.public_dataset_size
+
+    @property
+    def b(self) -> float:
+        """Expected batch size, the public divisor of every sum."""
+        if self.expected_batch_size is not None:
+            return self.expected_batch_size
+        assert self.sample_rate is not None
+        assert self.public_dataset_size is not None
+        return self.sample_rate * self.public_dataset_size
+
+
+class MethodSettings(_Group):
+    """A row of the table of methods (``privlora methods``) and its settings; null takes the row's default."""
+
+    name: str = "prism"
+    optimizer: str | None = None
+    learning_rate: float | None = Field(default=None, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    warmup_steps: int | None = Field(default=None, ge=0)
+    averaging: float | None = Field(default=None, ge=0, lt=1)
+    """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
+    beta1: float | None = Field(default=None, ge=0, lt=1)
+    beta2: float | None = Field(default=None, ge=0, lt=1)
+
+
+class RunSettings(_Group):
+    """Where the run lives and how it proceeds; nothing here changes the guarantee."""
+
+    output: str = "runs/run"
+    seed: int = 0
+    """PUBLIC seed of the adapter's start. Noise and sampling never use it."""
+    label: str | None = None
+    """Public name of the data set, to tell ledgers apart."""
+    tokens_per_micro_batch: int = Field(default=4096, ge=1)
+    checkpoint_every: int = Field(default=20, ge=1)
+    evaluate_every: int = Field(default=0, ge=0)
+    """Held-out loss on the public evaluation records every so many steps; 0: before and after only."""
+    show_private_loss: bool = False
+    """Print the training loss, which is private data, on the screen of whoever may see the records."""
+
+
+class Settings(_Group):
+    """One run."""
+
+    model: ModelSettings
+    data: DataSettings
+    privacy: PrivacySettings
+    adapter: AdapterSettings = AdapterSettings()
+    method: MethodSettings = MethodSettings()
+    run: RunSettings = RunSettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        warmup = self.method.warmup_steps
+        if warmup is not None and warmup > self.privacy.steps:
+            raise ValueError(f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}")
+        return self
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read a YAML file and apply ``group.key=value`` overrides. Raises ConfigError."""
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {str(path)!r} ({type(error).__name__})", fix="check the path"
+        ) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(
+            f"{str(path)!r}{where} is not valid YAML ({problem})", fix="check indentation, colons and names"
+        ) from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{str(path)!r} holds no settings", fix="write groups such as model:, data:, privacy:"
+        )
+    return settings_from(content, overrides, source=str(path))
+
+
+def settings_from(
+    content: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "settings"
+) -> Settings:
+    """Check plain nested mappings (as from YAML) and overrides. Raises ConfigError."""
+    merged: dict[str, Any] = {}
+    for group, values in content.items():
+        merged[group] = dict(values) if isinstance(values, Mapping) else values
+    for override in overrides:
+        _apply(merged, override)
+    _refuse_unknown(merged, source)
+    return checked(Settings, merged, source)
+
+
+def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Checked:
+    """A group of settings, or all of them, from plain values. Raises ConfigError in one line."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise _readable(error, source) from None
+
+
+def _apply(merged: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    group, dot, name = key.strip().partition(".")
+    if not (equals and dot and name):
+        raise ConfigError(
+            f"cannot read override {override!r}", fix="write group.key=value, as privacy.steps=100"
+        )
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of override {key!r} is not valid YAML", fix="quote it") from None
+    section = merged.setdefault(group, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{group!r} is not a group of settings", fix="write group.key=value")
+    section[name] = parsed
+
+
+def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
+    groups = Settings.model_fields
+    for group, values in merged.items():
+        if group not in groups:
+            raise ConfigError(f"{source}: unknown group {group!r}", fix=_nearest(group, groups))
+        kind = groups[group].annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, BaseModel)
+        if values is None:
+            raise ConfigError(f"{source}: group {group!r} is empty", fix="remove it or give it settings")
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{source}: {group!r} must be a group of settings",
+                fix=f"write {group}.key: value as two levels",
+            )
+        for key in values:
+            if key not in kind.model_fields:
+                raise ConfigError(
+                    f"{source}: unknown setting {group}.{key}",
+                    why="a setting that is ignored may be one that privacy rests on",
+                    fix=_nearest(str(key), kind.model_fields),
+                )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def _readable(error: ValidationError, source: str) -> ConfigError:
+    """The first problem. Deeper parts of a location are branches of a union, which say nothing to a user."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][:2])
+    prefix = f"{source}: {where}" if where else source
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
+    shown = (
+        ""
+        if isinstance(first["input"], Mapping) or first["type"] == "value_error"
+        else f"={first['input']!r}"
+    )
+    return ConfigError(f"{prefix}{shown}: {message}")
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) or (annotation,)
+
+
+def _paths(value: str | list[str] | None) -> set[str]:
+    given = [value] if isinstance(value, str) else value or []
+    return {os.path.abspath(os.path.expanduser(path)) for path in given}
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's plain types, and no key twice in a mapping: one of two clip_norm would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key_node.value} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,134 @@
+"""Where training starts: subspaces and factors that depend on public things only.
+
+random          the update is zero; subspaces are uniformly random (factor methods: peft's own start of lora_A).
+w0-subspace     the update is zero; subspaces are the top singular vectors of the frozen weights.
+spectral-split  the update starts as the top-r part of the frozen weights, which is subtracted from them: the model is
+                unchanged, Z is far from zero, and the exported adapter has rank 2r (as PRISM's authors do; tangent only).
+<folder>        the factors of an adapter that was trained before, on other data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from privlora.adapters import Group, LowRankAdapter, Site, read_adapter
+from privlora.coordinates.factors import FactorCoordinates
+from privlora.coordinates.tangent import TangentCoordinates
+from privlora.errors import ConfigError, ModelError
+from privlora.geometry.fixed_rank import Point, factors, point_at_zero, point_from_factors
+
+RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
+
+
+def tangent_start(
+    adapter: LowRankAdapter, init: str, *, seed: int, dtype: torch.dtype = torch.float32
+) -> TangentCoordinates:
+    """Canonical points of every group of modules; ``seed`` is public."""
+    generator = torch.Generator().manual_seed(seed)
+    if init == RANDOM:
+        points = [
+            point_at_zero(_normal(g, g.m, adapter, generator), _normal(g, g.n, adapter, generator))
+            for g in adapter.groups
+        ]
+    elif init == W0_SUBSPACE:
+        points = [point_at_zero(u, v) for u, _, v in (_top(g, adapter.rank, seed) for g in adapter.groups)]
+    elif init == SPECTRAL_SPLIT:
+        points = []
+        for g in adapter.groups:
+            u, s, v = _top(g, adapter.rank, seed)
+            points.append(point_from_factors(u * s[:, None, :], v, generator))
+            adapter.subtract(g, *factors(points[-1]))
+    else:
+        points = [
+            point_from_factors(a.double(), b.double(), generator) for a, b in _read_groups(adapter, init)
+        ]
+    return TangentCoordinates(adapter, [_to(p, adapter.device, dtype) for p in points], dtype)
+
+
+def factor_start(
+    adapter: LowRankAdapter, init: str, *, seed: int, scale: float, dtype: torch.dtype = torch.float32
+) -> FactorCoordinates:
+    """Factors of W = W0 + scale * left right^T; left starts at zero unless an adapter is given."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs: list[tuple[Tensor, Tensor]]
+    if init == SPECTRAL_SPLIT:
+        raise ConfigError(f"adapter.init={init!r} is for tangent methods", fix="use random or w0-subspace")
+    if init in (RANDOM, W0_SUBSPACE):
+        right_of: Callable[[Group], Tensor]
+        if init == RANDOM:  # kaiming_uniform_(a=sqrt(5)): entries uniform in +-1/sqrt(n)
+            right_of = lambda g: (2 * _uniform(g, adapter, generator) - 1) / g.n**0.5  # noqa: E731
+        else:  # the same mean square entries, 1 / (3 n)
+            right_of = lambda g: _top(g, adapter.rank, seed)[2] / 3**0.5  # noqa: E731
+        pairs = [(torch.zeros(len(g.sites), g.m, adapter.rank), right_of(g)) for g in adapter.groups]
+    else:
+        root = scale**0.5
+        pairs = [(a / root, b / root) for a, b in _read_groups(adapter, init)]
+    placed = [(a.to(adapter.device, dtype), b.to(adapter.device, dtype)) for a, b in pairs]
+    return FactorCoordinates(adapter, placed, scale, dtype)
+
+
+def _normal(group: Group, rows: int, adapter: LowRankAdapter, generator: torch.Generator) -> Tensor:
+    return torch.randn(len(group.sites), rows, adapter.rank, generator=generator, dtype=torch.float64)
+
+
+def _uniform(group: Group, adapter: LowRankAdapter, generator: torch.Generator) -> Tensor:
+    return torch.rand(len(group.sites), group.n, adapter.rank, generator=generator)
+
+
+def _top(group: Group, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Top singular triplets U (L, m, r), S (L, r), V (L, n, r) of the frozen weights.
+
+    By randomised SVD (Halko, Martinsson and Tropp 2011) with a public seed, on a generator of its own.
+    """
+    triplets = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for site in group.sites:
+            u, s, v = torch.svd_lowrank(_weight(site), q=min(rank + 8, site.m, site.n), niter=4)
+            triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
+    u, s, v = (torch.stack(ts) for ts in zip(*triplets, strict=True))
+    return u, s, v
+
+
+def _weight(site: Site) -> Tensor:
+    weight = site.weight
+    if not weight.dtype.is_floating_point:
+        raise ModelError(
+            f"the weights of {site.name!r} are quantised", fix="use adapter.init=random with quantised models"
+        )
+    dense = weight.detach().float().cpu()
+    return dense.T if isinstance(site.module, Conv1D) else dense
+
+
+def _read_groups(adapter: LowRankAdapter, folder: str) -> list[tuple[Tensor, Tensor]]:
+    found = read_adapter(folder)
+    for site in adapter.sites:
+        a, b = found.get(site.name, (None, None))
+        expected = (site.m, adapter.rank), (site.n, adapter.rank)
+        if a is None or b is None or (tuple(a.shape), tuple(b.shape)) != expected:
+            raise ModelError(
+                f"the adapter in {folder!r} has no factors of rank {adapter.rank} for {site.name!r}",
+                fix="use the adapter.r and adapter.target_modules that it was trained with",
+            )
+    extra = set(found) - {site.name for site in adapter.sites}
+    if extra:
+        raise ModelError(
+            f"the adapter in {folder!r} also adapts {min(extra)!r}",
+            why="that part would be lost",
+            fix="add its modules to adapter.target_modules",
+        )
+    return [
+        (
+            torch.stack([found[site.name][0] for site in g.sites]),
+            torch.stack([found[site.name][1] for site in g.sites]),
+        )
+        for g in adapter.groups
+    ]
+
+
+def _to(point: Point, device: torch.device, dtype: torch.dtype) -> Point:
+    return Point(point.U.to(device, dtype), point.S.to(device, dtype), point.V.to(device, dtype))

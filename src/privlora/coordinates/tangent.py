@@ -1,0 +1,85 @@
+"""Tangent coordinates at a fixed-rank point: PRISM's space, in which factors play no part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates.base import Coordinates, Vector
+from privlora.geometry.fixed_rank import Point, factors, project, standard_normal_tangent, tangent_dimension
+
+
+class TangentCoordinates(Coordinates):
+    """Coordinates (M, Up, Vp) of the gradient's projection on the tangent space at Z = U S V^T (PRISM Eq. 13).
+
+    They are an isometry of the tangent space, so clipping and noise depend on Z alone, and noise of standard deviation
+    tau in every coordinate has intrinsic size tau sqrt(r (m + n - r)) on each weight, whatever the factors.
+    """
+
+    intrinsic = True
+
+    def __init__(
+        self, adapter: LowRankAdapter, points: list[Point], dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(adapter, dtype)
+        self.points = points
+        self.install()
+
+    def norms_squared(self, captured: Captured) -> Tensor:
+        total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
+        site = 0
+        for group, point in zip(self.adapter.groups, self.points, strict=True):
+            for k in range(len(group.sites)):
+                p, q = captured.p[site], captured.q[site]
+                # ||M||^2 + ||Up||^2 = ||P||^2, and Vp is Q less its part in span(V).
+                inside = point.V[k].mT @ q  # (units, r, r)
+                total += (_squares(p) + _squares(q) - _squares(inside)).double()
+                site += 1
+        return total
+
+    def to_vector(self, raw: Vector) -> Vector:
+        tangents = (project(point, p, q) for point, (p, q) in zip(self.points, raw, strict=True))
+        return [(t.M, t.Up, t.Vp) for t in tangents]
+
+    def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
+        tangents = (standard_normal_tangent(point, draw) for point in self.points)
+        return [(t.M, t.Up, t.Vp) for t in tangents]
+
+    @property
+    def dimension(self) -> int:
+        rank = self.adapter.rank
+        return sum(len(g.sites) * tangent_dimension(g.m, g.n, rank) for g in self.adapter.groups)
+
+    def install(self) -> None:
+        for group, point in zip(self.adapter.groups, self.points, strict=True):
+            self.adapter.install(group, point.U, point.S, point.V)
+
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        return [factors(point) for point in self.points]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return points_to_tensors(self.points)
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.points = points_from_tensors(tensors, self.points)
+        self.install()
+
+
+def points_to_tensors(points: list[Point]) -> dict[str, Tensor]:
+    """Group index and name -> tensor, for checkpoints."""
+    return {f"{g}.{name}": getattr(point, name) for g, point in enumerate(points) for name in "USV"}
+
+
+def points_from_tensors(tensors: Mapping[str, Tensor], like: list[Point]) -> list[Point]:
+    """Inverse of ``points_to_tensors``, on the device and in the dtype of ``like``."""
+    return [
+        Point(*(tensors[f"{g}.{name}"].to(point.S.device, point.S.dtype) for name in "USV"))
+        for g, point in enumerate(like)
+    ]
+
+
+def _squares(t: Tensor) -> Tensor:
+    return t.square().sum(dim=(-2, -1))

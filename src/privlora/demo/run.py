@@ -1,0 +1,145 @@
+"""``privlora demo``: the main job on the embedded model and data, private and not, with what each run memorised."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from privlora.accounting import read_ledger
+from privlora.api import Result, train_run
+from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
+from privlora.config import Settings, settings_from
+from privlora.demo import Canary, make_canaries, model_path, private_records
+from privlora.errors import RunError
+from privlora.training.files import RunFolder, read_lines
+from privlora.training.progress import RichObserver
+from privlora.training.session import plan_privacy
+
+RECORDS, HELD_OUT, CANARIES, REPETITIONS = 3000, 300, 8, 4
+EPSILON, DELTA = 3.0, 1e-5
+_PRIVATE_STEPS, _PRIVATE_BATCH = 60, 128
+_PLAIN_STEPS, _PLAIN_BATCH = 150, 64
+
+
+def main(output: Path | None, console: Console) -> dict[str, Any]:
+    """Train on generated clinic notes with PRISM at epsilon 3, then without privacy, and compare.
+
+    output: where both runs go; None takes runs/demo, and replaces what an earlier demo left there. Returns the numbers
+    that were shown. Raises RunError if ``output`` is given and not empty.
+    """
+    root = _fresh_folder(output)
+    canaries = make_canaries(CANARIES, seed=11, repetitions=REPETITIONS)
+    records = private_records(RECORDS, seed=1) + [r for canary in canaries for r in canary.records()]
+    held_out: list[dict[str, str]] = private_records(HELD_OUT, seed=2)
+    console.print(
+        f"[bold]privlora demo[/]: {len(records)} generated clinic notes, {CANARIES} of whose patients have a secret "
+        f"access code.\nA note reads: [italic]{records[0]['text']}[/]\n"
+        f"A canary reads: [italic]{canaries[0].texts[0]}[/]\n"
+    )
+    shown = {"before": {"loss": None, **_leakage(str(model_path()), None, canaries)}}
+    runs: dict[str, Result] = {}
+    for name, title in (
+        ("private", f"PRISM, ε = {EPSILON:g} for every note (δ = {DELTA:g})"),
+        ("non-private", "the same data without privacy"),
+    ):
+        console.rule(title)
+        settings = _settings(root / name, private=name == "private")
+        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        with RichObserver(console, plan) as observer:
+            runs[name] = train_run(settings, records=records, evaluation=held_out, observer=observer)
+        losses = {
+            row["step"]: row["loss_per_example"] for row in read_lines(RunFolder(root / name).evaluations)
+        }
+        shown["before"]["loss"] = losses[0]
+        shown[name] = {
+            "loss": losses[max(losses)],
+            **_leakage(str(model_path()), runs[name].release, canaries),
+        }
+    shown["private"] |= {"epsilon": runs["private"].epsilon, "delta": runs["private"].delta}
+    console.print(_table(shown))
+    _tell_where(console, RunFolder(root / "private"))
+    return {**shown, "release": str(runs["private"].release)}
+
+
+def _settings(output: Path, *, private: bool) -> Settings:
+    privacy: dict[str, Any] = {"public_dataset_size": RECORDS}
+    if private:
+        privacy |= {"target_epsilon": EPSILON, "delta": DELTA}
+        privacy |= {"steps": _PRIVATE_STEPS, "expected_batch_size": _PRIVATE_BATCH}
+    else:
+        privacy |= {"private": False, "steps": _PLAIN_STEPS, "expected_batch_size": _PLAIN_BATCH}
+    return settings_from(
+        {
+            "model": {"name": str(model_path()), "dtype": "float32"},
+            "data": {"path": "(generated)", "max_length": 96},
+            "privacy": privacy,
+            "method": {"name": "prism"} if private else {"name": "adamw", "learning_rate": 5e-3},
+            "run": {"output": str(output), "label": "generated clinic notes", "tokens_per_micro_batch": 8192},
+        }
+    )
+
+
+def _leakage(model: str, adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
+    """Exposure of the canaries' secrets and how many greedy decoding recites."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    tuned = base if adapter is None else PeftModel.from_pretrained(base, str(adapter))
+    report = measure_exposure(canaries, log_likelihood_scorer(tuned, tokenizer))
+    extracted = sum(greedy_extraction(tuned, tokenizer, canaries))
+    return {
+        "exposure": report.mean,
+        "exposure_chance": report.chance,
+        "exposure_ceiling": report.ceiling,
+        "extracted": extracted,
+    }
+
+
+def _table(shown: dict[str, dict[str, Any]]) -> Table:
+    table = Table(title="What was learnt, and what leaked", title_style="bold")
+    table.add_column("")
+    for name in ("before", "private", "non-private"):
+        table.add_column({"private": f"private, ε = {EPSILON:g}"}.get(name, name), justify="right")
+    rows = [
+        ("held-out loss (nats per token)", lambda r: f"{r['loss']:.3f}"),
+        (f"secrets recited, of {CANARIES}", lambda r: str(r["extracted"])),
+        ("exposure of secrets (bits)", lambda r: f"{r['exposure']:.1f}"),
+    ]
+    for label, cell in rows:
+        table.add_row(label, *(cell(shown[name]) for name in ("before", "private", "non-private")))
+    first = shown["before"]
+    table.caption = f"exposure: {first['exposure_chance']:.1f} bits is chance, {first['exposure_ceiling']:.0f} is memorised"
+    return table
+
+
+def _tell_where(console: Console, folder: RunFolder) -> None:
+    summary = read_ledger(folder.ledger)
+    console.print(
+        f"\nThe private adapter, safe to publish: [bold]{folder.release}[/]\n"
+        f"  the ledger: {folder.ledger} ({summary.charges} charged steps)\n"
+        f"  the report: {folder.release / 'report.html'}\n"
+        "\nUse it:\n"
+        "  [green]from peft import AutoPeftModelForCausalLM[/]\n"
+        f'  [green]model = AutoPeftModelForCausalLM.from_pretrained("{folder.release}")[/]\n'
+        f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]'
+    )
+
+
+def _fresh_folder(output: Path | None) -> Path:
+    if output is not None:
+        if output.exists() and any(output.iterdir()):
+            raise RunError(f"{str(output)!r} is not empty", fix="give a new folder")
+        return output
+    root = Path("runs/demo")
+    if root.exists():
+        # The demo's data are generated, so nothing is forgotten; the rename keeps a half-deleted run out of the way.
+        stale = Path(tempfile.mkdtemp(prefix=".demo-", dir=root.parent))
+        root.rename(stale / "old")
+        shutil.rmtree(stale)
+    return root

@@ -1,0 +1,63 @@
+"""Next-token loss and accuracy on public or held-out text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from privlora.data.batching import sequential_batches
+from privlora.data.examples import Examples
+from privlora.errors import DataError
+from privlora.losses import label_logits, weighted_cross_entropy
+
+
+@dataclass(frozen=True)
+class NextTokenResult:
+    """Losses are in nats.
+
+    loss_per_token: total loss over total label tokens. loss_per_example: mean over examples of each one's mean loss,
+    which is what training minimises; its standard error beside it. accuracy: fraction of label tokens that are the
+    most probable one.
+    """
+
+    loss_per_token: float
+    loss_per_example: float
+    standard_error: float
+    accuracy: float
+    examples: int
+    tokens: int
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def evaluate_next_token(
+    model: torch.nn.Module, examples: Examples, *, pad_token_id: int, max_tokens: int = 8192
+) -> NextTokenResult:
+    """Evaluate in batches of at most ``max_tokens`` padded tokens. Raises DataError if nothing can be predicted."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    losses: list[torch.Tensor] = []
+    total = hits = tokens = 0.0
+    try:
+        for batch in sequential_batches(examples, max_tokens=max_tokens, pad_token_id=pad_token_id):
+            batch = batch.to(device)
+            found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+            _, token_losses = weighted_cross_entropy(found, batch.token_weight)
+            counts = found.where.sum(dim=1)
+            losses.append((found.per_row(token_losses) / counts)[counts > 0].double().cpu())
+            total += float(token_losses.sum())
+            hits += float((found.logits.argmax(dim=-1) == found.targets).sum())
+            tokens += len(found.targets)
+    finally:
+        model.train(was_training)
+    if not tokens:
+        raise DataError("the evaluation records hold no label token", fix="check the columns and max_length")
+    per_example = torch.cat(losses)
+    error = float(per_example.std() / len(per_example) ** 0.5) if len(per_example) > 1 else float("nan")
+    return NextTokenResult(
+        total / tokens, float(per_example.mean()), error, hits / tokens, len(per_example), int(tokens)
+    )

@@ -1,0 +1,116 @@
+"""The Gaussian mechanism on clipped sums of per-unit gradients (Abadi et al. 2016, in any coordinates)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from privlora.accounting.events import StepEvent
+from privlora.adapters import Captured
+from privlora.coordinates import Coordinates, Vector, add_vectors
+from privlora.errors import PrivacyError
+from privlora.mechanisms.noise import NoiseSource
+from privlora.mechanisms.release import Mechanism, Release
+
+# Norms are summed in float32; shrinking by more than their rounding keeps what is summed within C.
+_SLACK = 1e-5
+
+
+class Charges(Protocol):
+    """What a mechanism needs of a ledger."""
+
+    def charge(self, event: StepEvent) -> int:
+        """Write the event durably, or raise; returns the number of the step."""
+
+
+class GaussianMechanism(Mechanism):
+    """sum_i g_i min(1, C / ||g_i||) + N(0, (sigma C)^2 I), divided by the public expected batch size b.
+
+    Guarantee: adding or removing one unit moves the sum by at most C (replacing one, by 2 C), over all modules
+    together; so one release is ``event``: a Gaussian mechanism of noise_multiplier sigma on a sampled batch. The ledger
+    is charged before noise is drawn.
+
+    | edge case                        | what happens                                            |
+    |----------------------------------|---------------------------------------------------------|
+    | no unit in the batch             | zero sum, full noise, charged                           |
+    | a unit's gradient is NaN or inf  | that unit counts as zero                                |
+    | a unit's gradient is zero        | it stays zero (never divided by its norm)               |
+    | the ledger refuses               | its error passes through; nothing is released           |
+    | release of step T + 1            | refused by the ledger                                   |
+    """
+
+    needs_examples = True
+
+    def __init__(
+        self,
+        coordinates: Coordinates,
+        *,
+        clip_norm: float,
+        event: StepEvent,
+        expected_batch_size: float,
+        ledger: Charges,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        for name, value in (("clip_norm", clip_norm), ("expected_batch_size", expected_batch_size)):
+            if not 0 < value < float("inf"):
+                raise PrivacyError(
+                    f"{name}={value} must be positive and finite",
+                    why="the noise is calibrated to it",
+                    fix=f"set privacy.{name}",
+                )
+        self.coordinates = coordinates
+        self.clip_norm = clip_norm
+        self.event = event
+        self.expected_batch_size = expected_batch_size
+        self.ledger = ledger
+        self.noise = noise or NoiseSource()
+        self._sum: Vector | None = None
+
+    @property
+    def noise_std(self) -> float:
+        """tau = sigma C / b, the standard deviation of the noise in each coordinate of a release."""
+        return self.event.noise_multiplier * self.clip_norm / self.expected_batch_size
+
+    def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
+        if adjacency == "add-or-remove-one":
+            return self.clip_norm
+        if adjacency == "replace-one":
+            return 2 * self.clip_norm
+        raise PrivacyError(f"unknown adjacency {adjacency!r}", fix="add-or-remove-one or replace-one")
+
+    def accumulate(self, captured: Captured) -> None:
+        weights = self._clip_weights(captured)
+        part = self.coordinates.weighted_sum(captured, weights)
+        self._sum = part if self._sum is None else add_vectors(self._sum, part)
+
+    def release(self) -> Release:
+        # Taken first: a batch whose release fails must not stay in the next sum, where its units would count twice.
+        clipped_sum, self._sum = self._sum, None
+        step = self.ledger.charge(self.event)
+        total = None if clipped_sum is None else self.coordinates.to_vector(clipped_sum)
+        noise = self.coordinates.standard_normal(self._draw)
+        scale = self.event.noise_multiplier * self.clip_norm
+        vector: Vector = []
+        for g, parts in enumerate(noise):
+            clipped = (None,) * len(parts) if total is None else total[g]
+            vector.append(tuple(self._noised(c, xi, scale) for c, xi in zip(clipped, parts, strict=True)))
+        return Release(vector, self.noise_std, step)
+
+    def _clip_weights(self, captured: Captured) -> Tensor:
+        norms = self.coordinates.norms_squared(captured).clamp_min(0).sqrt()
+        finite = torch.isfinite(norms)
+        captured.zero(~finite)
+        bounded = (self.clip_norm * (1 - _SLACK) / norms).clamp(max=1.0)  # a zero norm gives inf, hence 1
+        return torch.where(finite, bounded, 0.0)
+
+    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+        return self.noise.standard_normal(shape).to(self.coordinates.adapter.device, self.coordinates.dtype)
+
+    def _noised(self, clipped: Tensor | None, xi: Tensor, scale: float) -> Tensor:
+        # In float64, so that rounding to the state's dtype happens once, after the noise is in.
+        noised = xi.double() * scale
+        if clipped is not None:
+            noised += clipped.double()
+        return (noised / self.expected_batch_size).to(self.coordinates.dtype)

@@ -1,0 +1,50 @@
+"""The plain mean gradient: the labelled non-private mode."""
+
+from __future__ import annotations
+
+import torch
+
+from privlora.adapters import Captured
+from privlora.coordinates import Coordinates, Vector, add_vectors
+from privlora.errors import RunError
+from privlora.mechanisms.release import Mechanism, Release
+
+
+class MeanMechanism(Mechanism):
+    """Sum of the batch's gradients over its expected size: no clipping, no noise, NO PRIVACY.
+
+    For baselines and public data only. Refuses step T + 1, as a ledger would.
+    """
+
+    needs_examples = False
+
+    def __init__(
+        self, coordinates: Coordinates, *, expected_batch_size: float, steps: int, done: int = 0
+    ) -> None:
+        self.coordinates = coordinates
+        self.expected_batch_size = expected_batch_size
+        self.steps = steps
+        self._done = done
+        self._sum: Vector | None = None
+
+    def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
+        return float("inf")
+
+    def accumulate(self, captured: Captured) -> None:
+        part = self.coordinates.weighted_sum(captured, captured.p[0].new_ones(captured.units))
+        self._sum = part if self._sum is None else add_vectors(self._sum, part)
+
+    def release(self) -> Release:
+        if self._done >= self.steps:
+            raise RunError(f"step {self._done + 1} of a plan for {self.steps}", fix="plan more steps")
+        self._done += 1
+        if self._sum is None:
+            vector = self.coordinates.standard_normal(self._zeros)
+        else:
+            vector = self.coordinates.to_vector(self._sum)
+        self._sum = None
+        mean = [tuple((t / self.expected_batch_size).to(self.coordinates.dtype) for t in ts) for ts in vector]
+        return Release(mean, noise_std=0.0, step=self._done)
+
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self.coordinates.dtype, device=self.coordinates.adapter.device)

@@ -1,0 +1,37 @@
+"""What every optimizer offers to the training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from privlora.errors import PrivacyError
+from privlora.mechanisms import Release
+
+
+class Optimizer(ABC):
+    """Moves the state of some coordinates along releases, and nothing else."""
+
+    def step(self, release: Release, learning_rate: float) -> None:
+        """One update. Raises PrivacyError for anything but a Release."""
+        if not isinstance(release, Release):
+            raise PrivacyError(
+                f"an optimizer got a {type(release).__name__}, not a Release",
+                why="only a mechanism's release carries noise in every coordinate",
+                fix="pass what mechanism.release() returned",
+            )
+        self._update(release, learning_rate)
+
+    @abstractmethod
+    def _update(self, release: Release, learning_rate: float) -> None:
+        """Move the coordinates' state and install it."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint must hold, as named tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of ``state_dict``."""

@@ -1,0 +1,266 @@
+"""PRISM's optimizers: momentum and preconditioning of tangent vectors, then retraction.
+
+All four are functions of the canonical point (U, S, V) and of isometric tangent coordinates, so no choice of factors
+can change what they do. Each knows the noise: its covariance in these coordinates is exactly tau^2 I.
+
+One released tangent xi = U M V^T + Up V^T + U Vp^T has the two sides
+
+    P = xi V   = U M + Up     (m, r)      Q = xi^T U = V M^T + Vp     (n, r)
+
+whose rank-space second moments P^T P / m and Q^T Q / n have the expectation tau^2 I under noise alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from privlora.coordinates import TangentCoordinates
+from privlora.errors import ConfigError
+from privlora.geometry.fixed_rank import Point, Tangent, retract, tangent_dimension, transport
+from privlora.mechanisms import Release
+from privlora.optimizers.base import Optimizer
+
+# Keeps noiseless (non-private) preconditioners finite.
+_TINY = 1e-12
+
+
+class TangentOptimizer(Optimizer):
+    """Transported momentum, a direction, a retraction: Z <- Retr(Z - learning_rate * D).
+
+    betas: decay of the first and of the second moment. floor: the smallest second moment that is divided by, in units
+    of the noise variance tau^2 (PRISM section 3.3: floors keep preconditioning from amplifying noise).
+    """
+
+    def __init__(
+        self,
+        coordinates: TangentCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        floor: float = 1.0,
+    ) -> None:
+        self.coordinates = coordinates
+        self.betas = betas
+        self.floor = floor
+        self._count = 0
+        self._momentum = [Tangent.zero(point) for point in coordinates.points]
+
+    def _update(self, release: Release, learning_rate: float) -> None:
+        self._count += 1
+        beta1 = self.betas[0]
+        moved = []
+        for g, (point, parts) in enumerate(zip(self.coordinates.points, release.vector, strict=True)):
+            tangent = Tangent(*parts)
+            momentum = self._momentum[g].scale(beta1).add(tangent, alpha=1 - beta1)
+            self._observe(g, point, tangent, release.noise_std)
+            mean = momentum.scale(1 / (1 - beta1**self._count))
+            direction = self._direction(g, point, mean, release.noise_std)
+            new = retract(point, direction, -learning_rate)
+            self._momentum[g] = transport(point, new, momentum)
+            self._follow(g, point, new, release.noise_std)
+            moved.append(new)
+        self.coordinates.points = moved
+        self.coordinates.install()
+
+    def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
+        """Update second moments with the released tangent of group g."""
+
+    @abstractmethod
+    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
+        """The preconditioned tangent D of group g."""
+
+    def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:
+        """Bring second moments into the frame of the new point."""
+
+    def _corrected(self, moment: Tensor) -> Tensor:
+        """Undo the bias of a moving average that started at zero."""
+        return moment / (1 - self.betas[1] ** self._count)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        tensors = {"count": torch.tensor(self._count)}
+        for g, momentum in enumerate(self._momentum):
+            tensors |= {f"{g}.{name}": getattr(momentum, name) for name in ("M", "Up", "Vp")}
+        for name, moments in self._second_moments().items():
+            tensors |= {f"{g}.{name}": t for g, t in enumerate(moments)}
+        return tensors
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self._count = int(tensors["count"])
+        for g, old in enumerate(self._momentum):
+            self._momentum[g] = Tangent(*(tensors[f"{g}.{name}"].to(old.M) for name in ("M", "Up", "Vp")))
+        for name, moments in self._second_moments().items():
+            moments[:] = [tensors[f"{g}.{name}"].to(t) for g, t in enumerate(moments)]
+
+    def _second_moments(self) -> dict[str, list[Tensor]]:
+        return {}
+
+
+class TangentSGD(TangentOptimizer):
+    """Transported momentum alone, in units of the noise: D = m / tau (D = m where there is no noise)."""
+
+    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
+        return mean.scale(1 / noise_std) if noise_std else mean
+
+
+class TangentScalar(TangentOptimizer):
+    """One number a module: momentum over the debiased root mean square of the module's released tangents."""
+
+    def __init__(
+        self,
+        coordinates: TangentCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        floor: float = 1.0,
+    ) -> None:
+        super().__init__(coordinates, betas=betas, floor=floor)
+        self._v = [torch.zeros_like(point.S[:, 0]) for point in coordinates.points]  # (L,) each
+
+    def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
+        d = tangent_dimension(point.U.shape[1], point.V.shape[1], point.rank)
+        self._v[g] = torch.lerp(tangent.norm_squared() / d, self._v[g], self.betas[1])
+
+    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
+        signal = self._corrected(self._v[g]) - noise_std**2
+        return mean.scale(signal.clamp_min(self.floor * noise_std**2 + _TINY**2).rsqrt())
+
+    def _second_moments(self) -> dict[str, list[Tensor]]:
+        return {"v": self._v}
+
+
+class TangentRank(TangentOptimizer):
+    """r x r second moments of both sides, debiased by tau^2 I, floored, and carried along as the frames turn.
+
+    D has P-side Up V_R^-1/2, Q-side Vp V_L^-1/2 and core V_L^-1/4 M V_R^-1/4.
+    """
+
+    def __init__(
+        self,
+        coordinates: TangentCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        floor: float = 1.0,
+    ) -> None:
+        super().__init__(coordinates, betas=betas, floor=floor)
+        self._vl = [torch.zeros_like(m.M) for m in self._momentum]  # (L, r, r): frame U
+        self._vr = [torch.zeros_like(m.M) for m in self._momentum]  # (L, r, r): frame V
+
+    def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
+        M, Up, Vp = tangent.M, tangent.Up, tangent.Vp
+        m, n = Up.shape[1], Vp.shape[1]
+        beta2 = self.betas[1]
+        self._vr[g] = torch.lerp((M.mT @ M + Up.mT @ Up) / m, self._vr[g], beta2)
+        self._vl[g] = torch.lerp((M @ M.mT + Vp.mT @ Vp) / n, self._vl[g], beta2)
+
+    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
+        left, left_root = self._inverse_roots(self._vl[g], noise_std)
+        right, right_root = self._inverse_roots(self._vr[g], noise_std)
+        return Tangent(left_root @ mean.M @ right_root, mean.Up @ right, mean.Vp @ left)
+
+    def _inverse_roots(self, moment: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
+        """The powers -1/2 and -1/4 of the debiased, floored second moment."""
+        w, e = torch.linalg.eigh(self._corrected(moment))
+        w = (w - noise_std**2).clamp_min(self.floor * noise_std**2 + _TINY**2)[:, None, :]
+        return (e * w**-0.5) @ e.mT, (e * w**-0.25) @ e.mT
+
+    def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:
+        # What the new frame has outside the old one has only been seen as noise.
+        prior = (1 - self.betas[1] ** self._count) * noise_std**2
+        self._vl[g] = _turn(self._vl[g], old.U.mT @ new.U, prior)
+        self._vr[g] = _turn(self._vr[g], old.V.mT @ new.V, prior)
+
+    def _second_moments(self) -> dict[str, list[Tensor]]:
+        return {"vl": self._vl, "vr": self._vr}
+
+
+class TangentPaper(TangentOptimizer):
+    """PRISM Eq. 24-26 as printed, in the balanced factors A = U S^1/2, B = V S^1/2. A baseline.
+
+    Moments are kept in factor coordinates and not transported. Eq. 26's floors use tr(N^-1) and tr(M^-1), which need
+    S > 0: below 1e-6 of the largest singular value the pseudo-inverse drops a direction, as Eq. 12 does. Raises
+    ConfigError at Z = 0, where nothing would be left.
+    """
+
+    def __init__(
+        self,
+        coordinates: TangentCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float = 1.0,
+    ) -> None:
+        if any((point.S == 0).all(dim=-1).any() for point in coordinates.points):
+            raise ConfigError(
+                "the optimizer 'paper' cannot leave an adapter of zeros",
+                why="Eq. 24-26 divide by the adapter's singular values, so every step would be spent on not moving",
+                fix="start from a trained adapter (adapter.init=FOLDER), or use rank, scalar or sgd",
+            )
+        super().__init__(coordinates, betas=betas, floor=floor)
+        self._ma = [torch.zeros_like(point.U) for point in coordinates.points]
+        self._mb = [torch.zeros_like(point.V) for point in coordinates.points]
+        self._va = [torch.zeros_like(m.M) for m in self._momentum]
+        self._vb = [torch.zeros_like(m.M) for m in self._momentum]
+
+    def _update(self, release: Release, learning_rate: float) -> None:
+        self._count += 1
+        beta1, beta2 = self.betas
+        moved = []
+        for g, (point, parts) in enumerate(zip(self.coordinates.points, release.vector, strict=True)):
+            M, Up, Vp = parts
+            inverse = _pseudo_inverse(point.S)[:, None, :]  # (L, 1, r): S^-1
+            root = inverse.sqrt()
+            # Eq. 14 on the noised tangent: every entry of the lift carries noise.
+            da = (Up + 0.5 * point.U @ M) * root
+            db = (Vp + 0.5 * point.V @ M.mT) * root
+            self._ma[g] = torch.lerp(da, self._ma[g], beta1)
+            self._mb[g] = torch.lerp(db, self._mb[g], beta1)
+            self._va[g] = torch.lerp(da.mT @ da / da.shape[1], self._va[g], beta2)
+            self._vb[g] = torch.lerp(db.mT @ db / db.shape[1], self._vb[g], beta2)
+            floor = self.floor * release.noise_std**2 * inverse.mean(dim=-1, keepdim=True)  # (L, 1, 1)
+            ua = self._mean(self._ma[g]) @ _inverse_root(self._corrected(self._va[g]), floor)
+            ub = self._mean(self._mb[g]) @ _inverse_root(self._corrected(self._vb[g]), floor)
+            sqrt_s = point.S.sqrt()[:, None, :]
+            a, b = ua * sqrt_s, ub * sqrt_s  # U_A B^T = a V^T and A U_B^T = U b^T
+            direction = Tangent(
+                point.U.mT @ a + (point.V.mT @ b).mT,
+                a - point.U @ (point.U.mT @ a),
+                b - point.V @ (point.V.mT @ b),
+            )
+            moved.append(retract(point, direction, -learning_rate))
+        self.coordinates.points = moved
+        self.coordinates.install()
+
+    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
+        raise AssertionError("the paper's rule works on factors; see _update")
+
+    def _mean(self, moment: Tensor) -> Tensor:
+        return moment / (1 - self.betas[0] ** self._count)
+
+    def _second_moments(self) -> dict[str, list[Tensor]]:
+        return {"ma": self._ma, "mb": self._mb, "va": self._va, "vb": self._vb}
+
+
+TANGENT_OPTIMIZERS: dict[str, type[TangentOptimizer]] = {
+    "sgd": TangentSGD,
+    "scalar": TangentScalar,
+    "rank": TangentRank,
+    "paper": TangentPaper,
+}
+
+
+def _turn(moment: Tensor, overlap: Tensor, prior: float) -> Tensor:
+    """The second moment in the new frame; overlap = old^T new, (L, r, r)."""
+    eye = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
+    return overlap.mT @ moment @ overlap + prior * (eye - overlap.mT @ overlap)
+
+
+def _pseudo_inverse(s: Tensor) -> Tensor:
+    """1 / s, and 0 where s is below 1e-6 of the largest, (L, r)."""
+    kept = s > 1e-6 * s[:, :1].clamp_min(_TINY)
+    return torch.where(kept, 1 / torch.where(kept, s, 1.0), 0.0)
+
+
+def _inverse_root(moment: Tensor, floor: Tensor) -> Tensor:
+    w, e = torch.linalg.eigh(moment)
+    return (e * (w[:, None, :].clamp_min(0) + floor + _TINY**2).rsqrt()) @ e.mT

@@ -1,0 +1,8 @@
+"""What a run says about itself: the adapter, a machine-readable privacy report, a model card and a web page.
+
+`facts` gathers everything once, as plain JSON; `render` and `card` are pure functions of that JSON.
+"""
+
+from privlora.reporting.release import rewrite_report, write_release
+
+__all__ = ["rewrite_report", "write_release"]

@@ -1,0 +1,98 @@
+"""The model card: README.md with the front matter that model hubs read. A pure function of the report."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from privlora.reporting.wording import Report, is_private, method_table, nats, number, privacy_table, sentence
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
+
+
+def card(report: Report) -> str:
+    """README.md, as Markdown."""
+    stamp = report["stamp"]["text"]
+    lines = [
+        "---",
+        yaml.safe_dump(_front_matter(report), sort_keys=False, allow_unicode=True).strip(),
+        "---",
+        "",
+        f"# {stamp}: LoRA adapter for {plain(report['adapter']['base_model'])}",
+        "",
+        f"**{plain(sentence(report))}**",
+        "",
+        "## Privacy",
+        "",
+        *_table(privacy_table(report)),
+        "",
+        "`privacy_report.json` says the same to machines, `report.html` shows it with figures.",
+        "",
+        "### What is not protected",
+        "",
+        *(f"- {plain(text)}" for text in report["not_protected"]),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        f"base = AutoModelForCausalLM.from_pretrained({_base(report)})",
+        'model = PeftModel.from_pretrained(base, ".")  # this folder',
+        "```",
+        "",
+        "## Training",
+        "",
+        *_table(method_table(report)),
+        "",
+        *_evaluation(report),
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def plain(text: object) -> str:
+    """Text on one line in which Markdown and HTML have no effect."""
+    line = " ".join(str(text).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", line)
+
+
+def _front_matter(report: Report) -> dict[str, object]:
+    name = report["adapter"]["base_model"]
+    tags = ["lora", "privlora", "differential-privacy" if is_private(report) else "not-private"]
+    front: dict[str, object] = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
+    if _HUB_NAME.fullmatch(name):  # hubs refuse a path here
+        front = {"base_model": name, **front}
+    return front
+
+
+def _base(report: Report) -> str:
+    adapter = report["adapter"]
+    revision = adapter["base_revision"]
+    return repr(adapter["base_model"]) + (f", revision={revision!r}" if revision else "")
+
+
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    return ["| | |", "|---|---|", *(f"| {plain(name)} | {plain(value)} |" for name, value in rows)]
+
+
+def _evaluation(report: Report) -> list[str]:
+    rows = report["evaluation"]
+    if not rows:
+        return []
+    table = [
+        "Loss per example on public evaluation records, in nats:",
+        "",
+        "| step | loss | standard error |",
+        "|---|---|---|",
+    ]
+    ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
+    for row in ends:
+        table.append(
+            f"| {row['step']} | {nats(row['loss_per_example'])} | {number(row['standard_error'], 2)} |"
+        )
+    return [*table, ""]

@@ -1,0 +1,222 @@
+"""Everything a report says, gathered once as plain JSON. Its schema is public and versioned.
+
+No private quantity may enter: no number of records or units, batch size, training loss, clipping fraction
+or gradient norm. Here are settings, the ledger, released parameters, fresh noise, losses on public records.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import privlora
+from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
+from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
+from privlora.adapters import LowRankAdapter, Site
+from privlora.reporting.limits import not_protected
+from privlora.reporting.noise import noise_on_weights
+from privlora.training.session import Parts
+
+SCHEMA_VERSION = 1
+PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
+_CURVE_POINTS = 20
+# For the curve of a large epsilon: ten times faster, less than 0.01 % above the default grid.
+_COARSE_GRID = 1e-3
+
+
+def gather(
+    parts: Parts, summary: LedgerSummary | None, evaluations: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode."""
+    privacy = privacy_facts(summary)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **privacy,
+        "target_epsilon": parts.settings.privacy.target_epsilon,
+        "noise": _noise(parts, summary),
+        "evaluation": evaluation_rows(evaluations),
+        "adapter": _adapter(parts),
+        "method": _method(parts),
+        "versions": versions(),
+        "not_protected": not_protected(privacy["statement"], _start(parts)),
+    }
+
+
+def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
+    """What the ledger alone decides: the stamp, the statement, and epsilon over steps."""
+    if summary is None:
+        reason = "the run used the non-private mode, without clipping and without noise"
+        return {
+            "stamp": {"text": NOT_PRIVATE, "reason": reason},
+            "statement": None,
+            "epsilon_over_steps": [],
+        }
+    if summary.plan.insecure_noise:
+        reason = "the noise was repeatable (insecure_noise_seed), so whoever knows the seed can subtract it"
+        return {
+            "stamp": {"text": NOT_PRIVATE, "reason": reason},
+            "statement": _statement(summary, None, None),
+            "epsilon_over_steps": [],
+        }
+    total = summary.epsilon()
+    replace_one = epsilon(summary.events(), summary.plan.delta, adjacency="replace-one")
+    return {
+        "stamp": {"text": PRIVATE, "reason": None},
+        "statement": _statement(summary, finite(total), finite(replace_one)),
+        "epsilon_over_steps": _curve(summary, total),
+    }
+
+
+def _curve(summary: LedgerSummary, total: float) -> list[dict[str, float | None]]:
+    """Upper bounds after about 20 numbers of steps; the last is the statement's."""
+    plan, charges = summary.plan, summary.charges
+    parts = {math.ceil(charges * i / _CURVE_POINTS) for i in range(_CURVE_POINTS)}
+    steps = sorted({min(1, charges), *parts} - {0, charges})
+    grid = _COARSE_GRID if total >= 1 else DEFAULT_GRID
+    curve: list[dict[str, float | None]] = []
+    for step in steps:
+        # epsilon never falls with more steps, so the total bounds every earlier one too
+        bound = min(pld_epsilon({plan.event: step}, plan.delta, plan.adjacency, grid), total)
+        curve.append({"step": step, "epsilon": finite(bound)})
+    return [*curve, {"step": charges, "epsilon": finite(total)}]
+
+
+def evaluation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Held-out results on public records, by step; numbers that are not finite become None."""
+    names = ("loss_per_example", "standard_error", "loss_per_token", "accuracy", "examples", "tokens")
+    found = {row["step"]: {"step": row["step"], **{n: finite(row[n]) for n in names}} for row in rows}
+    return [found[step] for step in sorted(found)]
+
+
+def finite(value: float) -> float | None:
+    """``value``, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None
+
+
+def _statement(
+    summary: LedgerSummary, epsilon_now: float | None, epsilon_replace_one: float | None
+) -> dict[str, Any]:
+    plan, sampling = summary.plan, summary.plan.event.sampling
+    truncated = isinstance(sampling, TruncatedPoissonSampling)
+    return {
+        "epsilon": epsilon_now,
+        "delta": plan.delta,
+        "unit": plan.unit,
+        "records_per_user": plan.records_per_user,
+        "adjacency": plan.adjacency,
+        "epsilon_replace_one": epsilon_replace_one,
+        "sampling": {"kind": "truncated_poisson" if truncated else "poisson", **asdict(sampling)},
+        "noise_multiplier": plan.event.noise_multiplier,
+        "clip_norm": plan.clip_norm,
+        "expected_batch_size": plan.expected_batch_size,
+        "steps_planned": plan.steps,
+        "steps_charged": summary.charges,
+        "resumes": summary.resumes,
+        "accountant": "pld",
+        "dataset": plan.dataset,
+        "run_id": summary.run_id,
+        "created": summary.created,
+    }
+
+
+def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None:
+    if summary is None:
+        return None
+    plan, rank = summary.plan, parts.adapter.rank
+    noise_std = plan.event.noise_multiplier * plan.clip_norm / plan.expected_batch_size
+    effect = noise_on_weights(parts.coordinates, noise_std)
+    return {
+        "noise_std": noise_std,
+        "intrinsic": parts.coordinates.intrinsic,
+        "draws": effect["draws"],
+        "modules": [
+            {
+                "name": site.name,
+                "m": site.m,
+                "n": site.n,
+                "r": rank,
+                **{key: finite(value) for key, value in effect["modules"][site.name].items()},
+            }
+            for site in _in_model_order(parts.adapter)
+        ],
+    }
+
+
+def _adapter(parts: Parts) -> dict[str, Any]:
+    lora = parts.settings.adapter
+    factors = parts.named_factors()
+    return {
+        "base_model": parts.settings.model.name,
+        "base_revision": parts.settings.model.revision,
+        "rank": parts.adapter.rank,
+        "lora_alpha": lora.lora_alpha,
+        "use_rslora": lora.use_rslora,
+        "target_modules": lora.target_modules,
+        "init": _start(parts),
+        "public_seed": parts.settings.run.seed,
+        "exported": "last iterate" if parts.average is None else "average of the iterates",
+        "modules": [
+            {"name": site.name, "m": site.m, "n": site.n, "singular_values": _spectrum(*factors[site.name])}
+            for site in _in_model_order(parts.adapter)
+        ],
+    }
+
+
+def _start(parts: Parts) -> str:
+    return parts.settings.adapter.init or parts.method.init
+
+
+def _in_model_order(adapter: LowRankAdapter) -> list[Site]:
+    order = {name: index for index, (name, _) in enumerate(adapter.model.named_modules())}
+    return sorted(adapter.sites, key=lambda site: order[site.name])
+
+
+def _spectrum(a: Tensor, b: Tensor) -> list[float | None]:
+    """Singular values of A B^T, descending."""
+    core = torch.linalg.qr(a.double()).R @ torch.linalg.qr(b.double()).R.mT
+    if not bool(core.isfinite().all()):
+        return [None] * core.shape[-1]
+    return [float(value) for value in torch.linalg.svdvals(core)]
+
+
+def _method(parts: Parts) -> dict[str, Any]:
+    method, chosen, data = parts.method, parts.settings.method, parts.settings.data
+
+    def or_default(value: Any, default: Any) -> Any:
+        return default if value is None else value
+
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "reference": method.reference,
+        "coordinates": method.space,
+        "optimizer": or_default(chosen.optimizer, method.optimizer),
+        "learning_rate": or_default(chosen.learning_rate, method.learning_rate),
+        "schedule": or_default(chosen.schedule, method.schedule),
+        "warmup_steps": or_default(
+            chosen.warmup_steps, round(method.warmup_fraction * parts.settings.privacy.steps)
+        ),
+        "averaging": or_default(chosen.averaging, method.averaging),
+        "beta1": or_default(chosen.beta1, method.beta1),
+        "beta2": or_default(chosen.beta2, method.beta2),
+        "steps": parts.settings.privacy.steps,
+        "max_length": data.max_length,
+        "loss_on": data.loss_on,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the software that made the statement."""
+    packages = ("dp-accounting", "torch", "transformers", "peft")
+    return {
+        "privlora": privlora.__version__,
+        **{name: version(name) for name in packages},
+        "python": platform.python_version(),
+    }

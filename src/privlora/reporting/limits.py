@@ -1,0 +1,48 @@
+"""What the privacy statement does not cover, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from privlora.coordinates.starts import RANDOM, W0_SUBSPACE
+
+_ALWAYS = (
+    "The base model. Whatever it learned from its own pretraining data is outside this statement.",
+    "What many records have in common. Differential privacy hides whether one {unit} took part; "
+    "it does not hide what the records say together.",
+    "Choices made by looking at the private records: filters, columns, hyper-parameters, the best of several "
+    "runs. Each run on the same records has its own cost; the command “privlora budget” adds them up.",
+    "Settings, prompt templates, the data set's label and its public size: published as they were given.",
+    "The evaluation records. Losses on them are published without noise, so they must be public.",
+    "Everything outside this folder: the training losses and logs that stay with whoever trained.",
+    "Side channels of the training machine, such as how long a step took.",
+    "Rounding. Noise is continuous in the proof and floating point in the computer (Mironov 2012); "
+    "it is added in double precision, but attacks on the lowest bits are not excluded.",
+    "What is sent to the model when it is used: prompts, context and answers.",
+)
+_RECORD = (
+    "Other records of the same person. The unit is one record; for whoever contributed k records the "
+    "guarantee is weaker, about k times epsilon. Training with users as the unit protects people."
+)
+_USER = "People who appear in the records of several users. The unit is what the user column says."
+_OTHER_ADAPTER = (
+    "The adapter that training started from. The data that it was trained on is outside this statement."
+)
+_TRUNCATED = (
+    "How many {unit}s there are. With a cap on the batch, a {unit} is removed by putting an empty one in its "
+    "place (arXiv:2508.15089)."
+)
+
+
+def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
+    """Sentences for a report; ``statement`` and ``start`` (adapter.init) as in its JSON."""
+    if statement is None or statement["epsilon"] is None:
+        return ["Any training record. Handle this adapter as if it were the training records themselves."]
+    sentences = [text.format(unit=statement["unit"]) for text in _ALWAYS]
+    sentences.insert(1, _RECORD if statement["unit"] == "record" else _USER)
+    if statement["sampling"]["kind"] == "truncated_poisson":
+        sentences.append(_TRUNCATED.format(unit=statement["unit"]))
+    if start not in (RANDOM, W0_SUBSPACE):
+        sentences.insert(1, _OTHER_ADAPTER)
+    return sentences

@@ -1,0 +1,92 @@
+"""How much the noise of one step moves each weight matrix: in closed form, and measured on fresh draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
+from privlora.geometry.fixed_rank import tangent_dimension
+from privlora.mechanisms import NoiseSource
+
+_MOST_DRAWS = 32
+# More draws of a large adapter would take longer and say little more: a draw averages over its coordinates.
+_MOST_NORMALS = 40_000_000
+
+
+@torch.no_grad()
+def noise_on_weights(coordinates: Coordinates, noise_std: float) -> dict[str, Any]:
+    """Root mean square of ||effect of the noise on W||_F for each module, to first order at its state.
+
+    noise_std: tau = sigma C / b. "closed_form" is tau sqrt(r (m + n - r)) in tangent coordinates (PRISM
+    Eq. 21) and tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8).
+    "measured" takes fresh draws: the norm of the noise that a release contains must stay secret, because it
+    would help to subtract that noise.
+    """
+    source = NoiseSource()
+    draws = max(2, min(_MOST_DRAWS, _MOST_NORMALS // coordinates.dimension))
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return source.standard_normal(shape).to(coordinates.adapter.device, coordinates.dtype)
+
+    groups = coordinates.adapter.groups
+    squares = [
+        torch.zeros(len(g.sites), dtype=torch.float64, device=coordinates.adapter.device) for g in groups
+    ]
+    for _ in range(draws):
+        for total, (left, right) in zip(
+            squares, _effect(coordinates, coordinates.standard_normal(draw)), strict=True
+        ):
+            total += _product_norm_squared(left.double(), right.double())
+    modules = {
+        site.name: {
+            "closed_form": noise_std * float(expected[k]) ** 0.5,
+            "measured": noise_std * float(total[k] / draws) ** 0.5,
+        }
+        for group, expected, total in zip(groups, _expected_squares(coordinates), squares, strict=True)
+        for k, site in enumerate(group.sites)
+    }
+    return {"draws": draws, "modules": modules}
+
+
+def _effect(coordinates: Coordinates, noise: Vector) -> list[tuple[Tensor, Tensor]]:
+    """The change of W as left right^T, (L, m, 2r) and (L, n, 2r), for each group."""
+    if isinstance(coordinates, TangentCoordinates):
+        return [
+            (torch.cat([p.U @ M + Up, p.U], dim=-1), torch.cat([p.V, Vp], dim=-1))
+            for p, (M, Up, Vp) in zip(coordinates.points, noise, strict=True)
+        ]
+    assert isinstance(coordinates, FactorCoordinates)
+    s = coordinates.scale
+    return [
+        (s * torch.cat([d_left, left], dim=-1), torch.cat([right, d_right], dim=-1))
+        for left, right, (d_left, d_right) in zip(coordinates.left, coordinates.right, noise, strict=True)
+    ]
+
+
+def _expected_squares(coordinates: Coordinates) -> list[Tensor]:
+    """E||change of W||_F^2 for unit noise, (L,) for each group."""
+    if isinstance(coordinates, TangentCoordinates):
+        rank = coordinates.adapter.rank
+        return [
+            torch.full((len(g.sites),), float(tangent_dimension(g.m, g.n, rank)), dtype=torch.float64)
+            for g in coordinates.adapter.groups
+        ]
+    assert isinstance(coordinates, FactorCoordinates)
+    return [
+        coordinates.scale**2 * (g.m * _squares(right.double()) + g.n * _squares(left.double()))
+        for g, left, right in zip(
+            coordinates.adapter.groups, coordinates.left, coordinates.right, strict=True
+        )
+    ]
+
+
+def _product_norm_squared(left: Tensor, right: Tensor) -> Tensor:
+    """||left right^T||_F^2 without forming the product."""
+    return ((left.mT @ left) * (right.mT @ right)).sum(dim=(-2, -1))
+
+
+def _squares(t: Tensor) -> Tensor:
+    return t.square().sum(dim=(-2, -1))

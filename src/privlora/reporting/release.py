@@ -1,0 +1,112 @@
+"""What a run leaves in RUN/release, each file written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from privlora.accounting import LedgerSummary, read_ledger
+from privlora.adapters import write_adapter
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
+from privlora.errors import PrivacyError, RunError
+from privlora.reporting.card import card
+from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
+from privlora.reporting.render import render
+from privlora.training.files import RunFolder, read_lines, write_atomically
+from privlora.training.session import Parts
+
+JSON_NAME, CARD_NAME, HTML_NAME = "privacy_report.json", "README.md", "report.html"
+
+
+def write_release(folder: RunFolder, parts: Parts, summary: LedgerSummary | None) -> None:
+    """Write the adapter, privacy_report.json, README.md and report.html of an ended run.
+
+    summary: what the run's ledger says; None in the non-private mode.
+
+    Raises RunError if a file cannot be written; the old one is then untouched.
+    """
+    _write_adapter(folder.release, parts)
+    _write_report(folder, gather(parts, summary, read_lines(folder.evaluations)))
+
+
+def rewrite_report(folder: RunFolder) -> Path:
+    """Make README.md and report.html again from the JSON report, ledger and evaluations; gives the page.
+
+    No model is needed. The ledger decides: if it shows more than the report, the statement is made anew.
+
+    Raises RunError if the run has no report, or one of another version or run; PrivacyError if the ledger
+    shows less than the report.
+    """
+    report = _read_report(folder.release / JSON_NAME)
+    statement = report["statement"]
+    if statement is not None:
+        summary = read_ledger(folder.ledger)
+        _check_same_run(statement, summary)
+        if (summary.charges, summary.resumes) != (statement["steps_charged"], statement["resumes"]):
+            report = {**report, **privacy_facts(summary), "versions": versions()}
+    if folder.evaluations.exists():
+        report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
+    _write_report(folder, report)
+    return folder.release / HTML_NAME
+
+
+def _check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None:
+    if summary.run_id != statement["run_id"]:
+        raise RunError(
+            f"{summary.path} belongs to another run than {JSON_NAME}", fix="restore the run's own files"
+        )
+    if summary.charges < statement["steps_charged"]:
+        raise PrivacyError(
+            f"{summary.path} shows {summary.charges} releases, the report {statement['steps_charged']}",
+            why="a ledger never loses a release, so this one was cut or replaced",
+            fix="restore the original ledger; without it no epsilon can be stated",
+        )
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"no readable report at {str(path)!r} ({type(error).__name__})",
+            fix="`privlora resume` ends the run and writes it",
+        ) from None
+    if not isinstance(report, dict) or report.get("schema_version") != SCHEMA_VERSION:
+        raise RunError(
+            f"{str(path)!r} is not a report of schema version {SCHEMA_VERSION}",
+            fix="read it with the version of privlora that wrote it",
+        )
+    return report
+
+
+def _write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
+    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(folder.release / JSON_NAME, text)
+    write_atomically(folder.release / CARD_NAME, card(report))
+    write_atomically(folder.release / HTML_NAME, render(report))
+
+
+def _write_adapter(release: Path, parts: Parts) -> None:
+    lora = parts.settings.adapter
+    try:
+        with tempfile.TemporaryDirectory(dir=release.parent, prefix=".adapter-") as temporary:
+            write_adapter(
+                Path(temporary),
+                parts.adapter,
+                parts.named_factors(),
+                base_model=parts.settings.model.name,
+                lora_alpha=lora.lora_alpha,
+                use_rslora=lora.use_rslora,
+            )
+            for name in (WEIGHTS_NAME, CONFIG_NAME):
+                write_atomically(release / name, (Path(temporary) / name).read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"cannot write the adapter into {str(release)!r}: {error}",
+            fix="free space or permissions, then `privlora resume`",
+        ) from None

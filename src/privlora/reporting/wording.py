@@ -1,0 +1,156 @@
+"""The privacy statement in words and numbers, shared by the card and the web page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+Report = Mapping[str, Any]
+
+_ADJACENCY = {
+    "add-or-remove-one": "adding or removing one {unit}",
+    "replace-one": "replacing one {unit} by another",
+}
+
+
+def is_private(report: Report) -> bool:
+    """Whether any epsilon may be stated."""
+    return bool(report["stamp"]["reason"] is None)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for reading; None, which stands for a value that is not finite, becomes a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
+        return f"{int(value)}"
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def nats(loss: float | None) -> str:
+    """A loss for reading."""
+    return "–" if loss is None else f"{loss:.3f}"
+
+
+def rounded_up(value: float | None, decimals: int = 3) -> str:
+    """An upper bound stays one: never rounded down."""
+    if value is None:
+        return "–"
+    scaled = value * 10**decimals
+    # the product itself is rounded: 4.963 * 1000 may be a hair above 4963
+    whole = round(scaled) if math.isclose(scaled, round(scaled), rel_tol=1e-12) else math.ceil(scaled)
+    return f"{whole / 10**decimals:.{decimals}f}"
+
+
+def sentence(report: Report) -> str:
+    """The statement that an auditor would sign, or why there is none."""
+    s = report["statement"]
+    if not is_private(report):
+        return f"This adapter is NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
+    return (
+        f"The adapter and every file beside it are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
+        f"differentially private under {adjacency(s)}. They derive from {s['steps_charged']} releases of the "
+        f"Gaussian mechanism with noise multiplier {number(s['noise_multiplier'])} and clipping norm "
+        f"{number(s['clip_norm'])}, on batches drawn by {sampling(s)}; epsilon is an upper bound by the PLD "
+        f"accountant of dp-accounting {report['versions']['dp-accounting']}."
+    )
+
+
+def adjacency(statement: Mapping[str, Any]) -> str:
+    """Which data sets count as neighbours."""
+    text = _ADJACENCY[statement["adjacency"]].format(unit=statement["unit"])
+    if statement["sampling"]["kind"] == "truncated_poisson" and statement["adjacency"] == "add-or-remove-one":
+        text += " (an empty one stands in for it)"
+    return text
+
+
+def unit(statement: Mapping[str, Any]) -> str:
+    """Whose presence is hidden."""
+    if statement["unit"] == "record":
+        return "one record"
+    return f"one user: all of a user's records, at most {statement['records_per_user']} of them in a step"
+
+
+def sampling(statement: Mapping[str, Any]) -> str:
+    """How a batch was drawn."""
+    s = statement["sampling"]
+    text = f"Poisson sampling with rate {number(s['sample_rate'])}"
+    if s["kind"] == "truncated_poisson":
+        text += f", cut to {s['max_batch_size']} of at most {s['dataset_size']} units"
+    return text
+
+
+def privacy_table(report: Report) -> list[tuple[str, str]]:
+    """(name, value) rows of the privacy block."""
+    s, versions = report["statement"], report["versions"]
+    if s is None:
+        return [
+            ("Mechanism", "none: gradients were neither clipped nor noised"),
+            ("Steps T", str(report["method"]["steps"])),
+        ]
+    target = report["target_epsilon"]
+    rows = [
+        ("Mechanism", f"Gaussian mechanism on clipped per-{s['unit']} gradients, {coordinates(report)}"),
+        ("Privacy unit", unit(s)),
+        ("Adjacency", adjacency(s)),
+    ]
+    if is_private(report):
+        rows += [
+            ("Guarantee (ε, δ)", f"({rounded_up(s['epsilon'])}, {number(s['delta'])})"),
+            ("Target ε", "none: the noise was given" if target is None else number(target)),
+            ("ε if one unit is replaced", rounded_up(s["epsilon_replace_one"])),
+            ("Accountant", f"PLD of dp-accounting {versions['dp-accounting']}, an upper bound"),
+        ]
+    else:
+        rows.append(("Guarantee (ε, δ)", "none"))
+    charged = f"{s['steps_charged']} charged of {s['steps_planned']} planned"
+    rows += [
+        ("Sampling rate q", number(s["sampling"]["sample_rate"], 6)),
+        ("Sampling", sampling(s)),
+        ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
+        ("Clipping norm C", number(s["clip_norm"])),
+        ("Expected batch size b", number(s["expected_batch_size"])),
+        ("Noise per coordinate τ = σC/b", number(report["noise"]["noise_std"])),
+        ("Steps T", charged + (f", resumed {s['resumes']} times" if s["resumes"] else "")),
+        ("Seeds", seeds(report)),
+        ("Data set", s["dataset"]),
+        ("Run", f"{s['run_id']}, {s['created']}"),
+    ]
+    return rows
+
+
+def coordinates(report: Report) -> str:
+    """The space in which gradients were clipped."""
+    if report["method"]["coordinates"] == "tangent":
+        return "in isometric coordinates of the tangent space at the low-rank update"
+    return "in the entries of both LoRA factors"
+
+
+def seeds(report: Report) -> str:
+    """Where randomness came from."""
+    start = f"the adapter's start uses the public seed {report['adapter']['public_seed']}"
+    if not is_private(report):
+        return f"noise and sampling were repeatable; {start}"
+    return f"noise and sampling use keys of the operating system, never stored; {start}"
+
+
+def method_table(report: Report) -> list[tuple[str, str]]:
+    """(name, value) rows of how the adapter was trained."""
+    method, adapter = report["method"], report["adapter"]
+    targets = adapter["target_modules"]
+    revision = f" at {adapter['base_revision']}" if adapter["base_revision"] else ""
+    warmup = f"{method['warmup_steps']} steps of warm-up"
+    decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
+    scale = "α/√r" if adapter["use_rslora"] else "α/r"
+    lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
+    return [
+        ("Base model", adapter["base_model"] + revision),
+        ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
+        ("Optimizer", f"{method['optimizer']}, β₁ {number(method['beta1'])}, β₂ {number(method['beta2'])}"),
+        ("Learning rate", f"{number(method['learning_rate'])}, {method['schedule']}, {warmup}"),
+        ("Exported", adapter["exported"] + decay),
+        ("Adapter", f"{lora}, start {adapter['init']}"),
+        ("Targets", targets if isinstance(targets, str) else ", ".join(targets)),
+        ("Text", f"at most {method['max_length']} tokens, loss on {method['loss_on']}"),
+    ]

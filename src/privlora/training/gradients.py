@@ -1,0 +1,32 @@
+"""One micro-batch through the model: per-unit gradients in, nothing else kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.data.batching import MicroBatch
+from privlora.losses import label_logits, weighted_cross_entropy
+
+
+def micro_batch_gradients(
+    model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False
+) -> tuple[Captured, Tensor]:
+    """Gradients of each privacy unit, and its loss (units,); both are private.
+
+    A unit's loss is the mean over its drawn records of the mean over each record's label tokens, so it depends on
+    that unit alone. ``summed`` gives one gradient, added up over all units (non-private mode).
+    """
+    batch = batch.to(adapter.device)
+    with adapter.capture(batch.input_ids.shape[0], summed=summed):
+        found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+        total, losses = weighted_cross_entropy(found, batch.token_weight)
+        weighted = losses * batch.token_weight[:, 1:][found.where]
+        row_losses = found.per_row(weighted)
+        del found  # frees the logits before the backward pass
+        total.backward()
+    unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, batch.unit_index, row_losses)
+    if summed:
+        return adapter.captured(), unit_losses
+    return adapter.captured(batch.unit_index, batch.unit_count), unit_losses

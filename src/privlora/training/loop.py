@@ -1,0 +1,205 @@
+"""The private training loop, and resuming it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+import torch
+
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger import Ledger
+from privlora.data.batching import micro_batches
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import PrivacyError
+from privlora.evaluation import evaluate_next_token
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.training.checkpoint import load_checkpoint, save_checkpoint
+from privlora.training.files import RunFolder, append_line, read_lines
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.session import Data, Parts, sampler
+
+# A non-private run has no ledger; its checkpoints belong to it all the same.
+_NO_RUN = "non-private"
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What may be shown while a run goes on: public numbers only."""
+
+    step: int
+    steps: int
+    learning_rate: float
+    seconds: float
+
+
+class Observer(Protocol):
+    """Whoever wants to see a run go on."""
+
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        """Only called when run.show_private_loss is set; ``loss`` is private data."""
+
+
+class Interrupted(Exception):
+    """The user stopped the run; everything up to ``step`` is saved."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"interrupted after step {step}")
+        self.step = step
+
+
+def train(
+    parts: Parts,
+    data: Data,
+    folder: RunFolder,
+    *,
+    pad_token_id: int,
+    ledger: Ledger | None,
+    observer: Observer | None = None,
+) -> int:
+    """Run the remaining steps of the plan; returns the number of the last step. ``ledger`` None: non-private mode.
+
+    Takes up the run's checkpoint if there is one. A step that was charged but lost in a crash stays charged, so the
+    number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
+    """
+    settings = parts.settings
+    privacy, run = settings.privacy, settings.run
+    run_id = ledger.summary.run_id if ledger is not None else _NO_RUN
+    saved = load(parts, folder, run_id)
+    done = ledger.charges if ledger is not None else saved
+    draws = sampler(privacy, len(data.units))
+    mechanism = _mechanism(parts, ledger, done, draws)
+    model = parts.adapter.model
+    if saved == 0 and done == 0:
+        _evaluate(parts, data, folder, 0, pad_token_id, observer)
+    model.train()
+    with _stop_on_signal() as stop:
+        for step in range(done + 1, privacy.steps + 1):
+            started = time.perf_counter()
+            records = data.units.draw_records(draws.draw(), draws.generator)
+            losses = []
+            for batch in micro_batches(
+                records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
+            ):
+                captured, unit_losses = micro_batch_gradients(
+                    model, parts.adapter, batch, summed=not mechanism.needs_examples
+                )
+                mechanism.accumulate(captured)
+                losses.append(unit_losses)
+            release = mechanism.release()  # the ledger is charged in here, before noise is drawn
+            parts.optimizer.step(release, parts.learning_rate(step))
+            if parts.average is not None:
+                parts.average.update()
+            _keep_private_loss(folder, run.show_private_loss, step, losses, observer)
+            if observer is not None:
+                seconds = time.perf_counter() - started
+                observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
+            last, stopping = step == privacy.steps, stop.is_set()
+            if last or stopping or step % run.checkpoint_every == 0:
+                save(parts, folder, step, run_id)
+            if run.evaluate_every and step % run.evaluate_every == 0 and not last:
+                _evaluate(parts, data, folder, step, pad_token_id, observer)
+            if stopping and not last:
+                raise Interrupted(step)
+    _evaluate(parts, data, folder, privacy.steps, pad_token_id, observer)
+    return privacy.steps
+
+
+def save(parts: Parts, folder: RunFolder, step: int, run_id: str) -> None:
+    """Checkpoint the public state after ``step``."""
+    states = {"coordinates": parts.coordinates.state_dict(), "optimizer": parts.optimizer.state_dict()}
+    if parts.average is not None:
+        states["average"] = parts.average.state_dict()
+    save_checkpoint(folder.checkpoint, states, step=step, run_id=run_id)
+
+
+def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
+    """Take up the checkpoint, if any; returns its step or 0."""
+    if not folder.checkpoint.exists():
+        return 0
+    step, states = load_checkpoint(folder.checkpoint, run_id=run_id)
+    parts.coordinates.load_state_dict(states["coordinates"])
+    parts.optimizer.load_state_dict(states["optimizer"])
+    if parts.average is not None:
+        parts.average.load_state_dict(states["average"])
+    return step
+
+
+def _mechanism(parts: Parts, ledger: Ledger | None, done: int, draws: PoissonSampler) -> Mechanism:
+    privacy = parts.settings.privacy
+    if ledger is None:
+        return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, done=done)
+    plan = ledger.plan
+    if (plan.unit, plan.insecure_noise) != (privacy.unit, privacy.insecure_noise_seed is not None):
+        raise PrivacyError(
+            f"{ledger.summary.path}: the privacy unit or the kind of noise is not what was planned",
+            why="the stated epsilon holds for the plan only",
+            fix="resume with the settings of the first run",
+        )
+    return GaussianMechanism(
+        parts.coordinates,
+        clip_norm=plan.clip_norm,
+        # What is charged is what is sampled; the ledger refuses it if it is not what was planned.
+        event=StepEvent(draws.sampling, plan.event.noise_multiplier),
+        expected_batch_size=plan.expected_batch_size,
+        ledger=ledger,
+        noise=NoiseSource(privacy.insecure_noise_seed),
+    )
+
+
+def _evaluate(
+    parts: Parts, data: Data, folder: RunFolder, step: int, pad_token_id: int, observer: Observer | None
+) -> None:
+    """Held-out loss of what would be exported now, on public records, into release/."""
+    if not len(data.evaluation) or any(row["step"] == step for row in read_lines(folder.evaluations)):
+        return
+    if parts.average is not None and step:
+        for group, (a, b) in zip(parts.adapter.groups, parts.average.factors(), strict=True):
+            parts.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+    result = evaluate_next_token(parts.adapter.model, data.evaluation, pad_token_id=pad_token_id)
+    parts.coordinates.install()
+    append_line(folder.evaluations, {"step": step, **result.to_dict()})
+    if observer is not None:
+        observer.on_evaluation(step, result.loss_per_example)
+
+
+def _keep_private_loss(
+    folder: RunFolder, show: bool, step: int, losses: list[torch.Tensor], observer: Observer | None
+) -> None:
+    values = torch.cat(losses) if losses else torch.zeros(0)
+    loss = float(values.mean()) if len(values) else None
+    append_line(folder.private_losses, {"step": step, "units": len(values), "loss": loss})
+    if show and observer is not None and loss is not None:
+        observer.on_private_loss(step, loss)
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGINT or SIGTERM sets; a second signal acts as usual. Only the main thread may do this."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, old[signal.Signals(number)])
+
+    for number in old:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

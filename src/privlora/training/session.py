@@ -1,0 +1,251 @@
+"""Everything that one run needs, built from its settings: the model, the data, and the parts of the method."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger import Plan
+from privlora.adapters import LowRankAdapter
+from privlora.config import DataSettings, ModelSettings, PrivacySettings, Settings
+from privlora.coordinates import Coordinates
+from privlora.data.examples import Examples, Template, build_examples
+from privlora.data.records import load_records
+from privlora.data.sampling import PoissonSampler
+from privlora.data.units import Units, group_units
+from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.methods import Method, build, find_method
+from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
+
+ADJACENCY: Final = "add-or-remove-one"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class Data:
+    """Tokenised private records, their units, and the public evaluation records (empty if none)."""
+
+    examples: Examples
+    units: Units
+    evaluation: Examples
+
+
+@dataclass
+class Parts:
+    """A method on a model: what the loop drives and a checkpoint holds."""
+
+    method: Method
+    adapter: LowRankAdapter
+    coordinates: Coordinates
+    optimizer: Optimizer
+    average: IterateAverage | None
+    settings: Settings
+
+    def learning_rate(self, step: int) -> float:
+        """Of step 1, 2, …; a function of public numbers."""
+        chosen, steps = self.settings.method, self.settings.privacy.steps
+        warmup = chosen.warmup_steps
+        if warmup is None:
+            warmup = round(self.method.warmup_fraction * steps)
+        return learning_rate_at(
+            step,
+            steps,
+            chosen.learning_rate or self.method.learning_rate,
+            chosen.schedule or self.method.schedule,
+            warmup,
+        )
+
+    def named_factors(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """What is exported, relative to W0: the averaged update where averaging is on, else the last iterate."""
+        trained = self.average or self.coordinates
+        return self.adapter.relative_to_w0(trained.named_factors())
+
+
+def load_model(settings: ModelSettings) -> tuple[Any, Any]:
+    """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
+    dtype = _DTYPES.get(settings.dtype, "auto")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
+        model = AutoModelForCausalLM.from_pretrained(settings.name, revision=settings.revision, dtype=dtype)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"cannot load model {settings.name!r}: {reason}",
+            fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
+        ) from None
+    if next(model.parameters()).dtype == torch.float16:
+        raise ModelError(
+            "the model is stored in float16, whose gradients overflow",
+            fix="set model.dtype to bfloat16 or float32",
+        )
+    return model.to(_device(settings.device)), tokenizer
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(f"model.device={name!r} is not available here", fix="use auto or cpu") from None
+    return name
+
+
+def load_data(
+    settings: Settings,
+    tokenizer: Any,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    evaluation: Sequence[Mapping[str, Any]] | None = None,
+) -> Data:
+    """Read, tokenise and group the records; ``records`` replaces data.path (Python callers)."""
+    data, privacy = settings.data, settings.privacy
+    if records is None:
+        records = load_records(data.path, format=data.format, limit=data.limit)
+    if evaluation is None and data.evaluation is not None:
+        evaluation = load_records(data.evaluation, format=data.format)
+    units = group_units(
+        records,
+        privacy.user_column,
+        max_records_per_unit=privacy.max_records_per_user if privacy.unit == "user" else None,
+    )
+    if privacy.private and privacy.delta is not None and privacy.delta >= 1 / max(1, len(units)):
+        raise PrivacyError(
+            f"privacy.delta={privacy.delta:g} is not below 1 / number of units",
+            why="publishing one whole unit would satisfy it",
+            fix="set it to a tenth of 1 / number of units, or less",
+        )
+    return Data(
+        _tokenise(records, data, tokenizer),
+        units,
+        _tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
+    )
+
+
+def _tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
+    text = data.text
+    if text is None and data.prompt is None and data.messages is None:
+        text = "text"
+    template = Template(text=text, prompt=data.prompt, completion=data.completion, messages=data.messages)
+    return build_examples(
+        records, template, tokenizer, max_length=data.max_length, loss_on=data.loss_on, add_eos=data.add_eos
+    )
+
+
+def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
+    """The sampler of a run, with operating-system randomness unless the run is a stamped test."""
+    return PoissonSampler(
+        units,
+        privacy.q,
+        max_batch_size=privacy.max_batch_size,
+        dataset_size=privacy.public_dataset_size,
+        insecure_seed=privacy.insecure_noise_seed,
+    )
+
+
+def plan_privacy(settings: Settings) -> tuple[Plan, Calibration | None]:
+    """What the run will release and cost, before any record is read."""
+    privacy = settings.privacy
+    assert privacy.private and privacy.delta is not None
+    method = find_method(settings.method.name)
+    if not method.private:
+        raise ConfigError(
+            f"method {method.name!r} adds no noise, so it cannot meet a privacy target",
+            fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
+        )
+    sampling = sampler(privacy, 0).sampling
+    calibration = None
+    sigma = privacy.noise_multiplier
+    if sigma is None:
+        assert privacy.target_epsilon is not None
+        calibration = calibrate_noise_multiplier(
+            sampling, privacy.steps, privacy.target_epsilon, privacy.delta, adjacency=ADJACENCY
+        )
+        sigma = calibration.noise_multiplier
+    plan = Plan(
+        event=StepEvent(sampling, sigma),
+        steps=privacy.steps,
+        delta=privacy.delta,
+        target_epsilon=privacy.target_epsilon,
+        adjacency=ADJACENCY,
+        unit=privacy.unit,
+        records_per_user=privacy.max_records_per_user if privacy.unit == "user" else None,
+        clip_norm=privacy.clip_norm,
+        expected_batch_size=privacy.b,
+        method=method.name,
+        dataset=settings.run.label or "unnamed",
+        insecure_noise=privacy.insecure_noise_seed is not None,
+    )
+    return plan, calibration
+
+
+@contextmanager
+def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
+    """Give a model back as it was: training flags and gradient checkpointing of every module."""
+    names = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+    before = [
+        (module, {n: vars(module)[n] for n in names if n in vars(module)}) for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, values in before:
+            for name in names:
+                if name in values:
+                    setattr(module, name, values[name])
+                elif name in vars(module):
+                    delattr(module, name)
+
+
+def build_parts(settings: Settings, model: torch.nn.Module) -> Parts:
+    """Attach the adapter and start the method's state."""
+    method = find_method(settings.method.name)
+    chosen, lora = settings.method, settings.adapter
+    _set_checkpointing(model, settings.model.gradient_checkpointing)
+    adapter = LowRankAdapter(
+        model,
+        rank=lora.r,
+        target_modules=lora.target_modules,
+        exclude_modules=lora.exclude_modules,
+        layers_to_transform=lora.layers_to_transform,
+        dropout=lora.lora_dropout,
+    )
+    beta1 = method.beta1 if chosen.beta1 is None else chosen.beta1
+    beta2 = method.beta2 if chosen.beta2 is None else chosen.beta2
+    double = next(model.parameters()).dtype == torch.float64
+    coordinates, optimizer = build(
+        method,
+        adapter,
+        optimizer=chosen.optimizer,
+        init=lora.init,
+        seed=settings.run.seed,
+        lora_alpha=lora.lora_alpha,
+        use_rslora=lora.use_rslora,
+        betas=(beta1, beta2),
+        dtype=torch.float64 if double else torch.float32,
+    )
+    decay = method.averaging if chosen.averaging is None else chosen.averaging
+    average = IterateAverage(coordinates, decay) if decay else None
+    adapter.attach()  # last: a setting that is refused leaves the model alone
+    return Parts(method, adapter, coordinates, optimizer, average, settings)
+
+
+def _set_checkpointing(model: Any, kind: str) -> None:
+    if kind == "none":
+        return
+    arguments = {"use_reentrant": kind == "reentrant"}
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # renamed in transformers 5; both names are supported here
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        if enable is None:
+            enable = model.gradient_checkpointing_enable
+        enable(arguments)

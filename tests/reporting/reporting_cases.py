@@ -1,0 +1,94 @@
+"""Runs without records: a few empty batches, charged and noised like any others, on a tiny random Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from privlora.accounting import Ledger, LedgerSummary, read_ledger
+from privlora.config import settings_from
+from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.reporting import write_release
+from privlora.training.files import RunFolder, append_line
+from privlora.training.session import Parts, build_parts, plan_privacy
+
+STEPS = 3
+
+
+@dataclass
+class Run:
+    folder: RunFolder
+    parts: Parts
+    summary: LedgerSummary | None
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+
+
+def make_run(
+    root: Path,
+    method: str = "prism",
+    *,
+    privacy: dict[str, Any] | None = None,
+    base: str = "acme/tiny",
+    averaging: float = 0.0,
+    use_rslora: bool = False,
+) -> Run:
+    """A run that has ended, with its release written; ``privacy`` None is the non-private mode."""
+    folder = RunFolder(root)
+    public = {"steps": STEPS + 1, "expected_batch_size": 8, "public_dataset_size": 60}
+    settings = settings_from(
+        {
+            "model": {"name": base},
+            "data": {"path": "secret-records.jsonl"},
+            "privacy": {**public, **({"private": False} if privacy is None else {"delta": 1e-3, **privacy})},
+            "adapter": {"r": 3, "lora_alpha": 6, "use_rslora": use_rslora},
+            "method": {"name": method, "learning_rate": 0.5, "averaging": averaging},
+            "run": {"output": str(root), "label": "letters"},
+        }
+    )
+    parts = build_parts(settings, tiny_llama())
+    folder.create()
+    folder.settings.write_text(settings.to_yaml())
+    for step, loss in ((0, 3.5), (STEPS, 3.25)):
+        row = {"loss_per_token": loss + 0.1, "loss_per_example": loss, "standard_error": 0.125}
+        append_line(folder.evaluations, {"step": step, **row, "accuracy": 0.5, "examples": 7, "tokens": 70})
+    summary = None
+    if settings.privacy.private:
+        plan = plan_privacy(settings)[0]
+        with Ledger.create(folder.ledger, plan) as ledger:
+            mechanism = GaussianMechanism(
+                parts.coordinates,
+                clip_norm=plan.clip_norm,
+                event=plan.event,
+                expected_batch_size=plan.expected_batch_size,
+                ledger=ledger,
+                noise=NoiseSource(insecure_seed=1),
+            )
+            for step in range(1, STEPS + 1):
+                parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
+                if parts.average is not None:
+                    parts.average.update()
+        summary = read_ledger(folder.ledger)
+    write_release(folder, parts, summary)
+    return Run(folder, parts, summary)
+
+
+def leaf_paths(value: Any, path: str = "") -> Iterator[str]:
+    """Names of all values of a report, list items without their index."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaf_paths(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value:
+        for inner in value:
+            yield from leaf_paths(inner, path + "[]")
+    else:
+        yield path

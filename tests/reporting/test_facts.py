@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reporting_cases import STEPS, Run, leaf_paths, make_run
+
+from privlora.reporting.facts import evaluation_rows, gather
+
+# Every value that a report may hold. Whoever adds a line states that it is public.
+ALLOWED = {
+    "schema_version",
+    "stamp.text",
+    "stamp.reason",
+    "statement",
+    "statement.epsilon",
+    "statement.delta",
+    "statement.unit",
+    "statement.records_per_user",
+    "statement.adjacency",
+    "statement.epsilon_replace_one",
+    "statement.sampling.kind",
+    "statement.sampling.sample_rate",
+    "statement.sampling.max_batch_size",
+    "statement.sampling.dataset_size",
+    "statement.noise_multiplier",
+    "statement.clip_norm",
+    "statement.expected_batch_size",
+    "statement.steps_planned",
+    "statement.steps_charged",
+    "statement.resumes",
+    "statement.accountant",
+    "statement.dataset",
+    "statement.run_id",
+    "statement.created",
+    "epsilon_over_steps",
+    "epsilon_over_steps[].step",
+    "epsilon_over_steps[].epsilon",
+    "target_epsilon",
+    "noise",
+    "noise.noise_std",
+    "noise.intrinsic",
+    "noise.draws",
+    "noise.modules[].name",
+    "noise.modules[].m",
+    "noise.modules[].n",
+    "noise.modules[].r",
+    "noise.modules[].closed_form",
+    "noise.modules[].measured",
+    "evaluation[].step",
+    "evaluation[].loss_per_example",
+    "evaluation[].standard_error",
+    "evaluation[].loss_per_token",
+    "evaluation[].accuracy",
+    "evaluation[].examples",
+    "evaluation[].tokens",
+    "adapter.base_model",
+    "adapter.base_revision",
+    "adapter.rank",
+    "adapter.lora_alpha",
+    "adapter.use_rslora",
+    "adapter.target_modules",
+    "adapter.init",
+    "adapter.public_seed",
+    "adapter.exported",
+    "adapter.modules[].name",
+    "adapter.modules[].m",
+    "adapter.modules[].n",
+    "adapter.modules[].singular_values[]",
+    "method.name",
+    "method.summary",
+    "method.reference",
+    "method.coordinates",
+    "method.optimizer",
+    "method.learning_rate",
+    "method.schedule",
+    "method.warmup_steps",
+    "method.averaging",
+    "method.beta1",
+    "method.beta2",
+    "method.steps",
+    "method.max_length",
+    "method.loss_on",
+    "versions.privlora",
+    "versions.dp-accounting",
+    "versions.torch",
+    "versions.transformers",
+    "versions.peft",
+    "versions.python",
+    "not_protected[]",
+}
+
+
+def load(run: Run) -> dict[str, Any]:
+    loaded = json.loads((run.folder.release / "privacy_report.json").read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+@pytest.mark.parametrize("kind", ["private_run", "public_run", "insecure_run"])
+def test_a_report_holds_nothing_outside_the_list(kind: str, request: pytest.FixtureRequest) -> None:
+    assert set(leaf_paths(load(request.getfixturevalue(kind)))) <= ALLOWED
+
+
+def test_a_private_report_holds_the_whole_list(report: dict[str, Any]) -> None:
+    only_with_a_cap = {"statement.sampling.max_batch_size", "statement.sampling.dataset_size"}
+    absent = only_with_a_cap | {"statement", "noise", "epsilon_over_steps"}
+    assert set(leaf_paths(report)) == ALLOWED - absent
+
+
+def test_the_statement_is_the_ledgers(private_run: Run, report: dict[str, Any]) -> None:
+    statement, summary = report["statement"], private_run.summary
+    assert summary is not None
+    assert report["stamp"] == {"text": "DIFFERENTIALLY PRIVATE", "reason": None}
+    assert statement["epsilon"] == summary.epsilon()
+    assert statement["epsilon_replace_one"] > statement["epsilon"]
+    assert (statement["steps_charged"], statement["steps_planned"]) == (STEPS, STEPS + 1)
+    assert statement["sampling"] == {"kind": "poisson", "sample_rate": 8 / 60}
+    assert report["adapter"]["init"] == private_run.parts.method.init
+    assert report["noise"]["noise_std"] == pytest.approx(1.0 * 1.0 / 8)
+
+
+def test_epsilon_over_steps_rises_to_the_statement(report: dict[str, Any]) -> None:
+    curve = report["epsilon_over_steps"]
+    assert [point["step"] for point in curve] == [1, 2, 3]
+    values = [point["epsilon"] for point in curve]
+    assert values == sorted(values)
+    assert values[-1] == report["statement"]["epsilon"]
+
+
+def test_no_epsilon_without_privacy(public_run: Run, insecure_run: Run) -> None:
+    public, insecure = load(public_run), load(insecure_run)
+    assert public["stamp"]["text"] == insecure["stamp"]["text"] == "NOT PRIVATE"
+    assert "non-private mode" in public["stamp"]["reason"]
+    assert "repeatable" in insecure["stamp"]["reason"]
+    assert public["statement"] is None
+    assert public["noise"] is None
+    assert insecure["statement"]["epsilon"] is None
+    assert insecure["statement"]["epsilon_replace_one"] is None
+    for report in (public, insecure):
+        assert report["epsilon_over_steps"] == []
+        assert len(report["not_protected"]) == 1
+
+
+def test_modules_come_in_the_models_order_with_their_spectrum(
+    private_run: Run, report: dict[str, Any]
+) -> None:
+    model, factors = private_run.parts.adapter.model, private_run.parts.named_factors()
+    names = [module["name"] for module in report["adapter"]["modules"]]
+    assert names == [module["name"] for module in report["noise"]["modules"]]
+    assert names == [name for name, _ in model.named_modules() if name in factors]
+    for module in report["adapter"]["modules"]:
+        a, b = factors[module["name"]]
+        exact = torch.linalg.svdvals((a @ b.T).double())[:3]
+        torch.testing.assert_close(
+            torch.tensor(module["singular_values"]).double(), exact, rtol=1e-4, atol=1e-6
+        )
+
+
+def test_numbers_that_json_lacks_become_null() -> None:
+    row = {"loss_per_example": math.inf, "standard_error": math.nan, "loss_per_token": 1.0, "accuracy": 0.0}
+    rows = evaluation_rows([{"step": 4, **row, "examples": 1, "tokens": 2}] * 2)
+    assert len(rows) == 1
+    assert rows[0]["loss_per_example"] is rows[0]["standard_error"] is None
+
+
+def test_a_diverged_adapter_is_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "adamw")
+    coordinates = run.parts.coordinates
+    tensors = coordinates.state_dict()
+    tensors["0.left"][0, 0, 0] = math.nan
+    report = gather(run.parts, None, [])
+    assert [None] * 3 in [module["singular_values"] for module in report["adapter"]["modules"]]
+    assert report["evaluation"] == []
+    json.dumps(report, allow_nan=False)
+
+
+def test_the_unit_decides_what_is_not_protected(tmp_path: Path, report: dict[str, Any]) -> None:
+    user = {"unit": "user", "user_column": "who", "max_records_per_user": 4, "insecure_noise_seed": 1}
+    run = make_run(tmp_path / "run", privacy={"noise_multiplier": 1.0, **user})
+    statement = load(run)["statement"]
+    assert (statement["unit"], statement["records_per_user"]) == ("user", 4)
+    assert any("same person" in text for text in report["not_protected"])

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privlora.reporting.limits import not_protected
+from privlora.reporting.wording import number, privacy_table, rounded_up, sentence
+
+
+@given(st.floats(0, 1e4))
+def test_an_upper_bound_is_never_rounded_down(value: float) -> None:
+    assert value * (1 - 1e-11) <= float(rounded_up(value)) <= value + 0.001 + 1e-9
+
+
+def test_exact_decimals_stay() -> None:
+    assert [rounded_up(v) for v in (3.0, 4.963, 0.0, 2.0001)] == ["3.000", "4.963", "0.000", "2.001"]
+    assert rounded_up(None) == "–"
+
+
+def test_numbers() -> None:
+    values = (3, 8.0, 1e-5, 0.000123456, 1234567.0, None, 2.5)
+    assert [number(v) for v in values] == ["3", "8", "1e-5", "0.0001235", "1.235e+6", "–", "2.5"]
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_a_cap_on_the_batch_is_said(report: dict[str, Any], unit: str) -> None:
+    cap = {"kind": "truncated_poisson", "sample_rate": 0.1, "max_batch_size": 14, "dataset_size": 60}
+    statement = {**report["statement"], "unit": unit, "sampling": cap, "records_per_user": 4}
+    changed = {**report, "statement": statement}
+    assert "cut to 14 of at most 60 units" in sentence(changed)
+    assert "an empty one stands in" in sentence(changed)
+    assert f"How many {unit}s there are" in not_protected(statement, "random")[-1]
+    table = dict(privacy_table(changed))
+    assert table["Privacy unit"].startswith(f"one {unit}")
+
+
+def test_an_adapter_to_start_from_is_said(report: dict[str, Any]) -> None:
+    said = [
+        not_protected(report["statement"], start) for start in ("random", "w0-subspace", "runs/old/release")
+    ]
+    assert said[0] == said[1] == [text for text in said[2] if "started from" not in text] != said[2]
+
+
+def test_resumes_are_said(report: dict[str, Any]) -> None:
+    assert "resumed" not in dict(privacy_table(report))["Steps T"]
+    report["statement"]["resumes"] = 2
+    assert dict(privacy_table(report))["Steps T"].endswith("resumed 2 times")

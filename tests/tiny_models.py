@@ -1,0 +1,152 @@
+"""Tiny random causal LMs of every supported family, and batches of uneven rows for them."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from privlora.data.batching import MicroBatch, micro_batches
+from privlora.data.examples import IGNORED, Example
+
+VOCAB = 61
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GQA: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2}
+_GEMMA: dict[str, Any] = {**_GQA, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 8}
+
+FAMILIES: dict[str, Callable[..., hf.PretrainedConfig]] = {
+    "llama": lambda **k: hf.LlamaConfig(**_GQA, tie_word_embeddings=False, **k),
+    "llama-tied": lambda **k: hf.LlamaConfig(**_GQA, tie_word_embeddings=True, **k),
+    "qwen2": lambda **k: hf.Qwen2Config(**_GQA, **k),
+    "qwen3": lambda **k: hf.Qwen3Config(**_GQA, head_dim=6, **k),
+    "gemma": lambda **k: hf.GemmaConfig(**_GQA, head_dim=6, **k),
+    "gemma2": lambda **k: hf.Gemma2Config(**_GEMMA, final_logit_softcapping=2.0, **k),
+    "gemma3": lambda **k: hf.Gemma3TextConfig(**_GEMMA, **k),
+    "mistral": lambda **k: hf.MistralConfig(**_GQA, sliding_window=4, **k),
+    "phi": lambda **k: hf.PhiConfig(**_COMMON, **k),
+    "phi3": lambda **k: hf.Phi3Config(**_GQA, **k),
+    "gpt-neox": lambda **k: hf.GPTNeoXConfig(**_COMMON, **k),
+    "gpt2": lambda **k: hf.GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        **k,
+    ),
+}
+
+
+def tiny_model(family: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model in evaluation mode; the large initial weights make every token matter to the others."""
+    torch.manual_seed(seed)
+    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family](initializer_range=0.3))
+    return model.to(dtype).eval()
+
+
+def set_checkpointing(model: Any, *, reentrant: bool) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+
+
+def random_example(rng: np.random.Generator, length: int, labelled: int | None = None) -> Example:
+    """``length`` random tokens of which the last ``labelled`` (None: all) are labels."""
+    ids = rng.integers(3, VOCAB - 4, size=length).astype(np.int32)
+    labels = ids.copy()
+    if labelled is not None:
+        labels[: length - labelled] = IGNORED
+    return Example(ids, labels)
+
+
+def uneven_examples(seed: int = 0, lengths: Sequence[int] = (9, 2, 14, 5, 21, 3)) -> list[Example]:
+    """Rows of very different lengths; every third one has labels at its end only, and the last has none."""
+    rng = np.random.default_rng(seed)
+    rows = [random_example(rng, n, None if i % 3 else max(1, n // 3)) for i, n in enumerate(lengths)]
+    return [*rows, random_example(rng, 7, 0)]
+
+
+def one_batch(
+    examples: Sequence[Example],
+    units: Sequence[Sequence[int]] | None = None,
+    *,
+    pad: int = 0,
+    double: bool = False,
+) -> MicroBatch:
+    """All units (default: each example is one) as one micro-batch, with ``pad`` more columns of padding."""
+    chosen = [np.array(unit) for unit in units] if units is not None else range(len(examples))
+    (batch,) = micro_batches(chosen, examples, max_tokens=10**6, pad_token_id=0)
+    if pad:
+        wide = {
+            name: torch.nn.functional.pad(getattr(batch, name), (0, pad), value=value)
+            for name, value in (
+                ("input_ids", 0),
+                ("attention_mask", 0),
+                ("labels", IGNORED),
+                ("token_weight", 0),
+            )
+        }
+        batch = replace(batch, **wide)
+    return in_double(batch) if double else batch
+
+
+def in_double(batch: MicroBatch) -> MicroBatch:
+    """The same batch with weights that are exact in float64 (1/3 in float32 is off by 1e-8)."""
+    predicted = (batch.labels != IGNORED) & (torch.arange(batch.labels.shape[1]) > 0)
+    row = 1.0 / torch.bincount(batch.unit_index, minlength=batch.unit_count).double()[batch.unit_index]
+    weight = predicted * (row / predicted.sum(dim=1).clamp_min(1))[:, None]
+    return replace(batch, token_weight=weight)
+
+
+@contextmanager
+def everything_in_double() -> Iterator[None]:
+    """transformers computes norms and softmax in float32 whatever the model's dtype; here it may not."""
+    to, float_, softmax = torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax
+
+    def to_double(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.dtype == torch.float64:
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        return to(self, *args, **kwargs)
+
+    def softmax_double(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            kwargs.pop("dtype", None)
+        return softmax(x, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", to_double)
+        patch.setattr(torch.Tensor, "float", lambda t: t if t.dtype == torch.float64 else float_(t))
+        patch.setattr(torch.nn.functional, "softmax", softmax_double)
+        yield
+
+
+def tiny_tokenizer() -> hf.PreTrainedTokenizerFast:
+    """One token a character; knows what the tiny models' vocabulary has room for."""
+    symbols = ["<pad>", "<s>", "</s>", "<unk>", *string.ascii_lowercase, *string.digits, *" .,:?"]
+    tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
