@@ -107,6 +107,7 @@ def train_run(
     observer: Observer | None = None,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists."""
+    RunFolder(Path(settings.run.output)).refuse_if_used()
     plan = plan_privacy(settings)[0] if settings.privacy.private else None
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=True)
 

@@ -14,7 +14,7 @@ class PrivloraError(Exception):
         self.what, self.why, self.fix = what, why, fix
         parts = [what.rstrip(".")]
         if why:
-            parts.append(why.rstrip("."))
+            parts.append(why[0].upper() + why[1:].rstrip("."))
         if fix:
             parts.append(f"Fix: {fix.rstrip('.')}")
         super().__init__(". ".join(parts))

@@ -218,3 +218,9 @@ def test_more_exposure_never_costs_less(
     assert spent(rate, min(sigma, less_sigma), steps, delta) >= base - SLACK
     assert spent(rate, sigma, max(steps, more_steps), delta) >= base - SLACK
     assert spent(rate, sigma, steps, min(delta, less_delta)) >= base - SLACK
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.1, 0.1, 300), (0.1, 0.05, 300), (1.0, 0.5, 10_000)])
+def test_an_epsilon_that_would_need_gigabytes_is_refused(q: float, sigma: float, steps: int) -> None:
+    with pytest.raises(PrivacyError, match="above 500"):
+        epsilon([(StepEvent(PoissonSampling(q), sigma), steps)], 1e-5)

@@ -188,7 +188,8 @@ def test_cache_folder_follows_the_platform(monkeypatch):
         ((PoissonSampling(0.1), 10, float("inf"), 1e-5), "target_epsilon"),
         ((PoissonSampling(0.1), 10, 1.0, 0.0), "delta"),
         ((PoissonSampling(0.0), 10, 1.0, 1e-5), "sample_rate"),
-        ((PoissonSampling(0.1), 1, 1e4, 1e-5), "lower target_epsilon"),
+        ((PoissonSampling(0.1), 1, 1e4, 1e-5), "between 0.001 and 500"),
+        ((PoissonSampling(0.001), 1, 400.0, 1e-5), "lower target_epsilon"),
         ((PoissonSampling(0.1), 10, 1.0, 1e-30), "delta"),
     ],
 )

@@ -15,6 +15,7 @@ Edge cases of `epsilon`:
 | none, zero counts or sample_rate 0          | 0      |
 | noise_multiplier 0 with sample_rate above 0 | inf    |
 | a bound below zero (RDP, PRV at large delta)| 0      |
+| PLD far above any use (about 500)           | refused|
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ DEFAULT_GRID = 1e-4
 # Below this epsilon the rounding of the default grid is no longer small against the result.
 REFINE_BELOW_EPSILON = 0.1
 FINE_GRID = 2e-5
+LARGEST_EPSILON = 500.0
 
 # Opacus' settings; Gopi, Lee, Wutschitz (2021) prove epsilon to this error.
 _PRV_EPSILON_ERROR = 0.01
@@ -89,6 +91,13 @@ def epsilon(
         return _rdp_epsilon(costly, delta)
     if accountant == "prv":
         return _prv_epsilon(costly, delta)
+    rough = rough_epsilon(costly)
+    if not rough <= LARGEST_EPSILON:
+        raise PrivacyError(
+            f"epsilon is about {rough:.3g}, above {LARGEST_EPSILON:g}",
+            why="so little noise protects nobody, and the exact number would take gigabytes to compute",
+            fix="raise noise_multiplier, or lower sample_rate or the number of steps",
+        )
     result = pld_epsilon(costly, delta, adjacency, grid)
     if result < REFINE_BELOW_EPSILON and grid > FINE_GRID:
         result = min(result, pld_epsilon(costly, delta, adjacency, FINE_GRID))
@@ -140,6 +149,31 @@ def accountant_versions(accountant: Accountant = "pld") -> dict[str, str]:
         _require_prv()
     package = _PACKAGES[accountant]
     return {"privlora": privlora.__version__, package: version(package)}
+
+
+def rough_epsilon(events: dict[StepEvent, int]) -> float:
+    """The size of epsilon from mean and spread of the privacy loss, in microseconds. Never to be printed.
+
+    It keeps PLD from what would need gigabytes: its memory grows with the range of losses.
+    """
+    import numpy as np
+
+    z = np.linspace(-8.0, 8.0, 801)
+    density = np.exp(-(z**2) / 2)
+    density /= density.sum()
+    mean = variance = largest = 0.0
+    for event, count in events.items():
+        q, mu = event.sampling.sample_rate, 1 / event.noise_multiplier
+        with np.errstate(divide="ignore"):
+            outside, inside = (
+                np.logaddexp(np.log1p(-q), np.log(q) + mu * (z + at) - mu**2 / 2) for at in (0.0, mu)
+            )
+        first = float((density * ((1 - q) * outside + q * inside)).sum())
+        second = float((density * ((1 - q) * outside**2 + q * inside**2)).sum())
+        mean += count * first
+        variance += count * (second - first**2)
+        largest = max(largest, float(inside[-1]))
+    return max(mean + 5 * math.sqrt(max(variance, 0.0)), largest / 4)
 
 
 def pld_epsilon(events: dict[StepEvent, int], delta: float, adjacency: Adjacency, grid: float) -> float:

@@ -51,8 +51,9 @@ class BudgetStatement:
     def describe(self) -> str:
         """The statement in words."""
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        subject = "The run is" if len(self.runs) == 1 else f"{len(self.runs)} runs together are"
         text = (
-            f"{len(self.runs)} runs together are ({self.epsilon:.4g}, {self.delta:.3g})-DP per {self.unit}, "
+            f"{subject} ({self.epsilon:.4g}, {self.delta:.3g})-DP per {self.unit}, "
             f"adjacency {self.adjacency}, accountant pld ({packages})."
         )
         if len(self.datasets) > 1:

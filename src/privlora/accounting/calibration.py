@@ -23,12 +23,14 @@ from typing import Any
 from privlora.accounting.accountants import (
     DEFAULT_GRID,
     FINE_GRID,
+    LARGEST_EPSILON,
     REFINE_BELOW_EPSILON,
     Adjacency,
     accountant_versions,
     check_adjacency,
     check_delta,
     pld_epsilon,
+    rough_epsilon,
 )
 from privlora.accounting.events import Sampling, StepEvent
 from privlora.errors import PrivacyError
@@ -37,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 # Below, epsilon is in the hundreds and means nothing; above, no training signal would be left.
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
+_SMALLEST_TARGET = 1e-3  # the accountant's grid resolves no less
+_FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
 _COARSE_TOLERANCE = 1e-4
 _HUGE = 1e3
 
@@ -105,7 +109,7 @@ def calibrate_noise_multiplier(
     Args:
         sampling: how each batch is drawn.
         steps: number of releases, at least 1; training refuses to make one more.
-        target_epsilon: above 0 and finite.
+        target_epsilon: from 0.001 to 500.
         delta: total delta, in (0, 1).
         adjacency: which data sets are neighbours.
         tolerance: relative accuracy of sigma, in [1e-7, 0.1]; the result is at most twice this too large.
@@ -116,9 +120,10 @@ def calibrate_noise_multiplier(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise PrivacyError(f"steps={steps!r} is not a positive integer", fix="give the exact number of steps")
-    if not 0 < target_epsilon < math.inf:
+    if not _SMALLEST_TARGET <= target_epsilon <= LARGEST_EPSILON:
         raise PrivacyError(
-            f"target_epsilon={target_epsilon} is not a positive number", fix="choose about 1 to 10"
+            f"target_epsilon={target_epsilon} is not between {_SMALLEST_TARGET:g} and {LARGEST_EPSILON:g}",
+            fix="choose about 1 to 10",
         )
     if not 1e-7 <= tolerance <= 0.1:
         raise PrivacyError(
@@ -163,13 +168,15 @@ def _solve(
 ) -> tuple[float, float]:
     """sigma, rounded up, and its epsilon on the fine grid."""
 
+    def pld_or_huge(sigma: float, grid: float) -> float:
+        events = {StepEvent(sampling, sigma): steps}
+        # Far from the root PLD needs gigabytes, and its inf, where delta is below the tail, stops the root finder.
+        if not rough_epsilon(events) <= _FAR * max(1.0, target):
+            return _HUGE * target
+        return min(pld_epsilon(events, delta, adjacency, grid), _HUGE * target)
+
     def epsilon_at(grid: float) -> Callable[[float], float]:
-        return lru_cache(
-            # inf, where delta is below the PLD's tail, would stop the root finder.
-            lambda sigma: min(
-                pld_epsilon({StepEvent(sampling, sigma): steps}, delta, adjacency, grid), _HUGE * target
-            )
-        )
+        return lru_cache(lambda sigma: pld_or_huge(sigma, grid))
 
     grid = FINE_GRID if target < REFINE_BELOW_EPSILON else DEFAULT_GRID
     ratio = 10.0 if target >= 1 else 3.0

@@ -45,14 +45,18 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.release / "evaluations.jsonl"
 
-    def create(self) -> None:
-        """Make the folders. Raises RunError if a run is there already, or nothing can be written."""
+    def refuse_if_used(self) -> None:
+        """Raise RunError if a run is there already."""
         if self.settings.exists() or self.ledger.exists():
             raise RunError(
                 f"{str(self.root)!r} holds a run already",
                 why="its ledger must not be forgotten",
                 fix=f"continue it with `privlora resume {self.root}`, or set run.output to another folder",
             )
+
+    def create(self) -> None:
+        """Make the folders. Raises RunError if a run is there already, or nothing can be written."""
+        self.refuse_if_used()
         try:
             self.release.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(exist_ok=True)
