@@ -223,4 +223,4 @@ def test_more_exposure_never_costs_less(
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(0.1, 0.1, 300), (0.1, 0.05, 300), (1.0, 0.5, 10_000)])
 def test_an_epsilon_that_would_need_gigabytes_is_refused(q: float, sigma: float, steps: int) -> None:
     with pytest.raises(PrivacyError, match="above 500"):
-        epsilon([(StepEvent(PoissonSampling(q), sigma), steps)], 1e-5)
+        epsilon([(poisson(q, sigma), steps)], 1e-5)
