@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/privlora demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

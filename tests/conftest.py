@@ -9,3 +9,10 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the report and its plots, which take seconds; the adapter is still written."""
+    monkeypatch.setattr("privlora.reporting.release.gather", lambda *_: {})
+    monkeypatch.setattr("privlora.reporting.release._write_report", lambda folder, report: None)

@@ -9,6 +9,7 @@ import torch
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
+from privlora.config import MethodSettings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates
 from privlora.coordinates.starts import factor_start, tangent_start
 from privlora.errors import ConfigError
@@ -37,6 +38,42 @@ class Method:
     def optimizer(self) -> str:
         """The default optimizer."""
         return self.optimizers[0]
+
+    def choose_optimizer(self, name: str | None) -> str:
+        """``name``, or the default for None. Raises ConfigError for one that the row does not have."""
+        chosen = name or self.optimizer
+        if chosen not in self.optimizers:
+            raise ConfigError(
+                f"method {self.name!r} has no optimizer {chosen!r}",
+                fix=f"one of {', '.join(self.optimizers)}",
+            )
+        return chosen
+
+
+    def resolve(self, chosen: MethodSettings, init: str | None, steps: int) -> Hyperparameters:
+        """The settings that a run uses: what was chosen, else this row's defaults."""
+        given = {name: value for name, value in chosen.model_dump().items() if value is not None}
+        names = ("learning_rate", "schedule", "averaging", "beta1", "beta2")
+        return Hyperparameters(
+            optimizer=self.choose_optimizer(chosen.optimizer),
+            init=init or self.init,
+            warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
+            **{name: given.get(name, getattr(self, name)) for name in names},
+        )
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """A method's settings with nothing left open. All public."""
+
+    optimizer: str
+    init: str
+    learning_rate: float
+    schedule: str
+    warmup_steps: int
+    averaging: float
+    beta1: float
+    beta2: float
 
 
 METHODS: dict[str, Method] = {
@@ -98,12 +135,7 @@ def build(
 
     Raises ConfigError for an optimizer that the row does not have.
     """
-    chosen = optimizer or method.optimizer
-    if chosen not in method.optimizers:
-        raise ConfigError(
-            f"method {method.name!r} has no optimizer {chosen!r}",
-            fix=f"one of {', '.join(method.optimizers)}",
-        )
+    chosen = method.choose_optimizer(optimizer)
     betas = betas or (method.beta1, method.beta2)
     init = init or method.init
     coordinates: TangentCoordinates | FactorCoordinates

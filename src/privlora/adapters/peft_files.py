@@ -6,6 +6,7 @@ rsLoRA), lora_B.weight (m, r) and lora_A.weight (r, n). Here the scale is shared
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,9 @@ def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
     """
     path = Path(folder)
     try:
-        config = PeftConfig.from_pretrained(str(path))
         tensors = load_file(path / WEIGHTS_NAME)
+        json.loads((path / CONFIG_NAME).read_text())  # peft would look for a file that is missing on the hub
+        config = PeftConfig.from_pretrained(str(path))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"no readable LoRA adapter in {str(path)!r} ({type(error).__name__})",

@@ -28,7 +28,7 @@ def methods(as_json: JsonOption = False) -> None:
             f"  private     {'yes' if row.private else 'NO'}\n"
             f"  space       {row.space}\n"
             f"  optimizers  {optimizers}\n"
-            f"  defaults    learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "
+            f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "
             f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}, betas {row.beta1:g} {row.beta2:g}\n"
             f"  reference   {row.reference}",
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from safetensors import SafetensorError
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.cli.training import load_run_settings
@@ -134,23 +135,15 @@ def _require_adapter(run: RunFolder) -> None:
 
 def _evaluate(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, float]:
     from privlora.api import pad_token
-    from privlora.data.examples import Template, build_examples
     from privlora.data.records import load_records
     from privlora.evaluation import evaluate_next_token
-    from privlora.training.session import load_model
+    from privlora.training.session import load_model, tokenise
 
     records = load_records(data.path, format=data.format, limit=data.limit)
     model, tokenizer = load_model(model_settings)
     if adapter is not None:
         model = _with_adapter(model, adapter)
-    examples = build_examples(
-        records,
-        Template(**data.columns),
-        tokenizer,
-        max_length=data.max_length,
-        loss_on=data.loss_on,
-        add_eos=data.add_eos,
-    )
+    examples = tokenise(records, data, tokenizer)
     return evaluate_next_token(model, examples, pad_token_id=pad_token(tokenizer)).to_dict()
 
 
@@ -220,9 +213,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o755)  # mkdtemp lets nobody else in
         os.rename(temporary, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         raise RunError(
-            f"cannot write {str(target)!r}: {error.strerror or error}",
+            f"cannot write {str(target)!r}: {getattr(error, 'strerror', None) or error}",
             fix="free space, or give a writable place",
         ) from None
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from privlora.errors import PrivacyError
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
-    from privlora.methods import Method
+    from privlora.methods import Hyperparameters
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
@@ -38,6 +39,7 @@ def plan(
         from privlora.training.session import plan_privacy
 
         method = find_method(settings.method.name)
+        hyper = method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
         planned = plan_privacy(settings)[0] if settings.privacy.private else None
         memory = estimate_memory(settings, method)
         cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
@@ -45,9 +47,9 @@ def plan(
         if planned is not None and cost is not None:
             sampling = planned.event.to_dict()["sampling"]
             statement = {"epsilon": cost["epsilon"], "unit": planned.unit, "sampling": sampling}
-        limits = not_protected(statement)
+        limits = not_protected(statement, hyper.init)
     content = {
-        **_facts(settings, method, planned),
+        **_facts(settings, hyper, planned),
         "cost": cost,
         "memory": memory.to_dict() if memory is not None else None,
         "not_protected": limits,
@@ -58,13 +60,13 @@ def plan(
         _show(content, planned, memory)
 
 
-def _facts(settings: Settings, method: Method, planned: Plan | None) -> dict[str, Any]:
+def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:
     """Numbers that follow from the settings alone."""
     privacy = settings.privacy
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
-        "method": method.name,
-        "optimizer": settings.method.optimizer or method.optimizer,
+        "method": settings.method.name,
+        "hyperparameters": asdict(hyper),
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,
@@ -122,8 +124,9 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
 
 
 def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
+    settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
     rows = [
-        ("method", f"{content['method']}, optimizer {content['optimizer']}"),
+        ("method", ", ".join([content["method"], *settings])),
         (
             "batches",
             f"Poisson, q {content['sample_rate']:.6g}, on average {content['expected_batch_size']:g}",

@@ -133,7 +133,7 @@ class Canary:
         return [{"text": text, "patient": self.patient} for text in self.texts]
 
 
-def make_canaries(count: int, seed: int, *, repetitions: int = 4, references: int = 255) -> list[Canary]:
+def make_canaries(count: int, seed: int, *, repetitions: int = 8, references: int = 255) -> list[Canary]:
     """`count` canaries, each with its secret in `repetitions` equal notes of one patient, never of two.
 
     With R `references`, exposure lies between 0 and log2(R + 1) bits. Raises ConfigError where there are more

@@ -26,6 +26,8 @@ from privlora.optimizers.base import Optimizer
 
 # Keeps noiseless (non-private) preconditioners finite.
 _TINY = 1e-12
+# Smallest second moment that is divided by, relative to the largest of its module.
+_LEAST = 1e-6
 
 
 class TangentOptimizer(Optimizer):
@@ -162,7 +164,10 @@ class TangentRank(TangentOptimizer):
     def _inverse_roots(self, moment: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
         """The powers -1/2 and -1/4 of the debiased, floored second moment."""
         w, e = torch.linalg.eigh(self._corrected(moment))
-        w = (w - noise_std**2).clamp_min(self.floor * noise_std**2 + _TINY**2)[:, None, :]
+        w = w - noise_std**2
+        # Without noise, gradients of deficient rank leave eigenvalues of rounding only, which must not be inverted.
+        least = (_LEAST * w[:, -1:]).clamp_min(self.floor * noise_std**2 + _TINY**2)
+        w = torch.maximum(w, least)[:, None, :]
         return (e * w**-0.5) @ e.mT, (e * w**-0.25) @ e.mT
 
     def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:

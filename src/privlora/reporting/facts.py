@@ -45,7 +45,7 @@ def gather(
         "adapter": _adapter(parts),
         "method": _method(parts),
         "versions": versions(),
-        "not_protected": not_protected(privacy["statement"], _start(parts)),
+        "not_protected": not_protected(privacy["statement"], parts.hyper.init),
     }
 
 
@@ -159,7 +159,7 @@ def _adapter(parts: Parts) -> dict[str, Any]:
         "lora_alpha": lora.lora_alpha,
         "use_rslora": lora.use_rslora,
         "target_modules": lora.target_modules,
-        "init": _start(parts),
+        "init": parts.hyper.init,
         "public_seed": parts.settings.run.seed,
         "exported": "last iterate" if parts.average is None else "average of the iterates",
         "modules": [
@@ -167,10 +167,6 @@ def _adapter(parts: Parts) -> dict[str, Any]:
             for site in _in_model_order(parts.adapter)
         ],
     }
-
-
-def _start(parts: Parts) -> str:
-    return parts.settings.adapter.init or parts.method.init
 
 
 def _in_model_order(adapter: LowRankAdapter) -> list[Site]:
@@ -187,25 +183,13 @@ def _spectrum(a: Tensor, b: Tensor) -> list[float | None]:
 
 
 def _method(parts: Parts) -> dict[str, Any]:
-    method, chosen, data = parts.method, parts.settings.method, parts.settings.data
-
-    def or_default(value: Any, default: Any) -> Any:
-        return default if value is None else value
-
+    method, data = parts.method, parts.settings.data
     return {
         "name": method.name,
         "summary": method.summary,
         "reference": method.reference,
         "coordinates": method.space,
-        "optimizer": or_default(chosen.optimizer, method.optimizer),
-        "learning_rate": or_default(chosen.learning_rate, method.learning_rate),
-        "schedule": or_default(chosen.schedule, method.schedule),
-        "warmup_steps": or_default(
-            chosen.warmup_steps, round(method.warmup_fraction * parts.settings.privacy.steps)
-        ),
-        "averaging": or_default(chosen.averaging, method.averaging),
-        "beta1": or_default(chosen.beta1, method.beta1),
-        "beta2": or_default(chosen.beta2, method.beta2),
+        **{name: value for name, value in asdict(parts.hyper).items() if name != "init"},
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
         "loss_on": data.loss_on,

@@ -94,7 +94,7 @@ def _write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
 def _write_adapter(release: Path, parts: Parts) -> None:
     lora = parts.settings.adapter
     try:
-        with tempfile.TemporaryDirectory(dir=release.parent, prefix=".adapter-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="privlora-") as temporary:  # outside the run, in case of a crash
             write_adapter(
                 Path(temporary),
                 parts.adapter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import cached_property
 from types import TracebackType
@@ -79,7 +80,7 @@ class RichObserver:
         line = Text(f"step {report.step}/{report.steps}")
         if self._plan is not None and not self._plan.insecure_noise:
             spent = next(epsilon for step, epsilon in self._checkpoints if step >= report.step)
-            line.append(f"  ε {spent:.2f} (δ {self._plan.delta:g})", style="bold")
+            line.append(f"  ε {math.ceil(spent * 100) / 100:.2f} (δ {self._plan.delta:g})", style="bold")
         else:
             line.append("  NOT PRIVATE", style="bold red")
         line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")

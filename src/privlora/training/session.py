@@ -22,7 +22,7 @@ from privlora.data.records import load_records
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units, group_units
 from privlora.errors import ConfigError, ModelError, PrivacyError
-from privlora.methods import Method, build, find_method
+from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
 
 ADJACENCY: Final = "add-or-remove-one"
@@ -48,19 +48,13 @@ class Parts:
     optimizer: Optimizer
     average: IterateAverage | None
     settings: Settings
+    hyper: Hyperparameters
 
     def learning_rate(self, step: int) -> float:
         """Of step 1, 2, …; a function of public numbers."""
-        chosen, steps = self.settings.method, self.settings.privacy.steps
-        warmup = chosen.warmup_steps
-        if warmup is None:
-            warmup = round(self.method.warmup_fraction * steps)
+        hyper = self.hyper
         return learning_rate_at(
-            step,
-            steps,
-            chosen.learning_rate or self.method.learning_rate,
-            chosen.schedule or self.method.schedule,
-            warmup,
+            step, self.settings.privacy.steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
         )
 
     def named_factors(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -122,18 +116,17 @@ def load_data(
             why="publishing one whole unit would satisfy it",
             fix="set it to a tenth of 1 / number of units, or less",
         )
+    sampler(privacy, len(units))  # refuses more units than the cap was accounted for, before the run exists
     return Data(
-        _tokenise(records, data, tokenizer),
+        tokenise(records, data, tokenizer),
         units,
-        _tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
+        tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
     )
 
 
-def _tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
-    text = data.text
-    if text is None and data.prompt is None and data.messages is None:
-        text = "text"
-    template = Template(text=text, prompt=data.prompt, completion=data.completion, messages=data.messages)
+def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
+    """The records as examples; ``data`` says which columns and how long."""
+    template = Template(**data.columns)
     return build_examples(
         records, template, tokenizer, max_length=data.max_length, loss_on=data.loss_on, add_eos=data.add_eos
     )
@@ -153,7 +146,8 @@ def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
 def plan_privacy(settings: Settings) -> tuple[Plan, Calibration | None]:
     """What the run will release and cost, before any record is read."""
     privacy = settings.privacy
-    assert privacy.private and privacy.delta is not None
+    assert privacy.private
+    assert privacy.delta is not None
     method = find_method(settings.method.name)
     if not method.private:
         raise ConfigError(
@@ -186,28 +180,41 @@ def plan_privacy(settings: Settings) -> tuple[Plan, Calibration | None]:
     return plan, calibration
 
 
+# What transformers sets on modules when checkpointing is switched on, and cannot all take back itself.
+_CHECKPOINTING = (
+    "gradient_checkpointing",
+    "_gradient_checkpointing_func",
+    "_require_grads_hook",
+    "_require_grads_hooks",
+)
+
+
 @contextmanager
 def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
-    """Give a model back as it was: training flags and gradient checkpointing of every module."""
-    names = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
+    """Give a model back as it was: training flags, hooks and gradient checkpointing of every module."""
+    names = ("training", *_CHECKPOINTING)
     before = [
-        (module, {n: vars(module)[n] for n in names if n in vars(module)}) for module in model.modules()
+        (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
+        for module in model.modules()
     ]
     try:
         yield
     finally:
-        for module, values in before:
+        for module, values, hooks in before:
             for name in names:
                 if name in values:
                     setattr(module, name, values[name])
                 elif name in vars(module):
                     delattr(module, name)
+            module._forward_hooks.clear()
+            module._forward_hooks.update(hooks)
 
 
 def build_parts(settings: Settings, model: torch.nn.Module) -> Parts:
     """Attach the adapter and start the method's state."""
     method = find_method(settings.method.name)
-    chosen, lora = settings.method, settings.adapter
+    lora = settings.adapter
+    hyper = method.resolve(settings.method, lora.init, settings.privacy.steps)
     _set_checkpointing(model, settings.model.gradient_checkpointing)
     adapter = LowRankAdapter(
         model,
@@ -217,24 +224,21 @@ def build_parts(settings: Settings, model: torch.nn.Module) -> Parts:
         layers_to_transform=lora.layers_to_transform,
         dropout=lora.lora_dropout,
     )
-    beta1 = method.beta1 if chosen.beta1 is None else chosen.beta1
-    beta2 = method.beta2 if chosen.beta2 is None else chosen.beta2
     double = next(model.parameters()).dtype == torch.float64
     coordinates, optimizer = build(
         method,
         adapter,
-        optimizer=chosen.optimizer,
-        init=lora.init,
+        optimizer=hyper.optimizer,
+        init=hyper.init,
         seed=settings.run.seed,
         lora_alpha=lora.lora_alpha,
         use_rslora=lora.use_rslora,
-        betas=(beta1, beta2),
+        betas=(hyper.beta1, hyper.beta2),
         dtype=torch.float64 if double else torch.float32,
     )
-    decay = method.averaging if chosen.averaging is None else chosen.averaging
-    average = IterateAverage(coordinates, decay) if decay else None
+    average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     adapter.attach()  # last: a setting that is refused leaves the model alone
-    return Parts(method, adapter, coordinates, optimizer, average, settings)
+    return Parts(method, adapter, coordinates, optimizer, average, settings, hyper)
 
 
 def _set_checkpointing(model: Any, kind: str) -> None:
