@@ -1,0 +1,53 @@
+"""methods, report and demo."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call
+from rich.console import Console
+
+from privlora.methods import METHODS
+
+
+def test_every_row_of_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "methods").out
+    for row in METHODS.values():
+        assert f"{row.name}: {row.summary}" in shown
+        assert f"optimizers  {row.optimizer} (default)" in shown
+    listed = call(capsys, "methods", "--json").json["methods"]
+    assert [row["name"] for row in listed] == list(METHODS)
+    assert [row["private"] for row in listed] == [row.private for row in METHODS.values()]
+
+
+def test_a_report_is_written_again(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished / "run", tmp_path / "run"))
+    written = run / "release" / "report.html"
+    before = written.read_bytes()
+    written.unlink()
+    assert call(capsys, "report", run).out == f"{written}\n"
+    assert written.read_bytes() == before
+    assert call(capsys, "report", run, "--json").json == {"report": str(written)}
+
+
+def test_the_demo_is_wired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(output: Path | None, console: Console) -> dict[str, Any]:
+        console.print("[bold]live[/]")
+        return {"output": str(output), "loss": float("nan")}
+
+    module = types.ModuleType("privlora.demo.run")
+    monkeypatch.setattr(module, "main", show, raising=False)
+    monkeypatch.setitem(sys.modules, "privlora.demo.run", module)
+    assert call(capsys, "demo").out == "live\n"
+    ended = call(capsys, "demo", "--output", tmp_path, "--json")
+    assert ended.json == {"output": str(tmp_path), "loss": None}
+    assert ended.err == "live\n"

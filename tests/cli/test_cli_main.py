@@ -1,0 +1,110 @@
+"""Help, versions, and commands that must start without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_cases import call
+
+import privlora
+from privlora.cli import app, main
+
+COMMANDS = [
+    "demo",
+    "train",
+    "resume",
+    "plan",
+    "evaluate",
+    "export",
+    "report",
+    "calibrate",
+    "budget",
+    "methods",
+]
+
+
+def isolated(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Python code in a process of its own, with an empty cache of calibrations."""
+    source = str(Path(privlora.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "PRIVLORA_CACHE": str(cache)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [command.callback.__name__ for command in app.registered_commands if command.callback] == COMMANDS
+    for name in COMMANDS:
+        shown = call(capsys, name, "--help")
+        assert shown.code == 0
+        assert "--json" in shown.out
+
+
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys)
+    assert shown.code == 0
+    assert all(name in shown.out for name in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version").out == f"privlora {privlora.__version__}\n"
+
+
+def test_light_commands_never_import_torch(tmp_path: Path) -> None:
+    lines = [
+        ["--help"],
+        ["methods", "--help"],
+        ["train", "none.yaml"],
+        ["plan", "none.yaml"],
+        ["resume", "none"],
+        ["budget", "none"],
+        ["trian"],
+    ]
+    code = (
+        "import sys\nfrom privlora.cli import main\n"
+        f"for argv in {lines!r}: main(argv)\n"
+        "print({'torch', 'transformers', 'peft', 'datasets', 'dp_accounting'} & set(sys.modules))"
+    )
+    ended = isolated(code, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "set()"
+
+
+def test_calibrate_takes_less_than_five_seconds_of_a_core(tmp_path: Path) -> None:
+    line = "calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.006452263332997278 --steps 300 --json"
+    code = (
+        f"import sys\nfrom privlora.cli import main\ncode = main({line.split()!r})\n"
+        "assert 'torch' not in sys.modules\nsys.exit(code)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = isolated(code, tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["noise_multiplier"] == pytest.approx(0.6413173180230283, rel=1e-4)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < 5  # processor time, since the machine of the tests may be shared
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("privlora.cli.accounting.calibrate_noise_multiplier", interrupt)
+    argv = ["calibrate", "--epsilon", "3", "--delta", "1e-5", "--sample-rate", "0.1", "--steps", "3"]
+    capsys.readouterr()
+    assert main(argv) == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("interrupted: ")
+    assert captured.err.count("\n") == 1

@@ -1,0 +1,142 @@
+"""evaluate and export: the same model in every form, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import call
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+
+def loss(capsys: pytest.CaptureFixture[str], *argv: object) -> float:
+    ended = call(capsys, "evaluate", *argv, "--json")
+    assert ended.code == 0, ended.err
+    return float(ended.json["loss_per_example"])
+
+
+@pytest.fixture
+def strong(finished: Path, tmp_path: Path) -> Path:
+    """The finished run with an adapter whose effect no rounding hides."""
+    from safetensors.torch import load_file, save_file
+
+    run = Path(shutil.copytree(finished / "run", tmp_path / "strong"))
+    weights = run / "release" / "adapter_model.safetensors"
+    save_file({k: v * 30 for k, v in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    return run
+
+
+def test_a_run_is_its_adapter_on_its_base(
+    strong: Path, finished: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", finished / "held_out.jsonl"]
+    of_run = loss(capsys, strong, *data)
+    of_adapter = loss(capsys, strong / "release", *data, "--max-length", 48)
+    of_base = loss(capsys, model, *data, "--max-length", 48)
+    assert of_run == of_adapter
+    assert abs(of_run - of_base) > 1e-3
+    assert call(capsys, "export", strong, tmp_path / "merged", "--merge").code == 0
+    assert loss(capsys, tmp_path / "merged", *data, "--max-length", 48) == pytest.approx(of_run, rel=1e-5)
+
+
+def test_evaluate_agrees_with_the_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        json.loads(line) for line in (finished / "run/release/evaluations.jsonl").read_text().splitlines()
+    ]
+    of_run = loss(capsys, finished / "run", "--data", finished / "held_out.jsonl")
+    assert of_run == pytest.approx(rows[-1]["loss_per_example"], abs=1e-5)
+
+
+def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ["--prompt", "question", "--completion", "answer"]
+    argv = ["evaluate", finished / "run", "--data", finished / "held_out.jsonl", *columns, "--json"]
+    everything = call(capsys, *argv).json
+    answers = call(capsys, *argv, "--loss-on", "completion").json
+    fewer = call(capsys, *argv, "--loss-on", "completion", "--limit", 2, "--no-add-eos").json
+    assert everything["tokens"] > answers["tokens"] > fewer["tokens"]
+    assert (answers["examples"], fewer["examples"]) == (8, 2)
+
+
+def test_both_weightings_are_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "evaluate", finished / "run", "--data", finished / "held_out.jsonl")
+    assert shown.err == ""
+    for word in ("loss per record", "loss per token", "accuracy", "8 records"):
+        assert word in shown.out
+
+
+def test_another_base(
+    strong: Path, finished: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = shutil.copytree(model, tmp_path / "moved")
+    adapter = Path(shutil.copytree(strong / "release", tmp_path / "adapter"))
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": str(tmp_path / "gone")})
+    )
+    data = ["--data", finished / "held_out.jsonl"]
+    assert call(capsys, "evaluate", adapter, *data).code == 2
+    assert loss(capsys, adapter, *data, "--base", moved) == loss(capsys, strong / "release", *data)
+
+
+def test_merged_weights_give_the_same_logits(
+    strong: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = call(capsys, "export", strong, tmp_path / "new" / "merged", "--merge", "--json").json
+    assert merged == {"output": str(tmp_path / "new" / "merged"), "form": "merged model"}
+    names = set(os.listdir(merged["output"]))
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "privacy_report.json",
+        "ledger.jsonl",
+    } <= names
+    assert "adapter_config.json" not in names
+    ids = torch.arange(20).reshape(2, 10)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    expected = PeftModel.from_pretrained(base, str(strong / "release"))(ids).logits
+    found = AutoModelForCausalLM.from_pretrained(merged["output"])(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_of_the_adapter(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copied = call(capsys, "export", finished / "run", tmp_path / "copy", "--as-lora")
+    assert copied.out == f"adapter in {tmp_path / 'copy'}\n"
+    for name in ("adapter_config.json", "adapter_model.safetensors", "README.md", "ledger.jsonl"):
+        assert (tmp_path / "copy" / name).read_bytes() == (finished / "run" / "release" / name).read_bytes()
+    assert not (tmp_path / "copy" / "config.resolved.yaml").exists()
+
+
+def test_weights_that_do_not_fit_leave_nothing(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of files stands in for a full disk; it also holds inside safetensors."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        ended = call(capsys, "export", finished / "run", tmp_path / "new", "--merge")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.code == 2
+    assert "cannot write" in ended.err
+    assert ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_fails_leaves_nothing(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    ended = call(capsys, "export", finished / "run", tmp_path / "new", "--as-lora")
+    assert ended.code == 2
+    assert "No space left on device" in ended.err
+    assert list(tmp_path.iterdir()) == []

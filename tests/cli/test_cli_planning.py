@@ -1,0 +1,97 @@
+"""The dry run: its numbers, and that it reads no record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import call, run_settings, write_config
+from scipy.stats import binom
+from transformers import AutoModelForCausalLM
+
+from privlora.accounting import PoissonSampling, StepEvent, epsilon
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> Path:
+    """A run of eight steps whose records do not exist."""
+    return write_config(tmp_path, run_settings(model, tmp_path, privacy={"steps": 8}, adapter={"r": 3}))
+
+
+def test_epsilon_over_the_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = call(capsys, "plan", config, "--json").json
+    event = StepEvent(PoissonSampling(0.1), 2.0)
+    assert [point["step"] for point in found["cost"]["over_steps"]] == [2, 4, 6, 8]
+    for point in found["cost"]["over_steps"]:
+        assert point["epsilon"] == epsilon([(event, point["step"])], 1e-3)
+    replace_one = epsilon([(event, 8)], 1e-3, adjacency="replace-one")
+    assert found["cost"]["epsilon_replace_one"] == replace_one
+    assert found["noise_to_batch"] == 0.5
+    assert found["probability_above_cap"] is None
+    assert "cross_check" not in found["cost"]
+    assert not (config.parent / "records.jsonl").exists()
+    assert not (config.parent / "run").exists()
+
+
+def test_other_accountants_on_request(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = call(capsys, "plan", config, "--cross-check", "--json").json["cost"]
+    assert cost["cross_check"]["rdp"]["epsilon"] > cost["epsilon"]
+    assert cost["cross_check"]["prv"]["epsilon"] == pytest.approx(cost["epsilon"], abs=0.02)
+
+
+def test_a_cap(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["privacy.max_batch_size=7", "privacy.noise_multiplier=4"]
+    found = call(capsys, "plan", config, *overrides, "--cross-check", "--json").json
+    assert found["probability_above_cap"] == pytest.approx(binom.sf(7, 40, 0.1))
+    for opinion in found["cost"]["cross_check"].values():
+        assert opinion["epsilon"] is None
+        assert "truncated" in opinion["reason"]
+    assert any("cap" in sentence for sentence in found["not_protected"])
+
+
+def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = call(capsys, "plan", config, "--json").json["memory"]
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    layers = [
+        module
+        for name, module in loaded.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    ]
+    sides = [module.in_features + module.out_features for module in layers]
+    assert memory["modules"] == len(layers)
+    assert memory["model_parameters"] == sum(p.numel() for p in loaded.parameters())
+    assert memory["weight_bytes"] == 4 * memory["model_parameters"]
+    assert memory["trained_numbers"] == sum(3 * (both - 3) for both in sides)
+    assert memory["gradient_bytes_per_record"] == 4 * 3 * sum(sides)
+    assert memory["records_per_micro_batch"] == 4096 // 48
+
+
+def test_factors_train_more_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tangent = call(capsys, "plan", config, "--json").json["memory"]
+    factors = call(capsys, "plan", config, "method.name=dp-adamw", "--json").json["memory"]
+    assert factors["trained_numbers"] - tangent["trained_numbers"] == 9 * tangent["modules"]
+
+
+def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = call(capsys, "plan", config, "model.name=no-such-org/no-such-model")
+    assert planned.code == 0, planned.err
+    assert "unknown: the model is not a local folder" in planned.out
+
+
+def test_what_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = call(capsys, "plan", config, "privacy.target_epsilon=1", "privacy.noise_multiplier=null")
+    assert planned.err == ""
+    for word in ("add-or-remove-one", "sigma", "replace-one", "MiB", "not protected:", "The base model"):
+        assert word in planned.out
+
+
+def test_without_privacy_nothing_is_promised(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["privacy.private=false", "privacy.noise_multiplier=null", "method.name=adamw"]
+    assert "NOT PRIVATE" in call(capsys, "plan", config, *overrides).out
+    found = call(capsys, "plan", config, *overrides, "--json").json
+    assert found["private"] is False
+    assert found["cost"] is None
+    seeded = call(capsys, "plan", config, "privacy.insecure_noise_seed=3", "--json").json
+    assert seeded["private"] is False
+    assert seeded["cost"] is None

@@ -1,0 +1,171 @@
+"""Training and resuming: what is printed where, and interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call, run_settings, write_config
+
+from privlora.accounting import read_ledger
+from privlora.training.loop import StepReport
+from privlora.training.progress import RichObserver
+
+
+def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = call(
+        capsys, "train", write_config(folder, run_settings(model, folder)), "privacy.steps=4", "--json"
+    )
+    assert ended.code == 0, ended.err
+    found = ended.json
+    summary = read_ledger(found["ledger"])
+    assert found["steps"] == summary.charges == 4
+    assert found["private"] is True
+    assert found["epsilon"] == summary.epsilon()
+    assert found["delta"] == 1e-3
+    assert found["adjacency"] == "add-or-remove-one"
+    assert found["accountant"] == "pld"
+    assert found["versions"]["dp-accounting"]
+    assert Path(found["report"]).exists()
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(os.listdir(found["adapter"]))
+    assert "step 4/4" in ended.err
+
+
+def test_the_promise_names_all_that_it_depends_on(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+    run = folder / "run" / "release"
+    for place in (f"adapter:  {run}\n", f"ledger:   {run}/ledger.jsonl\n", f"report:   {run}/report.html\n"):
+        assert place in ended.out
+    for word in ("0.001)-DP", "per record", "add-or-remove-one", "Poisson sampling", "pld", "dp-accounting"):
+        assert word in ended.out
+
+
+def test_the_private_loss_is_shown_only_on_request(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(model, folder, privacy={"expected_batch_size": 20})
+    config = write_config(folder, settings)
+    hidden = call(capsys, "train", config)
+    shown = call(capsys, "train", config, "run.show_private_loss=true", f"run.output={folder / 'other'}")
+    assert "training loss" not in hidden.out + hidden.err
+    assert "PRIVATE training loss" in shown.err
+    assert "training loss" not in shown.out
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"private": False, "noise_multiplier": None}, {"insecure_noise_seed": 1}]
+)
+def test_what_is_not_private_says_so(
+    privacy: dict[str, Any], model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(model, folder, privacy=privacy)
+    ended = call(capsys, "train", write_config(folder, settings))
+    assert ended.code == 0, ended.err
+    assert "NOT PRIVATE" in ended.out
+    assert "NOT PRIVATE" in ended.err.splitlines()[0]
+    assert "ε" not in ended.out + ended.err
+    again = call(capsys, "resume", folder / "run", "--json")
+    assert again.json["private"] is False
+    assert "epsilon" not in again.json
+
+
+def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = RichObserver.on_step
+
+    def on_step(self: RichObserver, report: StepReport) -> None:
+        shown(self, report)
+        if report.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RichObserver, "on_step", on_step)
+
+
+def test_ctrl_c_keeps_everything_and_resume_goes_on(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = write_config(folder, run_settings(model, folder, privacy={"steps": 5})), folder / "run"
+    with monkeypatch.context() as patch:
+        _interrupt_at(2, patch)
+        stopped = call(capsys, "train", config, "--json")
+    assert stopped.code == 130
+    assert stopped.out == ""
+    last = stopped.err.splitlines()[-1]
+    assert last == f"interrupted: after step 2, which is saved. Continue with `privlora resume {run}`"
+    assert "Traceback" not in stopped.err
+    assert not (run / "release" / "adapter_model.safetensors").exists()
+    resumed = call(capsys, "resume", run, "--json")
+    assert resumed.code == 0, resumed.err
+    ledger = read_ledger(run / "release" / "ledger.jsonl")
+    assert (ledger.charges, ledger.resumes, ledger.closed) == (5, 1, True)
+    assert "step 3/5" in resumed.err
+    assert "step 2/5" not in resumed.err
+    assert resumed.json["epsilon"] == ledger.epsilon()
+
+
+def test_an_interruption_before_the_start_leaves_nothing(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    config = write_config(folder, run_settings(model, folder))
+    monkeypatch.setattr("privlora.api.load_data", interrupt)
+    stopped = call(capsys, "train", config)
+    assert stopped.code == 130
+    assert stopped.err.splitlines()[-1] == "interrupted: before the run started; nothing was released"
+    assert not (folder / "run").exists()
+
+
+def test_resuming_a_finished_run_reports_it_again(
+    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished / "run", folder / "run"))
+    ledger = run / "release" / "ledger.jsonl"
+    before = ledger.read_bytes()
+    (run / "release" / "adapter_model.safetensors").unlink()
+    assert call(capsys, "resume", run).code == 0
+    assert ledger.read_bytes() == before
+    assert (run / "release" / "adapter_model.safetensors").exists()
+
+
+def test_a_run_that_stopped_before_its_first_charge_starts_anew(
+    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder / "run"
+    (run / "release").mkdir(parents=True)
+    (run / "private").mkdir()
+    shutil.copyfile(finished / "run/release/config.resolved.yaml", run / "release" / "config.resolved.yaml")
+    resumed = call(capsys, "resume", run, "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["private"] is True
+    assert read_ledger(resumed.json["ledger"]).charges == 3
+
+
+def test_full_memory_of_a_device_is_one_line(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate too much")
+
+    monkeypatch.setattr("privlora.training.loop.micro_batch_gradients", full)
+    settings = run_settings(model, folder, privacy={"expected_batch_size": 30})
+    ended = call(capsys, "train", write_config(folder, settings))
+    assert ended.code == 2
+    assert "error: out of device memory. Fix: lower run.tokens_per_micro_batch" in ended.err
+    assert f"privlora resume {folder / 'run'}" in ended.err
+
+
+def test_evaluations_are_shown_and_kept(finished: Path) -> None:
+    rows = [
+        json.loads(line) for line in (finished / "run/release/evaluations.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == [0, 3]

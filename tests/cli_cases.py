@@ -1,0 +1,120 @@
+"""A tiny model on disk, records in every form, and calls of the real command line inside this process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from privlora.cli import main
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn")
+
+
+def save_tiny_model(folder: Path, *, chat: bool = False, dtype: torch.dtype = torch.float32) -> Path:
+    """A random Llama of two layers (width 16) over bytes, in ``folder``."""
+    symbols = ["<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+    if chat:
+        fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(symbols),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def record(number: int) -> dict[str, Any]:
+    """One record with the columns of every form."""
+    name, other = NAMES[number % len(NAMES)], f"case {number}"
+    return {
+        "text": f"{name} came in with {other}.",
+        "question": f"Who had {other}?",
+        "answer": f"{name}.",
+        "messages": [
+            {"role": "user", "content": f"Who had {other}?"},
+            {"role": "assistant", "content": name},
+        ],
+        "patient": name,
+    }
+
+
+def write_records(path: Path, count: int = 40, *, first: int = 0) -> Path:
+    """JSONL, or plain text for names that end in .txt."""
+    rows = [record(first + i) for i in range(count)]
+    lines = [row["text"] if path.suffix == ".txt" else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run_settings(model: Path, folder: Path, /, **groups: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A run of three private steps on ``folder``/records.jsonl; ``groups`` are laid over it, None removes."""
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"name": str(model), "device": "cpu"},
+        "data": {"path": str(folder / "records.jsonl"), "max_length": 48},
+        "adapter": {"r": 2},
+        "privacy": {
+            "noise_multiplier": 2.0,
+            "delta": 1e-3,
+            "steps": 3,
+            "expected_batch_size": 4,
+            "public_dataset_size": 40,
+        },
+        "run": {"output": str(folder / "run")},
+    }
+    for group, values in groups.items():
+        merged = {**settings.get(group, {}), **values}
+        settings[group] = {key: value for key, value in merged.items() if value is not None}
+    return settings
+
+
+def write_config(folder: Path, settings: dict[str, Any]) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """What --json printed: one object and nothing else."""
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: object) -> Outcome:
+    """The command line with these arguments."""
+    capsys.readouterr()
+    code = main([str(argument) for argument in argv])
+    captured = capsys.readouterr()
+    return Outcome(code, captured.out, captured.err)

@@ -1,0 +1,528 @@
+"""Whatever is wrong with an input: one line says so, exit code 2, no traceback, and no file is changed."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+from cli_cases import Outcome, call, record, run_settings, save_tiny_model, write_config, write_records
+
+import privlora
+from privlora.accounting import read_ledger
+
+Groups = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """The folder of a run that went well, beside its records."""
+    from privlora.cli import main
+
+    folder = tmp_path_factory.mktemp("finished")
+    write_records(folder / "records.jsonl")
+    assert main(["train", str(write_config(folder, run_settings(model, folder)))]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with good records, and no network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    write_records(tmp_path / "records.jsonl")
+    return tmp_path
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file's content and every folder (None), by relative path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def refuses(
+    capsys: pytest.CaptureFixture[str], folder: Path, argv: list[object], *words: str, quiet: bool = True
+) -> None:
+    """The command refuses in one line that holds ``words``, and changes nothing in ``folder``."""
+    before = tree(folder)
+    outcome = call(capsys, *argv)
+    check(outcome, *words)
+    if quiet:
+        assert outcome.err.count("\n") == 1, outcome.err
+    assert tree(folder) == before
+
+
+def check(outcome: Outcome, *words: str) -> None:
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert outcome.code == 2, outcome
+    assert len(errors) == 1, outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+    for word in words:
+        assert word in errors[0]
+
+
+def refuses_settings(
+    capsys: pytest.CaptureFixture[str], folder: Path, settings: Groups, *words: str, quiet: bool = True
+) -> None:
+    refuses(capsys, folder, ["train", write_config(folder, settings)], *words, quiet=quiet)
+
+
+SETTINGS: dict[str, tuple[Groups, list[str]]] = {
+    "unknown group": ({"privcy": {"steps": 3}}, ["privcy", "did you mean 'privacy'?"]),
+    "unknown setting": ({"privacy": {"clipnorm": 1}}, ["privacy.clipnorm", "did you mean 'clip_norm'?"]),
+    "unknown setting of the adapter": ({"adapter": {"rank": 4}}, ["adapter.rank"]),
+    "two noise settings": ({"privacy": {"target_epsilon": 3}}, ["exactly one of target_epsilon"]),
+    "no noise setting": ({"privacy": {"noise_multiplier": None}}, ["exactly one of target_epsilon"]),
+    "non-private with noise": (
+        {"privacy": {"private": False}},
+        ["private=false contradicts noise_multiplier"],
+    ),
+    "no delta": ({"privacy": {"delta": None}}, ["delta is missing"]),
+    "delta is 1/N": ({"privacy": {"delta": 0.025}}, ["not below 1/N = 0.025"]),
+    "delta is no number": ({"privacy": {"delta": "small"}}, ["privacy.delta='small'"]),
+    "delta above 1": ({"privacy": {"delta": 1.5}}, ["privacy.delta=1.5"]),
+    "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
+    "three sampling settings": ({"privacy": {"sample_rate": 0.1}}, ["give two of the three"]),
+    "no sampling setting": (
+        {"privacy": {"expected_batch_size": None}},
+        ["expected_batch_size or sample_rate"],
+    ),
+    "batch above N": ({"privacy": {"expected_batch_size": 41}}, ["exceeds public_dataset_size=40"]),
+    "sampling above 1": ({"privacy": {"sample_rate": 2, "expected_batch_size": None}}, ["sample_rate=2"]),
+    "cap without N": (
+        {"privacy": {"max_batch_size": 9, "sample_rate": 0.1, "public_dataset_size": None}},
+        ["max_batch_size needs public_dataset_size"],
+    ),
+    "cap below the mean": ({"privacy": {"max_batch_size": 3}}, ["max_batch_size=3", "1.75 times"]),
+    "users without a column": ({"privacy": {"unit": "user"}}, ["unit=user and user_column"]),
+    "column without users": ({"privacy": {"user_column": "patient"}}, ["unit=user and user_column"]),
+    "unknown unit": ({"privacy": {"unit": "person"}}, ["privacy.unit='person'"]),
+    "no steps": ({"privacy": {"steps": None}}, ["privacy.steps is missing"]),
+    "zero steps": ({"privacy": {"steps": 0}}, ["privacy.steps=0"]),
+    "half a step": ({"privacy": {"steps": 2.5}}, ["privacy.steps=2.5"]),
+    "negative clipping": ({"privacy": {"clip_norm": -1}}, ["privacy.clip_norm=-1"]),
+    "clipping is a truth value": ({"privacy": {"clip_norm": True}}, ["clip_norm=true"]),
+    "infinite noise": ({"privacy": {"noise_multiplier": float("inf")}}, ["privacy.noise_multiplier=inf"]),
+    "two forms of records": ({"data": {"text": "text", "messages": "messages"}}, ["only one of"]),
+    "prompt alone": ({"data": {"prompt": "question"}}, ["prompt and completion go together"]),
+    "no completion to train on": ({"data": {"loss_on": "completion"}}, ["needs prompt and completion"]),
+    "one-token records": ({"data": {"max_length": 1}}, ["data.max_length=1"]),
+    "no data": ({"data": {"path": None}}, ["data.path is missing"]),
+    "no model": ({"model": {"name": None}}, ["model.name is missing"]),
+    "list for a group": ({"run": None}, ["'run'"]),
+    "long warm-up": ({"method": {"warmup_steps": 4}}, ["warmup_steps=4 exceeds privacy.steps=3"]),
+    "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups, words = SETTINGS[name]
+    if groups == {"run": None}:
+        settings: Groups = {**run_settings(model, folder), "run": ["output"]}
+    else:
+        settings = run_settings(model, folder, **groups)
+    refuses_settings(capsys, folder, settings, *words)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+
+
+def test_evaluation_on_the_private_records(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"evaluation": [f"{folder}/./records.jsonl"]}
+    refuses_settings(capsys, folder, run_settings(model, folder, data=data), "would be published")
+
+
+OVERRIDES = {
+    "privacy.steps": "group.key=value",
+    "steps=3": "group.key=value",
+    "privacy.stepps=3": "did you mean 'steps'?",
+    "modl.name=x": "did you mean 'model'?",
+    "privacy.steps=[1": "not valid YAML",
+    "model=x": "group.key=value",
+    "model.name=3": "model.name=3",
+}
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_overrides(override: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(folder, run_settings(model, folder))
+    refuses(capsys, folder, ["train", config, override], OVERRIDES[override])
+
+
+FILES = {
+    "nothing": (b"", "holds no settings"),
+    "a list": (b"- model\n- data\n", "holds no settings"),
+    "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
+    "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
+    "not text": (b"\xff\xfe\x00model", "cannot read"),
+    "an empty group": (b"model:\nprivacy: {steps: 3}\n", "group 'model' is empty"),
+    "a key twice": (
+        b"privacy:\n  clip_norm: 1\n  clip_norm: 9\n",
+        "line 3 is not valid YAML (clip_norm is given",
+    ),
+    "a Python object": (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_no_settings(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content, word = FILES[name]
+    (folder / "run.yaml").write_bytes(content)
+    refuses(capsys, folder, ["train", folder / "run.yaml"], word)
+
+
+def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, ["train", folder / "none.yaml"], "cannot read")
+    refuses(capsys, folder, ["plan", folder], "cannot read")
+
+
+RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
+    "empty": ("a.jsonl", b"", {}, "no records"),
+    "blank lines": ("a.txt", b"\n \n", {}, "no records"),
+    "bad JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', {}, "line 2"),
+    "no objects": ("a.jsonl", b"[1, 2]\n", {}, "not an object"),
+    "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "not a list of objects"),
+    "not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n', {}, "not UTF-8"),
+    "half a gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:40], {}, "not a whole gzip"),
+    "no Parquet": ("a.parquet", b"PAR1", {}, "not a readable Parquet"),
+    "uneven CSV": ("a.csv", b"text,patient\nx\n", {}, "line 2"),
+    "unknown ending": ("a.dat", b"x", {}, "does not say what it is"),
+    "no such column": ("a.jsonl", b'{"note": "x"}\n', {}, "no column 'text'"),
+    "misspelt column": ("a.jsonl", b'{"note": "x"}\n', {"data": {"text": "nte"}}, "did you mean 'note'?"),
+    "not text in it": ("a.jsonl", b'{"text": 7}\n', {}, "holds int, not text"),
+    "bad format": ("a.jsonl", b'{"text": "x"}\n', {"data": {"text": "{text!r}"}}, "plain {column}"),
+    "no user": (
+        "a.jsonl",
+        b'{"text": "x", "user": ""}\n',
+        {"privacy": {"unit": "user", "user_column": "user"}},
+        "names no unit",
+    ),
+    "bad messages": (
+        "a.jsonl",
+        b'{"messages": "hello"}\n',
+        {"data": {"messages": "messages"}},
+        "chat template",
+    ),
+    "too many for the cap": (
+        "a.txt",
+        b"note\n" * 41,
+        {"privacy": {"max_batch_size": 9}},
+        "more privacy units than dataset_size=40",
+    ),
+    "delta above the true 1/N": (
+        "a.txt",
+        b"note\n" * 20,
+        {"privacy": {"public_dataset_size": None, "sample_rate": 0.1, "delta": 0.1}},
+        "not below 1 / number of units",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, content, groups, word = RECORDS[name]
+    (folder / file).write_bytes(content)
+    groups = {**groups, "data": {**groups.get("data", {}), "path": str(folder / file)}}
+    refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", ".", "no-such-org/no-such-data:train"])
+def test_records_that_are_not_there(
+    path: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(model, folder, data={"path": path})
+    refuses_settings(capsys, folder, settings, path.split(":")[0], quiet=False)
+
+
+MODULES: dict[str, tuple[Groups, str]] = {
+    "unknown target": ({"target_modules": ["q_prj"]}, "did you mean 'q_proj'?"),
+    "unmatched expression": ({"target_modules": "q_proj,v_proj"}, "names 'q_proj,v_proj'"),
+    "embedding": ({"target_modules": ["embed_tokens"]}, "not a linear layer"),
+    "output layer": ({"target_modules": ["lm_head"]}, "cannot be adapted"),
+    "everything excluded": ({"layers_to_transform": [7]}, "no module is left"),
+    "rank": ({"r": 17}, "adapter.r=17 exceeds"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter, word = MODULES[name]
+    refuses_settings(capsys, folder, run_settings(model, folder, adapter=adapter), word, quiet=False)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+
+
+def test_a_start_that_is_no_adapter(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = run_settings(model, folder, adapter={"init": str(folder)})
+    refuses_settings(capsys, folder, settings, "no readable LoRA adapter", quiet=False)
+
+
+def _truncate(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def _garble(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"not tensors at all")
+
+
+MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no folder": (shutil.rmtree, "cannot load model"),
+    "no configuration": (lambda model: (model / "config.json").unlink(), "cannot load model"),
+    "bad configuration": (lambda model: (model / "config.json").write_text("{"), "cannot load model"),
+    "no weights": (lambda model: (model / "model.safetensors").unlink(), "cannot load model"),
+    "half the weights": (_truncate, "cannot load model"),
+    "no safetensors": (_garble, "cannot load model"),
+    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "cannot load model"),
+    "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil, word = MODELS[name]
+    spoilt = Path(shutil.copytree(model, folder / "model"))
+    spoil(spoilt)
+    refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps:0", "cuda:99"])
+def test_devices(device: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = run_settings(model, folder, model={"device": device})
+    refuses_settings(capsys, folder, settings, f"model.device='{device}'", quiet=False)
+
+
+METHODS: dict[str, tuple[Groups, str]] = {
+    "unknown": ({"method": {"name": "prisma"}}, "unknown method 'prisma'"),
+    "unknown optimizer": ({"method": {"optimizer": "lion"}}, "has no optimizer 'lion'"),
+    "without noise": ({"method": {"name": "adamw"}}, "adds no noise"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups, word = METHODS[name]
+    refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+
+
+def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, finished, ["train", finished / "run.yaml"], "holds a run already", quiet=False)
+
+
+def test_an_output_below_a_file(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = run_settings(model, folder, run={"output": str(folder / "records.jsonl" / "run")})
+    refuses_settings(capsys, folder, settings, "Not a directory", quiet=False)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_an_output_that_cannot_be_made(
+    code: int, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(folder, run_settings(model, folder))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    refuses(capsys, folder, ["train", config], "cannot create", os.strerror(code), quiet=False)
+
+
+class _FullDisk:
+    """Stands in for a function of `os`; after ``writes`` calls it fails as a full disk does."""
+
+    def __init__(self, real: Callable[..., Any], writes: int) -> None:
+        self.real, self.left = real, writes
+
+    def __call__(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.real(*args)
+
+
+@pytest.mark.parametrize(("function", "writes"), [("write", 0), ("write", 2), ("replace", 0), ("replace", 1)])
+def test_a_disk_that_is_full(
+    function: str,
+    writes: int,
+    model: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run stops in one line; with space again it goes on, and never charges more than planned."""
+    config = write_config(folder, run_settings(model, folder))
+    run = folder / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, _FullDisk(getattr(os, function), writes))
+        check(call(capsys, "train", config), "No space left on device")
+    assert not list(run.rglob("*.tmp"))
+    started = (run / "release" / "config.resolved.yaml").exists()
+    again = call(capsys, "resume", run) if started else call(capsys, "train", config)
+    assert again.code == 0, again.err
+    ledger = read_ledger(run / "release" / "ledger.jsonl")
+    assert ledger.closed
+    assert ledger.charges == 3
+
+
+CALIBRATE = {
+    "--epsilon 1e9 --delta 1e-5 --sample-rate 0.01 --steps 10": "protects nobody",
+    "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=0.0",
+    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=nan",
+    "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "delta=0",
+    "--epsilon 3 --delta 1e-5 --sample-rate 2 --steps 10": "sample_rate=2.0",
+    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 0": "steps=0",
+    "--epsilon 3 --delta 1e-5 --steps 10": "exactly one of --sample-rate",
+    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --expected-batch-size 4": "exactly one of",
+    "--epsilon 3 --delta 1e-5 --steps 10 --expected-batch-size 64": "--public-dataset-size",
+    "--epsilon 3 --delta 0.1 --steps 10 --expected-batch-size 4 --public-dataset-size 40": "1/N = 0.025",
+    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --max-batch-size 9": "--public-dataset-size",
+    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --dataset-size 0": "below 1",
+    "--epsilon three --delta 1e-5 --sample-rate 0.01 --steps 10": "'--epsilon'",
+    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 10 --adjacency swap": "'swap'",
+    "--epsilon 3 --delta 1e-5 --sample-rate 0.01": "--steps",
+}
+
+
+@pytest.mark.parametrize("options", CALIBRATE)
+def test_calibrate(options: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, ["calibrate", *options.split()], CALIBRATE[options])
+
+
+def _lower_the_noise(lines: list[str]) -> list[str]:
+    return [lines[0].replace('"steps": 3', '"steps": 9'), *lines[1:]]
+
+
+LEDGERS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
+    "edited": (_lower_the_noise, "line 2 is not what was written"),
+    "a charge removed": (lambda lines: lines[:1] + lines[2:], "line 2 is not what was written"),
+    "a charge repeated": (lambda lines: [*lines[:2], *lines[1:]], "line 3 is not what was written"),
+    "no JSON": (lambda _: ["hello\n"], "line 1 is not what was written"),
+    "empty": (lambda _: [], "no complete first line"),
+}
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_ledgers(name: str, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, word = LEDGERS[name]
+    run = Path(shutil.copytree(finished / "run", folder / "run"))
+    ledger = run / "release" / "ledger.jsonl"
+    ledger.write_text("".join(change(ledger.read_text().splitlines(keepends=True))))
+    refuses(capsys, folder, ["budget", run], word)
+    refuses(capsys, folder, ["budget", finished / "run", ledger], word)
+    if name != "empty":  # without a first line nothing was released, so that a run starts anew
+        refuses(capsys, folder, ["resume", run], word, quiet=False)
+
+
+def test_budgets(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished / "run"
+    refuses(capsys, folder, ["budget", folder / "none.jsonl"], "cannot be read")
+    refuses(capsys, folder, ["budget", folder], "cannot be read")
+    refuses(capsys, folder, ["budget", run, run], "are the same run")
+    refuses(capsys, folder, ["budget", run, "--delta", "1"], "delta=1.0")
+    refuses(capsys, folder, ["budget"], "LEDGER")
+
+
+def test_resuming(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, ["resume", folder], "no run in")
+    refuses(capsys, folder, ["resume", folder / "none"], "no run in")
+    unfinished = Path(shutil.copytree(finished / "run", folder / "run"))
+    ledger = unfinished / "release" / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:3]))  # two of three steps
+    checkpoint = unfinished / "private" / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:50])
+    outcome = call(capsys, "resume", unfinished)
+    check(outcome, "checkpoint", "is damaged")
+
+
+def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = finished / "run", folder / "records.jsonl"
+    refuses(capsys, folder, ["evaluate", run], "--data")
+    refuses(capsys, folder, ["evaluate", run, "--data", folder / "none.jsonl"], "there is no file")
+    refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot load model")
+    refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
+    refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
+    refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
+    refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
+    refuses(capsys, folder, ["evaluate", model, "--data", data, "--dtype", "int8"], "dtype='int8'")
+    spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
+    (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
+    refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "does not load on this base model")
+    (spoilt / "adapter_config.json").write_text("{}")
+    refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "cannot be read")
+
+
+def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, new = finished / "run", folder / "new"
+    refuses(capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora")
+    refuses(capsys, folder, ["export", run, new, "--merge", "--as-lora"], "exactly one of")
+    refuses(capsys, folder, ["export", run, folder, "--as-lora"], "exists already")
+    refuses(capsys, folder, ["export", folder, new, "--as-lora"], "no run in")
+    refuses(capsys, folder, ["export", run, folder / "records.jsonl" / "new", "--as-lora"], "cannot write")
+    spoilt = Path(shutil.copytree(run, folder / "run"))
+    (spoilt / "release" / "adapter_model.safetensors").write_bytes(b"nonsense")
+    refuses(capsys, folder, ["export", spoilt, new, "--merge"], "no readable LoRA adapter")
+    (spoilt / "release" / "adapter_model.safetensors").unlink()
+    refuses(capsys, folder, ["export", spoilt, new, "--merge"], "is not finished")
+
+
+def test_a_report_of_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, ["report", folder], str(folder))
+
+
+USAGE = {
+    "trian run.yaml": "'trian'",
+    "train": "CONFIG",
+    "train run.yaml --jsn": "--jsn",
+    "methods prism": "prism",
+    "--fast": "--fast",
+    "resume": "RUN",
+}
+
+
+@pytest.mark.parametrize("line", USAGE)
+def test_usage(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, line.split(), USAGE[line], "--help`")
+
+
+@pytest.mark.parametrize(
+    "line", ["trian", "train none.yaml", "calibrate --epsilon 3", "plan . privacy.steps=0"]
+)
+def test_a_process_of_its_own(line: str, folder: Path) -> None:
+    before = tree(folder)
+    command = [sys.executable, "-m", "privlora.cli", *line.split()]
+    environment = {**os.environ, "PYTHONPATH": str(Path(privlora.__file__).parents[1])}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=120
+    )
+    check(Outcome(ended.returncode, ended.stdout, ended.stderr))
+    assert ended.stderr.count("\n") == 1
+    assert tree(folder) == before
+
+
+def test_errors_never_quote_a_record(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "the code is 481502"
+    lines = [json.dumps(record(0)), f'{{"text": "{secret}"', json.dumps({"text": [secret]})]
+    for name, content in (("a.jsonl", "\n".join(lines[:2])), ("b.jsonl", lines[2]), ("c.jsonl", secret)):
+        (folder / name).write_text(content)
+        settings = run_settings(model, folder, data={"path": str(folder / name)})
+        outcome = call(capsys, "train", write_config(folder, settings))
+        check(outcome)
+        assert "481502" not in outcome.err

@@ -1,0 +1,105 @@
+"""Settings: precedence, conversion, what follows from them, and what is refused without a command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privlora.config import (
+    IN_MEMORY,
+    DataSettings,
+    PrivacySettings,
+    Settings,
+    checked,
+    load_settings,
+    settings_from,
+)
+from privlora.errors import ConfigError
+
+GOOD: dict[str, dict[str, Any]] = {
+    "model": {"name": "org/model"},
+    "data": {"path": "notes.txt"},
+    "privacy": {
+        "target_epsilon": 3,
+        "delta": "1e-5",  # as PyYAML reads 1e-5
+        "steps": 100,
+        "expected_batch_size": 64,
+        "public_dataset_size": 10_000,
+    },
+}
+
+
+def test_numbers_in_scientific_notation(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(settings_from(GOOD).to_yaml().replace("delta: 1.0e-05", "delta: 1e-5"))
+    assert "delta: 1e-5" in config.read_text()
+    assert load_settings(config).privacy.delta == 1e-5
+    assert load_settings(config, ["privacy.delta=1e-6"]).privacy.delta == 1e-6
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    settings = settings_from(GOOD, ["method.learning_rate=2e-4", "data.text='{a}: {b}'", "run.label='2024'"])
+    (tmp_path / "run.yaml").write_text(settings.to_yaml())
+    assert load_settings(tmp_path / "run.yaml") == settings
+    assert settings.data.text == "{a}: {b}"
+    assert settings.run.label == "2024"
+
+
+def test_the_command_line_comes_after_the_file_and_the_last_wins() -> None:
+    settings = settings_from(
+        GOOD, ["privacy.steps=7", "privacy.steps=9", "adapter.target_modules=[q_proj, v_proj]"]
+    )
+    assert settings.privacy.steps == 9
+    assert settings.adapter.target_modules == ["q_proj", "v_proj"]
+    assert GOOD["privacy"]["steps"] == 100
+
+
+def test_null_takes_a_setting_back() -> None:
+    overrides = ["privacy.target_epsilon=null", "privacy.noise_multiplier=0.8"]
+    assert settings_from(GOOD, overrides).privacy.noise_multiplier == 0.8
+
+
+@pytest.mark.parametrize(
+    "two",
+    [
+        {"expected_batch_size": 64, "public_dataset_size": 10_000},
+        {"expected_batch_size": 64, "sample_rate": 0.0064},
+        {"sample_rate": 0.0064, "public_dataset_size": 10_000},
+    ],
+)
+def test_rate_and_batch_follow_from_two_of_three(two: dict[str, float]) -> None:
+    privacy = PrivacySettings(noise_multiplier=1, delta=1e-5, steps=1, **two)
+    assert (privacy.q, privacy.b) == pytest.approx((0.0064, 64))
+
+
+def test_columns_are_those_of_a_template() -> None:
+    named = {"text": None, "prompt": None, "completion": None, "messages": None}
+    assert DataSettings(path="x").columns == {**named, "text": "text"}
+    assert DataSettings(path="x", messages="chat").columns == {**named, "messages": "chat"}
+
+
+def test_the_private_records_are_not_for_evaluation(tmp_path: Path) -> None:
+    for evaluation in ("notes.txt", ["other.txt", "./notes.txt"], str(Path("notes.txt").resolve())):
+        with pytest.raises(ConfigError, match="which is private"):
+            checked(DataSettings, {"path": ["a.txt", "notes.txt"], "evaluation": evaluation}, "test")
+    both_given = DataSettings(path=IN_MEMORY, evaluation=IN_MEMORY)  # a caller's two lists
+    assert both_given.evaluation == IN_MEMORY
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "steps", "noise_multiplier", "max_batch_size"])
+def test_a_truth_value_is_no_number(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=true is not a value"):
+        settings_from({**GOOD, "privacy": {**GOOD["privacy"], name: True}})
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    settings: Any = settings_from(GOOD)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.privacy.clip_norm = 100.0
+
+
+def test_every_setting_is_documented_or_speaks_for_itself() -> None:
+    """The six groups are what docs and `--help` name."""
+    assert list(Settings.model_fields) == ["model", "data", "privacy", "adapter", "method", "run"]

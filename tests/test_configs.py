@@ -1,0 +1,73 @@
+"""Every YAML under configs/ says how to run it, and runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_cases import call, save_tiny_model, write_records
+from safetensors.torch import load_file
+
+from privlora.config import Settings, load_settings
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), chat=True)
+
+
+def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
+    """A small model and generated records in place of the example's; the rest stays as it is written."""
+    path = settings.data.path
+    suffix = Path(path if isinstance(path, str) else path[0]).suffix
+    small = {
+        "model.name": model,
+        "data.path": write_records(folder / f"records{suffix}"),
+        "adapter.r": 4,
+        "privacy.steps": 4,
+        "privacy.expected_batch_size": 4,
+        "privacy.public_dataset_size": 40,
+        "run.output": folder / "run",
+    }
+    if settings.data.evaluation is not None:
+        small["data.evaluation"] = write_records(folder / f"public{suffix}", 6, first=100)
+    if settings.privacy.max_batch_size is not None:
+        small |= {
+            "privacy.max_batch_size": 8,
+            "privacy.target_epsilon": "null",
+            "privacy.noise_multiplier": 4,
+        }
+    elif settings.privacy.private:
+        small["privacy.target_epsilon"] = 0.5  # the less epsilon, the less there is to compute
+    if settings.method.warmup_steps is not None:
+        small["method.warmup_steps"] = 2
+    return [f"{key}={value}" for key, value in small.items()]
+
+
+def test_there_are_recipes() -> None:
+    assert len(CONFIGS) >= 8
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_the_command_that_runs_it_stands_at_its_top(config: Path) -> None:
+    top = config.read_text().split("\nmodel:")[0]
+    assert f"privlora train configs/{config.name}" in top
+    assert all(line.startswith("#") for line in top.strip().splitlines())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_it_runs(config: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = load_settings(config)
+    ended = call(capsys, "train", config, *overrides(settings, model, tmp_path), "--json")
+    assert ended.code == 0, ended.err
+    release = Path(ended.json["adapter"])
+    assert ended.json["steps"] == 4
+    assert ended.json["private"] is settings.privacy.private
+    if settings.privacy.private:
+        assert 0.1 < ended.json["epsilon"] <= 0.5
+        assert len(Path(ended.json["ledger"]).read_text().splitlines()) == 4 + 2  # the plan and the end
+    assert any(bool(tensor.any()) for tensor in load_file(release / "adapter_model.safetensors").values())
+    assert json.loads((release / "adapter_config.json").read_text())["r"] == 4
