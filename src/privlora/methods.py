@@ -49,7 +49,6 @@ class Method:
             )
         return chosen
 
-
     def resolve(self, chosen: MethodSettings, init: str | None, steps: int) -> Hyperparameters:
         """The settings that a run uses: what was chosen, else this row's defaults."""
         given = {name: value for name, value in chosen.model_dump().items() if value is not None}

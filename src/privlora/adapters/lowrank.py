@@ -72,6 +72,17 @@ class Captured:
     def units(self) -> int:
         return self.p[0].shape[0]
 
+    def finite(self) -> Tensor:
+        """(units,) bool: whether every entry of a unit's gradient is finite."""
+        sums = torch.stack([t.flatten(1).sum(dim=1).double() for t in (*self.p, *self.q)])  # (2 sites, units)
+        return torch.isfinite(sums).all(dim=0)
+
+    @staticmethod
+    def cat(parts: Sequence[Captured]) -> Captured:
+        """The units of all parts, in order."""
+        p = [torch.cat(ts) for ts in zip(*(part.p for part in parts), strict=True)]
+        return Captured(p, [torch.cat(ts) for ts in zip(*(part.q for part in parts), strict=True)])
+
     def zero(self, units: Tensor) -> None:
         """Set the gradients of the marked units (a bool mask) to zero, in place."""
         if bool(units.any()):
@@ -84,7 +95,9 @@ class _LowRankTerm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, owner: LowRankAdapter, site: Site) -> Tensor:
-        assert site.left is not None and site.mid is not None and site.right is not None
+        assert site.left is not None
+        assert site.mid is not None
+        assert site.right is not None
         xr = x @ site.right  # (rows, T, r)
         ctx.save_for_backward(x, xr)
         ctx.owner, ctx.site = owner, site

@@ -104,10 +104,7 @@ def audit_step(
         mechanism.coordinates.weighted_sum(canary, canary.p[0].new_ones(canary.units))
     )
 
-    joined = Captured(
-        [torch.cat(pair) for pair in zip(others.p, canary.p, strict=True)],
-        [torch.cat(pair) for pair in zip(others.q, canary.q, strict=True)],
-    )
+    joined = Captured.cat([others, canary])
 
     def play(present: bool) -> Release:
         mechanism.accumulate(joined if present else others)

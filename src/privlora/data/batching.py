@@ -37,6 +37,22 @@ class MicroBatch:
     unit_count: int
     """Number of units (private)."""
 
+    def each_unit(self) -> Iterator[MicroBatch]:
+        """One micro-batch a unit, in unit order and at the same padded length."""
+        for unit in range(self.unit_count):
+            rows = self.unit_index == unit
+            yield replace(
+                self,
+                input_ids=self.input_ids[rows],
+                attention_mask=self.attention_mask[rows],
+                labels=self.labels[rows],
+                unit_index=torch.zeros_like(self.unit_index[rows]),
+                row_weight=self.row_weight[rows],
+                token_weight=self.token_weight[rows],
+                record_index=self.record_index[rows],
+                unit_count=1,
+            )
+
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with every tensor on ``device``."""
         return replace(

@@ -83,7 +83,9 @@ def _settings(output: Path, *, private: bool) -> Settings:
             "model": {"name": str(model_path()), "dtype": "float32"},
             "data": {"path": "(generated)", "max_length": 96},
             "privacy": privacy,
-            "method": {"name": "prism"} if private else {"name": "adamw", "learning_rate": 1e-2, "schedule": "linear"},
+            "method": {"name": "prism"}
+            if private
+            else {"name": "adamw", "learning_rate": 1e-2, "schedule": "linear"},
             "run": {"output": str(output), "label": "generated clinic notes", "tokens_per_micro_batch": 8192},
         }
     )

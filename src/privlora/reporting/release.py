@@ -94,7 +94,9 @@ def _write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
 def _write_adapter(release: Path, parts: Parts) -> None:
     lora = parts.settings.adapter
     try:
-        with tempfile.TemporaryDirectory(prefix="privlora-") as temporary:  # outside the run, in case of a crash
+        with tempfile.TemporaryDirectory(
+            prefix="privlora-"
+        ) as temporary:  # outside the run, in case of a crash
             write_adapter(
                 Path(temporary),
                 parts.adapter,

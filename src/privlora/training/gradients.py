@@ -19,6 +19,17 @@ def micro_batch_gradients(
     that unit alone. ``summed`` gives one gradient, added up over all units (non-private mode).
     """
     batch = batch.to(adapter.device)
+    captured, losses = _run(model, adapter, batch, summed)
+    if not summed and batch.unit_count > 1 and not bool(captured.finite().all()):
+        # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
+        parts = [_run(model, adapter, unit, summed) for unit in batch.each_unit()]
+        return Captured.cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
+    return captured, losses
+
+
+def _run(
+    model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, summed: bool
+) -> tuple[Captured, Tensor]:
     with adapter.capture(batch.input_ids.shape[0], summed=summed):
         found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
         total, losses = weighted_cross_entropy(found, batch.token_weight)

@@ -1,0 +1,66 @@
+"""Which modules are adapted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_model
+
+from privlora.adapters.targets import find_targets, output_layer_name
+from privlora.errors import ModelError, PrivacyError, PrivloraError
+
+MODULES_PER_LAYER = {"phi": 6, "phi3": 4, "gpt-neox": 4, "gpt2": 4}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_linear_takes_every_linear_layer_but_the_output(family: str) -> None:
+    model = tiny_model(family)
+    names = find_targets(model)
+    assert len(names) == 2 * MODULES_PER_LAYER.get(family, 7)
+    assert output_layer_name(model) not in names
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"target_modules": ["q_proj"]}, ["0.self_attn.q_proj", "1.self_attn.q_proj"]),
+        ({"target_modules": ["mlp.up_proj"], "layers_to_transform": [1]}, ["1.mlp.up_proj"]),
+        ({"target_modules": r".*\.0\..*[kv]_proj"}, ["0.self_attn.k_proj", "0.self_attn.v_proj"]),
+        (
+            {
+                "target_modules": ["q_proj", "k_proj"],
+                "exclude_modules": ["layers.0.self_attn.q_proj", "k_proj"],
+            },
+            ["1.self_attn.q_proj"],
+        ),
+    ],
+)
+def test_names_select_by_ending_and_strings_by_pattern(options: dict[str, Any], expected: list[str]) -> None:
+    assert find_targets(tiny_model(), **options) == [f"model.layers.{name}" for name in expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_modules": ["q_porj"]}, "did you mean 'q_proj'"),
+        ({"target_modules": ["proj"]}, "names 'proj'"),
+        ({"target_modules": "no_such_.*"}, "no_such_"),
+        ({"target_modules": ["lm_head"]}, "output layer 'lm_head' cannot be adapted"),
+        ({"target_modules": ["embed_tokens"]}, "is not a linear layer"),
+        ({"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}, "no module is left"),
+        ({"layers_to_transform": [7]}, "no module is left"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        find_targets(tiny_model(), **options)
+
+
+def test_a_model_that_normalises_over_the_batch_is_refused() -> None:
+    model = tiny_model()
+    model.model.norm = torch.nn.BatchNorm1d(16)
+    with pytest.raises(PrivacyError, match=r"model\.norm.*normalises over the batch"):
+        find_targets(model)
+    assert issubclass(PrivacyError, PrivloraError)

@@ -1,0 +1,180 @@
+"""Every row of the table of methods with each of its optimizers, on a tiny model, for the contract tests.
+
+A new row is tested by being in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import VOCAB, tiny_model, uneven_examples
+from torch import Tensor
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.coordinates import Coordinates, Vector
+from privlora.data.batching import micro_batches
+from privlora.data.examples import Example
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource, Release
+from privlora.mechanisms.gaussian import Charges
+from privlora.methods import METHODS, Method, build
+from privlora.optimizers import Optimizer
+from privlora.training.gradients import micro_batch_gradients
+
+RANK = 3
+NAN_TOKEN, INF_TOKEN = VOCAB - 1, VOCAB - 2
+VARIANTS = [(row.name, optimizer) for row in METHODS.values() for optimizer in row.optimizers]
+PRIVATE = [(name, optimizer) for name, optimizer in VARIANTS if METHODS[name].private]
+# Eq. 24-26 need Z != 0.
+NEEDS_FACTORS = {("prism", "paper")}
+STATES = ["zero", "factors", "ill-conditioned", "moved"]
+
+
+def label(variant: tuple[str, str]) -> str:
+    return "-".join(variant)
+
+
+class CountingLedger:
+    """Charges in memory, without a limit."""
+
+    def __init__(self) -> None:
+        self.events: list[StepEvent] = []
+
+    def charge(self, event: StepEvent) -> int:
+        self.events.append(event)
+        return len(self.events)
+
+
+@dataclass
+class Case:
+    """A method on a model, ready for a step."""
+
+    row: Method
+    adapter: LowRankAdapter
+    coordinates: Coordinates
+    optimizer: Optimizer
+
+    def mechanism(
+        self,
+        *,
+        sigma: float = 1.0,
+        clip_norm: float = 1.0,
+        batch: float = 4.0,
+        seed: int | None = None,
+        ledger: Charges | None = None,
+        steps: int = 10**6,
+    ) -> Mechanism:
+        if not self.row.private:
+            return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
+        return GaussianMechanism(
+            self.coordinates,
+            clip_norm=clip_norm,
+            event=StepEvent(PoissonSampling(0.01), sigma),
+            expected_batch_size=batch,
+            ledger=ledger or CountingLedger(),
+            noise=NoiseSource(seed),
+        )
+
+    def feed(
+        self,
+        mechanism: Mechanism,
+        examples: Sequence[Example],
+        units: Sequence[Any] | None = None,
+        max_tokens: int = 10**6,
+    ) -> int:
+        """Accumulate one logical batch; returns the number of micro-batches."""
+        chosen = range(len(examples)) if units is None else units
+        count = 0
+        for batch in micro_batches(chosen, examples, max_tokens=max_tokens, pad_token_id=0):
+            captured, _ = micro_batch_gradients(
+                self.adapter.model, self.adapter, batch, summed=not mechanism.needs_examples
+            )
+            mechanism.accumulate(captured)
+            count += 1
+        return count
+
+    def clipped_sum(
+        self, examples: Sequence[Example], units: Sequence[Any] | None = None, **options: Any
+    ) -> Tensor:
+        """What a release would be without its noise, before the division."""
+        mechanism = self.mechanism(sigma=0.0, batch=1.0, **options)
+        self.feed(mechanism, examples, units)
+        return flat(mechanism.release().vector)
+
+    def step(self, mechanism: Mechanism, examples: Sequence[Example], learning_rate: float = 0.05) -> Release:
+        self.feed(mechanism, examples)
+        release = mechanism.release()
+        self.optimizer.step(release, learning_rate)
+        return release
+
+    def weights(self) -> Tensor:
+        """All dense updates Z, end to end."""
+        return torch.cat([(a.double() @ b.double().mT).flatten() for a, b in self.coordinates.factors()])
+
+
+def make_case(
+    variant: tuple[str, str],
+    folder: Path,
+    state: str = "factors",
+    *,
+    model: Any = None,
+    dtype: torch.dtype = torch.float32,
+    targets: str = "all-linear",
+) -> Case:
+    """state: zero (a random start, Z = 0), factors (from an adapter), ill-conditioned (singular values 1 to 1e-6),
+    or moved (a few private steps after the start).
+    """
+    row = METHODS[variant[0]]
+    adapter = LowRankAdapter(
+        model if model is not None else poisoned_model(), rank=RANK, target_modules=targets
+    ).attach()
+    init = "random"
+    if state in ("factors", "ill-conditioned") or variant in NEEDS_FACTORS:
+        init = str(folder / state)
+        _write_factors(Path(init), adapter, 1e-6 if state == "ill-conditioned" else 0.2)
+    coordinates, optimizer = build(
+        row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype
+    )
+    case = Case(row, adapter, coordinates, optimizer)
+    if state == "moved":
+        mechanism = case.mechanism(seed=7)
+        for seed in (1, 2, 3):
+            case.step(mechanism, uneven_examples(seed))
+    return case
+
+
+def poisoned_model(dtype: torch.dtype = torch.float32) -> Any:
+    """A tiny Llama two of whose tokens have a NaN and an infinite embedding."""
+    model = tiny_model("llama", dtype=dtype)
+    embeddings = model.get_input_embeddings().weight.data
+    embeddings[NAN_TOKEN], embeddings[INF_TOKEN] = float("nan"), float("inf")
+    return model
+
+
+def with_token(example: Example, token: int) -> Example:
+    """The example with ``token`` in second place."""
+    ids = example.input_ids.copy()
+    ids[1] = token
+    return Example(ids, example.labels)
+
+
+def _write_factors(folder: Path, adapter: LowRankAdapter, smallest: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    spectrum = torch.logspace(0, float(torch.tensor(smallest).log10()), RANK, dtype=torch.float64)
+    factors = {}
+    for site in adapter.sites:
+        left, right = (
+            torch.linalg.qr(torch.randn(size, RANK, generator=generator, dtype=torch.float64)).Q
+            for size in (site.m, site.n)
+        )
+        factors[site.name] = (left * spectrum.sqrt(), right * spectrum.sqrt())
+    write_adapter(folder, adapter, factors, base_model="tiny", lora_alpha=2.0 * RANK)
+
+
+def flat(vector: Vector) -> Tensor:
+    """All coordinates, end to end, in float64."""
+    return torch.cat([t.double().flatten() for parts in vector for t in parts])

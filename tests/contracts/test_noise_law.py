@@ -1,0 +1,156 @@
+"""The noise of a release: its law, where it reaches, how often it is drawn, and that nobody can repeat it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from method_cases import PRIVATE, STATES, Case, flat, label, make_case, poisoned_model
+from scipy.stats import kstest
+from tiny_models import uneven_examples
+from torch import Tensor
+
+from privlora.coordinates import Vector
+
+SIGMA, CLIP_NORM, BATCH = 0.8, 0.5, 4.0
+TAU = SIGMA * CLIP_NORM / BATCH
+
+by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
+by_state = pytest.mark.parametrize("state", STATES)
+
+
+def small_case(variant: tuple[str, str], folder: Path, state: str = "factors") -> Case:
+    """Two modules only, so that the span of all gradients can be computed."""
+    return make_case(variant, folder, state, targets=r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)")
+
+
+def data_directions(case: Case) -> Tensor:
+    """Orthonormal basis (coordinates, k) of all that dense gradients G can reach through P = G right, Q = G^T left."""
+    generator = torch.Generator().manual_seed(0)
+    columns = []
+    for _ in range(case.coordinates.dimension + 20):
+        raw: Vector = []
+        for group in case.adapter.groups:
+            g = torch.randn(len(group.sites), group.m, group.n, generator=generator)
+            left, right = (
+                torch.stack([getattr(s, side) for s in group.sites]).detach() for side in ("left", "right")
+            )
+            raw.append((g @ right, g.mT @ left))
+        columns.append(flat(case.coordinates.to_vector(raw)))
+    u, s, _ = torch.linalg.svd(torch.stack(columns, dim=1), full_matrices=False)
+    return u[:, s > 1e-5 * s[0]]
+
+
+def empty_releases(case: Case, count: int) -> Tensor:
+    """(count, coordinates): releases of empty batches, in units of tau."""
+    mechanism = case.mechanism(sigma=SIGMA, clip_norm=CLIP_NORM, batch=BATCH, seed=5)
+    return torch.stack([flat(mechanism.release().vector) for _ in range(count)]) / TAU
+
+
+@by_variant
+@by_state
+def test_it_is_white_wherever_data_can_reach(variant: tuple[str, str], state: str, tmp_path: Path) -> None:
+    case = small_case(variant, tmp_path, state)
+    basis = data_directions(case)
+    draws = empty_releases(case, 60)
+    components = (draws @ basis).flatten().numpy()
+    assert len(components) > 4000
+    assert kstest(components, "norm").pvalue > 0.01
+    for wrong in (2 / 3, 1.5):
+        assert kstest(wrong * components, "norm").pvalue < 1e-6
+    # The weakest direction: the smallest variance among all data directions, against chi-square with 60 draws.
+    assert float((draws @ basis).var(dim=0).min()) > 0.35
+    # Energy: as many coordinates as the space claims, no more.
+    assert float(draws.square().sum(dim=1).mean()) == pytest.approx(case.coordinates.dimension, rel=0.03)
+    assert basis.shape[1] <= case.coordinates.dimension
+
+
+@by_variant
+@by_state
+def test_data_and_noise_span_the_same_space(variant: tuple[str, str], state: str, tmp_path: Path) -> None:
+    """P24: no direction that carries data and no noise (compare the column spaces of the two linear maps)."""
+    case = small_case(variant, tmp_path, state)
+    noise = empty_releases(case, case.coordinates.dimension + 20)
+    u, s, _ = torch.linalg.svd(noise.T, full_matrices=False)
+    reached = u[:, s > 1e-5 * s[0]]
+    assert reached.shape[1] == case.coordinates.dimension
+    basis = data_directions(case)
+    assert float((basis - reached @ (reached.T @ basis)).norm(dim=0).max()) < 1e-5
+
+
+@by_variant
+def test_it_is_drawn_once_however_many_micro_batches(variant: tuple[str, str], tmp_path: Path) -> None:
+    case = make_case(variant, tmp_path)
+    draws = []
+    for tokens in (10**6, 45, 1):
+        noisy, silent = (case.mechanism(sigma=s, clip_norm=0.1, seed=3) for s in (1.0, 0.0))
+        for mechanism in (noisy, silent):
+            case.feed(mechanism, uneven_examples(), max_tokens=tokens)
+        draws.append(flat(noisy.release().vector) - flat(silent.release().vector))
+    assert draws[0].norm() > 0
+    for other in draws[1:]:
+        torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-7)
+
+
+@by_variant
+def test_its_scale_does_not_know_the_realised_batch_size(variant: tuple[str, str], tmp_path: Path) -> None:
+    case = make_case(variant, tmp_path)
+    draws = []
+    for size in (0, 1, 200):
+        examples = uneven_examples(lengths=[3] * size)[:size]
+        noisy, silent = (case.mechanism(sigma=s, clip_norm=0.01, seed=3) for s in (1.0, 0.0))
+        for mechanism in (noisy, silent):
+            case.feed(mechanism, examples)
+        release = noisy.release()
+        draws.append(flat(release.vector) - flat(silent.release().vector))
+        assert release.noise_std == pytest.approx(0.01 / 4.0)
+    for other in draws[1:]:
+        torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-8)
+    # and the signal is divided by the same public number
+    one = case.clipped_sum(uneven_examples(lengths=[3])[:1], clip_norm=0.01)
+    mechanism = case.mechanism(sigma=0.0, clip_norm=0.01, batch=8.0)
+    case.feed(mechanism, uneven_examples(lengths=[3])[:1])
+    torch.testing.assert_close(flat(mechanism.release().vector) * 8, one)
+
+
+def unrelated(a: Tensor, b: Tensor) -> bool:
+    """Neither equal entries nor a correlation (6 standard errors)."""
+    correlation = float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+    return bool((a != b).double().mean() > 0.999) and abs(correlation) < 6 / len(a) ** 0.5
+
+
+@by_variant
+def test_public_seeds_do_not_fix_it(variant: tuple[str, str], tmp_path: Path) -> None:
+    releases = []
+    for _ in range(2):
+        torch.manual_seed(42)
+        np.random.seed(42)
+        releases.append(flat(make_case(variant, tmp_path).mechanism().release().vector))
+    assert unrelated(*releases)
+
+
+@by_variant
+def test_it_never_repeats_within_a_run(variant: tuple[str, str], tmp_path: Path) -> None:
+    mechanism = make_case(variant, tmp_path).mechanism()
+    first, second = (flat(mechanism.release().vector) for _ in range(2))
+    assert unrelated(first, second)
+
+
+@by_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_float32_whatever_the_models_dtype(
+    variant: tuple[str, str], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    case = make_case(variant, tmp_path, model=poisoned_model(dtype))
+    mechanism = case.mechanism()
+    case.feed(mechanism, uneven_examples())
+    release = mechanism.release()
+    assert {t.dtype for parts in release.vector for t in parts} == {torch.float32}
+    values = flat(release.vector)
+    assert len(values.unique()) > 0.999 * len(values)  # bfloat16 noise has some 3000 distinct values (P22)
+    case.optimizer.step(release, 0.1)
+    for tensors in (case.coordinates.state_dict(), case.optimizer.state_dict()):
+        for name, tensor in tensors.items():
+            assert tensor.dtype in (torch.float32, torch.int64), name

@@ -1,0 +1,128 @@
+"""Tangent coordinates against the dense projection, in every dtype and at hard points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import tiny_model
+from torch import Tensor
+
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates import TangentCoordinates, add_vectors
+from privlora.geometry.fixed_rank import Point, Tangent, point_at_zero, random_point
+
+RANK = 3
+
+
+def coordinates(dtype: torch.dtype = torch.float64, smallest: float = 1.0) -> TangentCoordinates:
+    """Random points whose singular values fall from 1 to ``smallest`` (0: the point Z = 0)."""
+    generator = torch.Generator().manual_seed(0)
+    adapter = LowRankAdapter(tiny_model(dtype=dtype), rank=RANK)
+    points = []
+    for group in adapter.groups:
+        point = random_point(len(group.sites), group.m, group.n, RANK, generator)
+        spectrum = torch.linspace(0, 1, RANK, dtype=torch.float64)
+        s = smallest ** spectrum.expand_as(point.S) if smallest else torch.zeros_like(point.S)
+        points.append(Point(point.U.to(dtype), s.to(dtype), point.V.to(dtype)))
+    return TangentCoordinates(adapter, points, dtype)
+
+
+def dense_gradients(c: TangentCoordinates, units: int) -> list[Tensor]:
+    """One (units, L, m, n) a group."""
+    return [torch.randn(units, len(g.sites), g.m, g.n, dtype=c.dtype) for g in c.adapter.groups]
+
+
+def captured(c: TangentCoordinates, dense: list[Tensor]) -> Captured:
+    p, q = [], []
+    for point, g in zip(c.points, dense, strict=True):
+        p += list((g @ point.V).unbind(dim=1))
+        q += list((g.mT @ point.U).unbind(dim=1))
+    return Captured(p, q)
+
+
+def projection(point: Point, g: Tensor) -> Tensor:
+    left, right = point.U @ point.U.mT, point.V @ point.V.mT
+    return left @ g + g @ right - left @ g @ right
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-6, 0.0])
+def test_norms_are_those_of_the_dense_projection(smallest: float) -> None:
+    c = coordinates(smallest=smallest)
+    dense = dense_gradients(c, 5)
+    expected = sum(
+        projection(point, g).square().sum(dim=(1, 2, 3)) for point, g in zip(c.points, dense, strict=True)
+    )
+    torch.testing.assert_close(c.norms_squared(captured(c, dense)), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-6, 0.0])
+def test_a_vector_is_the_dense_projection_and_keeps_its_norm(smallest: float) -> None:
+    c = coordinates(smallest=smallest)
+    dense = dense_gradients(c, 4)
+    weights = torch.rand(4, dtype=torch.float64)
+    vector = c.to_vector(c.weighted_sum(captured(c, dense), weights))
+    for point, g, parts in zip(c.points, dense, vector, strict=True):
+        expected = projection(point, torch.einsum("u,ulmn->lmn", weights, g))
+        embedded = Tangent(*parts).embedding(point)
+        torch.testing.assert_close(embedded, expected, rtol=1e-10, atol=1e-12)
+        norm = sum(t.square().sum() for t in parts)
+        assert float(norm) == pytest.approx(float(expected.square().sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_released_is_never_larger_than_what_was_measured(dtype: torch.dtype) -> None:
+    # Also for P and Q that no dense gradient gives, as rounding in bfloat16 makes them.
+    c = coordinates(dtype)
+    for scale in (1e-6, 1.0, 1e6):
+        sizes = [(g.m, g.n) for g in c.adapter.groups for _ in g.sites]
+        odd = Captured(
+            [torch.randn(6, m, RANK, dtype=dtype) for m, _ in sizes],
+            [scale * torch.randn(6, n, RANK, dtype=dtype) for _, n in sizes],
+        )
+        measured = c.norms_squared(odd)
+        for unit in range(6):
+            alone = torch.zeros(6, dtype=torch.float64)
+            alone[unit] = 1.0
+            vector = c.to_vector(c.weighted_sum(odd, alone))
+            released = sum(t.double().square().sum() for parts in vector for t in parts)
+            assert float(released) == pytest.approx(
+                float(measured[unit]), rel=1e-5 if dtype == torch.float32 else 1e-12
+            )
+
+
+def test_to_vector_is_linear() -> None:
+    c = coordinates()
+    one, two = (c.weighted_sum(captured(c, dense_gradients(c, 2)), torch.ones(2)) for _ in range(2))
+    together = c.to_vector(add_vectors(one, two))
+    for got, want in zip(together, add_vectors(c.to_vector(one), c.to_vector(two)), strict=True):
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_dimension_is_r_times_m_plus_n_minus_r() -> None:
+    c = coordinates()
+    assert c.dimension == sum(RANK * (s.m + s.n - RANK) for s in c.adapter.sites)
+
+
+def test_named_factors_multiply_to_z() -> None:
+    c = coordinates(smallest=1e-3)
+    named = c.named_factors()
+    for group, point in zip(c.adapter.groups, c.points, strict=True):
+        for k, site in enumerate(group.sites):
+            a, b = named[site.name]
+            torch.testing.assert_close(a @ b.T, point.embedding()[k])
+
+
+def test_state_survives_a_change_of_device_and_dtype() -> None:
+    c, other = coordinates(smallest=0.1), coordinates(torch.float32, smallest=0.5)
+    other.load_state_dict(c.state_dict())
+    assert {t.dtype for p in other.points for t in (p.U, p.S, p.V)} == {torch.float32}
+    torch.testing.assert_close(other.points[0].S.double(), c.points[0].S, rtol=1e-6, atol=0)
+
+
+def test_the_zero_point_is_an_ordinary_point() -> None:
+    c = coordinates()
+    zero = [point_at_zero(p.U, p.V) for p in c.points]
+    at_zero = TangentCoordinates(c.adapter, zero, torch.float64)
+    assert at_zero.dimension == c.dimension
+    assert at_zero.intrinsic

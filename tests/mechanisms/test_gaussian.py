@@ -1,0 +1,123 @@
+"""Clipping of whole units, and the numbers that the mechanism states. Contracts of all methods: tests/contracts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_model
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates import TangentCoordinates
+from privlora.coordinates.starts import tangent_start
+from privlora.errors import PrivacyError
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
+
+RANK = 2
+
+
+class Ledger:
+    def charge(self, event: StepEvent) -> int:
+        return 1
+
+
+@pytest.fixture
+def coordinates() -> TangentCoordinates:
+    return tangent_start(LowRankAdapter(tiny_model(), rank=RANK), "random", seed=0)
+
+
+def mechanism(coordinates: TangentCoordinates, *, sigma: float = 0.0, **options: Any) -> GaussianMechanism:
+    settings = {
+        "clip_norm": 2.0,
+        "expected_batch_size": 1.0,
+        "noise": NoiseSource(insecure_seed=1),
+        **options,
+    }
+    event = StepEvent(PoissonSampling(0.1), sigma)
+    return GaussianMechanism(coordinates, event=event, ledger=Ledger(), **settings)
+
+
+def units_of_norm(coordinates: TangentCoordinates, norms: list[float]) -> Captured:
+    sites = coordinates.adapter.sites
+    raw = Captured(
+        [torch.randn(len(norms), s.m, RANK) for s in sites],
+        [torch.randn(len(norms), s.n, RANK) for s in sites],
+    )
+    scale = torch.tensor(norms) / coordinates.norms_squared(raw).sqrt().float()
+    for t in (*raw.p, *raw.q):
+        t.mul_(scale[:, None, None])
+    return raw
+
+
+def norm(vector: list[tuple[torch.Tensor, ...]]) -> float:
+    return float(sum(t.double().square().sum() for parts in vector for t in parts) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.0, 0.0), (1e-20, 1e-20), (1.0, 1.0), (2.5, 2.0), (1e6, 2.0), (1e15, 2.0)]
+)
+def test_one_unit_is_scaled_to_at_most_c(
+    coordinates: TangentCoordinates, before: float, after: float
+) -> None:
+    m = mechanism(coordinates)
+    m.accumulate(units_of_norm(coordinates, [before]))
+    released = norm(m.release().vector)
+    assert released == pytest.approx(after, rel=2e-5)
+    assert released <= 2.0
+
+
+def test_clipping_keeps_the_direction(coordinates: TangentCoordinates) -> None:
+    raw = units_of_norm(coordinates, [30.0])
+    expected = coordinates.to_vector(coordinates.weighted_sum(raw, torch.tensor([2.0 / 30.0])))
+    m = mechanism(coordinates)
+    m.accumulate(raw)
+    for got, want in zip(m.release().vector, expected, strict=True):
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_norm_is_over_all_modules_together(coordinates: TangentCoordinates) -> None:
+    raw = units_of_norm(coordinates, [1.9])
+    m = mechanism(coordinates)
+    m.accumulate(raw)
+    assert norm(m.release().vector) == pytest.approx(1.9, rel=1e-5)  # 14 modules, none of them cut
+
+
+def test_stated_numbers(coordinates: TangentCoordinates) -> None:
+    m = mechanism(coordinates, sigma=1.5, clip_norm=0.5, expected_batch_size=8.0)
+    assert m.noise_std == pytest.approx(1.5 * 0.5 / 8.0)
+    assert m.sensitivity() == 0.5
+    assert m.sensitivity("replace-one") == 1.0
+    assert m.release().noise_std == m.noise_std
+    with pytest.raises(PrivacyError, match="unknown adjacency"):
+        m.sensitivity("replace-two")
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "expected_batch_size"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_unusable_settings_are_refused(coordinates: TangentCoordinates, name: str, value: float) -> None:
+    with pytest.raises(PrivacyError, match=name):
+        mechanism(coordinates, **{name: value})
+
+
+def test_the_default_noise_is_secure(coordinates: TangentCoordinates) -> None:
+    assert mechanism(coordinates, noise=None).noise.secure
+
+
+def test_a_second_release_holds_nothing_of_the_first(coordinates: TangentCoordinates) -> None:
+    m = mechanism(coordinates)
+    m.accumulate(units_of_norm(coordinates, [1.0]))
+    assert norm(m.release().vector) > 0.9
+    assert norm(m.release().vector) == 0.0
+
+
+def test_the_non_private_mean_promises_nothing(coordinates: TangentCoordinates) -> None:
+    m = MeanMechanism(coordinates, expected_batch_size=4.0, steps=2)
+    assert m.sensitivity() == float("inf")
+    m.accumulate(units_of_norm(coordinates, [8.0]))
+    release = m.release()
+    assert release.noise_std == 0.0
+    assert norm(release.vector) == pytest.approx(2.0, rel=1e-5)
+    assert norm(m.release().vector) == 0.0

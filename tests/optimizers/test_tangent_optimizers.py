@@ -1,0 +1,146 @@
+"""What the tangent optimizers know about noise: its size, its floor, and the frames in which moments live."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import tiny_model
+from torch import Tensor
+
+from privlora.adapters import LowRankAdapter
+from privlora.coordinates import TangentCoordinates
+from privlora.coordinates.starts import tangent_start
+from privlora.errors import ConfigError
+from privlora.geometry.fixed_rank import Tangent, point_from_factors, random_point
+from privlora.mechanisms import Release
+from privlora.optimizers import TANGENT_OPTIMIZERS
+
+RANK = 3
+ADAPTIVE = ["sgd", "scalar", "rank"]
+
+
+def coordinates(dtype: torch.dtype = torch.float64) -> TangentCoordinates:
+    generator = torch.Generator().manual_seed(0)
+    adapter = LowRankAdapter(tiny_model(dtype=dtype), rank=RANK, target_modules=["q_proj", "up_proj"])
+    points = [random_point(len(g.sites), g.m, g.n, RANK, generator, dtype) for g in adapter.groups]
+    return TangentCoordinates(adapter, points, dtype)
+
+
+def noise_release(c: TangentCoordinates, tau: float) -> Release:
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return tau * torch.randn(shape, dtype=c.dtype)
+
+    return Release(c.standard_normal(draw), tau, step=1)
+
+
+def moved(name: str, releases: list[Release], rate: float = 1e-4) -> Tensor:
+    c = coordinates()
+    before = [p.embedding() for p in c.points]
+    optimizer = TANGENT_OPTIMIZERS[name](c)
+    for release in releases:
+        optimizer.step(release, rate)
+    return torch.cat([(p.embedding() - b).flatten() for p, b in zip(c.points, before, strict=True)])
+
+
+@pytest.mark.parametrize("name", TANGENT_OPTIMIZERS)
+def test_the_unit_of_the_gradient_does_not_matter(name: str) -> None:
+    # Clip norm, batch size and gradient scaled together: the same releases in another unit.
+    release = noise_release(coordinates(), 0.2)
+    scaled = Release([tuple(1e3 * t for t in parts) for parts in release.vector], 1e3 * release.noise_std, 1)
+    one, other = moved(name, [release]), moved(name, [scaled])
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_pure_noise_is_never_amplified_above_its_own_unit(name: str) -> None:
+    c = coordinates()
+    tau = 0.05
+    release = noise_release(c, tau)
+    squared = sum(float(Tangent(*parts).norm_squared().sum()) for parts in release.vector)
+    # The step is at most rate * noise / tau: where only noise was seen, the floor tau^2 is what divides.
+    assert float(moved(name, [release]).norm()) <= 1.001e-4 * squared**0.5 / tau
+
+
+@pytest.mark.parametrize("name", ["scalar", "rank"])
+def test_second_moments_are_debiased_by_the_noise(name: str) -> None:
+    """A strong gradient divides by its own size; noise of any size below it changes nothing in expectation."""
+    c = coordinates()
+    signal = [tuple(t / 0.1 for t in parts) for parts in noise_release(c, 0.1).vector]
+    steps = []
+    for tau in (1e-6, 0.3):
+        torch.manual_seed(1)
+        releases = []
+        for _ in range(40):
+            noise = noise_release(c, tau).vector
+            vector = [
+                tuple(s + n for s, n in zip(a, b, strict=True)) for a, b in zip(signal, noise, strict=True)
+            ]
+            releases.append(Release(vector, tau, 1))
+        steps.append(float(moved(name, releases, rate=1e-6).norm()))
+    assert steps[1] == pytest.approx(steps[0], rel=0.05)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_a_rotation_of_the_frame_changes_nothing(name: str) -> None:
+    """Momentum and second moments follow the point: a long trajectory on slowly turning subspaces stays stable."""
+    c = coordinates()
+    optimizer = TANGENT_OPTIMIZERS[name](c)
+    torch.manual_seed(0)
+    for _ in range(50):
+        optimizer.step(noise_release(c, 0.1), 0.05)
+    for point in c.points:
+        eye = torch.eye(RANK, dtype=c.dtype)
+        for basis in (point.U, point.V):
+            torch.testing.assert_close(
+                basis.mT @ basis, eye.expand(len(basis), RANK, RANK), rtol=0, atol=1e-12
+            )
+        assert bool((point.S >= 0).all())
+    for g, point in enumerate(c.points):
+        state = optimizer.state_dict()
+        assert (
+            float((point.U.mT @ state[f"{g}.Up"]).abs().max()) < 1e-12
+        )  # momentum is tangent at the new point
+        assert float((point.V.mT @ state[f"{g}.Vp"]).abs().max()) < 1e-12
+
+
+def test_the_second_moments_of_pure_noise_stay_near_tau_squared() -> None:
+    c = coordinates()
+    optimizer = TANGENT_OPTIMIZERS["rank"](c, betas=(0.9, 0.99))
+    torch.manual_seed(0)
+    for _ in range(300):
+        optimizer.step(noise_release(c, 0.1), 0.05)
+    state = optimizer.state_dict()
+    for g in range(len(c.points)):
+        for side in ("vl", "vr"):
+            eigenvalues = torch.linalg.eigvalsh(state[f"{g}.{side}"] / (1 - 0.99**300)) / 0.01
+            assert float(eigenvalues.min()) > 0.6
+            assert float(eigenvalues.max()) < 1.5
+
+
+def test_float32_orthonormality_does_not_drift() -> None:
+    c = coordinates(torch.float32)
+    optimizer = TANGENT_OPTIMIZERS["rank"](c)
+    torch.manual_seed(0)
+    for _ in range(300):
+        optimizer.step(noise_release(c, 0.1), 0.05)
+    for point in c.points:
+        for basis in (point.U, point.V):
+            drift = basis.mT @ basis - torch.eye(RANK)
+            assert float(drift.abs().max()) < 2e-6
+
+
+def test_the_papers_rule_is_refused_at_zero() -> None:
+    adapter = LowRankAdapter(tiny_model(), rank=RANK)
+    with pytest.raises(ConfigError, match="cannot leave an adapter of zeros"):
+        TANGENT_OPTIMIZERS["paper"](tangent_start(adapter, "random", seed=0))
+
+
+def test_the_papers_rule_drops_directions_that_have_vanished() -> None:
+    adapter = LowRankAdapter(tiny_model(dtype=torch.float64), rank=RANK, target_modules=["q_proj"])
+    a, b = (torch.randn(2, 16, RANK, dtype=torch.float64) for _ in range(2))
+    a[..., -1] = 1e-9 * a[..., -1]
+    c = TangentCoordinates(adapter, [point_from_factors(a, b)], torch.float64)
+    optimizer = TANGENT_OPTIMIZERS["paper"](c)
+    for _ in range(5):
+        optimizer.step(noise_release(c, 0.1), 0.01)
+    assert all(torch.isfinite(t).all() for t in c.state_dict().values())

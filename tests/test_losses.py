@@ -1,0 +1,139 @@
+"""Losses per sequence: what transformers computes for one sequence alone, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, everything_in_double, one_batch, tiny_model, uneven_examples
+from torch import Tensor
+
+from privlora.data.batching import MicroBatch
+from privlora.losses import LabelLogits, label_logits, weighted_cross_entropy
+
+
+def found_in(model: Any, batch: MicroBatch) -> LabelLogits:
+    return label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    with everything_in_double():
+        yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_row_has_the_loss_that_transformers_gives_it_alone(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float64)
+    examples = uneven_examples()
+    batch = one_batch(examples, double=True)
+    found = found_in(model, batch)
+    _, losses = weighted_cross_entropy(found, batch.token_weight)
+    rows = found.per_row(losses * batch.token_weight[:, 1:][found.where])
+    for row, record in enumerate(batch.record_index):
+        example = examples[int(record)]
+        ids = torch.tensor(example.input_ids, dtype=torch.long)[None]
+        labels = torch.tensor(example.labels, dtype=torch.long)[None]
+        if (labels[0, 1:] == -100).all():
+            assert float(rows[row]) == 0.0
+        else:
+            expected = model(input_ids=ids, labels=labels).loss.detach()
+            assert float(rows[row]) == pytest.approx(float(expected), rel=1e-10), family
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "gpt2"])
+def test_only_label_positions_reach_the_output_layer(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float64)
+    batch = one_batch(uneven_examples(), double=True)
+    seen: list[torch.Size] = []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
+    found = found_in(model, batch)
+    handle.remove()
+    count = int((batch.labels[:, 1:] != -100).sum())
+    assert seen == [torch.Size([1, count, VOCAB])]
+    assert not head._forward_pre_hooks
+    full = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    torch.testing.assert_close(found.logits, full[:, :-1][found.where], rtol=1e-10, atol=1e-12)
+    assert torch.equal(found.targets, batch.labels[:, 1:][found.where])
+
+
+def test_the_hook_is_removed_when_the_model_fails() -> None:
+    model = tiny_model()
+    batch = one_batch(uneven_examples())
+    with pytest.raises(IndexError):
+        label_logits(model, batch.input_ids + VOCAB, batch.attention_mask, batch.labels)
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_a_model_that_does_not_name_its_output_layer_works_too() -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_model()
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.inner(**inputs)
+
+    batch = one_batch(uneven_examples())
+    torch.testing.assert_close(found_in(Wrapped(), batch).logits, found_in(tiny_model(), batch).logits)
+
+
+@pytest.mark.parametrize("count", [1, 7, 512, 513, 1100])
+def test_the_gradient_equals_autograds(count: int) -> None:
+    logits = (3 * torch.randn(count, 11, dtype=torch.float64)).requires_grad_(True)
+    targets = torch.randint(0, 11, (count,))
+    weights = torch.rand(1, count + 1, dtype=torch.float64)
+    found = LabelLogits(logits, targets, torch.ones(1, count, dtype=torch.bool))
+    total, losses = weighted_cross_entropy(found, weights)
+    (ours,) = torch.autograd.grad(2 * total, logits)
+    each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    (theirs,) = torch.autograd.grad(2 * (each * weights[0, 1:]).sum(), logits)
+    torch.testing.assert_close(losses, each.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
+    assert not losses.requires_grad
+    assert float(total) == pytest.approx(float((each * weights[0, 1:]).sum()), rel=1e-12)
+
+
+def test_bfloat16_logits_have_float32_losses() -> None:
+    logits = torch.randn(5, 11, dtype=torch.bfloat16, requires_grad=True)
+    found = LabelLogits(logits, torch.randint(0, 11, (5,)), torch.ones(1, 5, dtype=torch.bool))
+    total, losses = weighted_cross_entropy(found, torch.ones(1, 6))
+    assert losses.dtype == total.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(total, logits)
+    expected = torch.softmax(logits.detach().float(), dim=-1)
+    expected[torch.arange(5), found.targets] -= 1
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.float(), expected, rtol=8e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_a_batch_without_labels_has_no_loss_and_a_backward_pass(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float64)
+    batch = one_batch(uneven_examples()[-1:], double=True)
+    found = found_in(model, batch)
+    assert found.logits.shape == (0, VOCAB)
+    total, losses = weighted_cross_entropy(found, batch.token_weight)
+    assert losses.shape == (0,)
+    assert float(total) == 0.0
+    total.backward()
+    assert _largest_gradient(model) == 0.0
+
+
+def _largest_gradient(model: torch.nn.Module) -> float:
+    gradients: list[Tensor] = [p.grad for p in model.parameters() if p.grad is not None]
+    return max(float(g.abs().max()) for g in gradients)
+
+
+def test_weights_scale_each_tokens_own_gradient_only() -> None:
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    found = LabelLogits(logits, torch.randint(0, 7, (4,)), torch.ones(2, 2, dtype=torch.bool))
+    weights = torch.tensor([[9.0, 1.0, 0.0], [9.0, 2.0, 5.0]], dtype=torch.float64)
+    total, _ = weighted_cross_entropy(found, weights)
+    (gradient,) = torch.autograd.grad(total, logits)
+    assert float(gradient[1].abs().max()) == 0.0
+    unit, _ = weighted_cross_entropy(found, torch.ones_like(weights))
+    (plain,) = torch.autograd.grad(unit, logits)
+    torch.testing.assert_close(gradient[3], 5 * plain[3])

@@ -1,0 +1,167 @@
+"""A tiny private run in memory, a log beside it of what really happened, and the checks that hold after any crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora.accounting import read_ledger
+from privlora.api import Result, fine_tune, resume_run
+from privlora.mechanisms import NoiseSource, Release
+from privlora.optimizers import Optimizer
+from privlora.training.loop import Observer
+
+RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
+STEPS = 12
+PRIVACY = {
+    "target_epsilon": 4.0,
+    "delta": 1e-3,
+    "steps": STEPS,
+    "expected_batch_size": 6,
+    "public_dataset_size": 30,
+}
+
+
+class Bench:
+    """One model for all runs, which must come back from each as it went in."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model()
+        self.tokenizer = tiny_tokenizer()
+
+    def start(
+        self, folder: Path, *, method: Any = "prism", observer: Observer | None = None, **groups: Any
+    ) -> Result:
+        groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 40}, **groups}
+        groups["run"] = {"checkpoint_every": 2, "tokens_per_micro_batch": 120, **groups.get("run", {})}
+        return fine_tune(
+            self.model,
+            RECORDS,
+            tokenizer=self.tokenizer,
+            method=method,
+            output=folder,
+            observer=observer,
+            **groups,
+        )
+
+    def resume(self, folder: Path, evaluation: Any = None) -> Result:
+        return resume_run(
+            folder, model=self.model, tokenizer=self.tokenizer, records=RECORDS, evaluation=evaluation
+        )
+
+    def continue_or_start(self, folder: Path, **options: Any) -> Result:
+        """What a user does after a crash: resume, or start again if the run had not begun."""
+        if (folder / "release/config.resolved.yaml").exists():
+            return self.resume(folder, options.get("evaluation"))
+        return self.start(folder, **options)
+
+
+@contextmanager
+def side_log(path: Path) -> Iterator[None]:
+    """Write every release and a hash of every block of noise to ``path``, each in one unbuffered write."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    draw, step = NoiseSource.standard_normal, Optimizer.step
+
+    def note(kind: str, *tensors: torch.Tensor) -> None:
+        digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
+        os.pwrite(file, f"{kind} {digest}\n".encode(), 0)  # O_APPEND: always at the end
+
+    def noted_draw(self: NoiseSource, shape: tuple[int, ...]) -> torch.Tensor:
+        drawn = draw(self, shape)
+        note("noise", drawn)
+        return drawn
+
+    def noted_step(self: Optimizer, release: Release, learning_rate: float) -> None:
+        note(f"release-{release.step}", *(t for parts in release.vector for t in parts))
+        step(self, release, learning_rate)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NoiseSource, "standard_normal", noted_draw)
+        patch.setattr(Optimizer, "step", noted_step)
+        yield
+    os.close(file)
+
+
+def releases(log: Path) -> list[int]:
+    """Steps that were released, in order; also checks that no noise and no release occurred twice."""
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
+    hashes = [line.split()[1] for line in lines]
+    assert len(set(hashes)) == len(hashes)
+    return [int(line.split()[0].removeprefix("release-")) for line in lines if line.startswith("release")]
+
+
+def check_after_crash(folder: Path, log: Path, crashes: int) -> None:
+    """The ledger shows what was released, at most one more for each crash, and no file is half-written."""
+    released = releases(log)
+    assert released == sorted(set(released))
+    ledger = folder / "release/ledger.jsonl"
+    charged = read_ledger(ledger).charges if ledger.exists() and b"\n" in ledger.read_bytes() else 0
+    assert len(released) <= charged <= min(STEPS, len(released) + crashes)
+    assert max(released, default=0) <= charged
+    check_files(folder)
+
+
+def check_files(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.name.startswith("."):
+            continue  # a temporary file, which no reader takes for the real one
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                assert list(file.keys())
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+
+
+def check_finished(folder: Path, log: Path, result: Result) -> None:
+    check_after_crash(folder, log, crashes=STEPS)
+    summary = read_ledger(folder / "release/ledger.jsonl")
+    assert summary.closed
+    assert summary.charges == STEPS
+    assert result.epsilon is not None
+    assert 0 < result.epsilon <= PRIVACY["target_epsilon"]
+    assert {path.name for path in folder.iterdir()} == {"release", "private"}
+    assert not [path.name for path in folder.rglob(".*")]
+
+
+def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
+    """Everything about a module that a run could change: bits, flags, hooks and attributes."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "bits": {name: t.clone() for name, t in model.state_dict().items()},
+        "requires_grad": {name: p.requires_grad for name, p in model.named_parameters()},
+        "grad": {name: p.grad is None for name, p in model.named_parameters()},
+        "hooks": {(n, h): len(getattr(m, h)) for n, m in model.named_modules() for h in hooks},
+        "attributes": {n: sorted(vars(m)) for n, m in model.named_modules()},
+        "training": {n: m.training for n, m in model.named_modules()},
+        "checkpointing": {n: getattr(m, "gradient_checkpointing", None) for n, m in model.named_modules()},
+        "forward": _logits(model),
+    }
+
+
+def _logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model(input_ids=torch.arange(3, 23)[None]).logits
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        if key == "bits":
+            assert value.keys() == after[key].keys()
+            assert all(torch.equal(t, after[key][name]) for name, t in value.items())
+        elif key == "forward":
+            assert torch.equal(value, after[key])
+        else:
+            assert value == after[key], key

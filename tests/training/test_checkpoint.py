@@ -1,0 +1,59 @@
+"""Checkpoints are safetensors of one run, written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from privlora.errors import RunError
+from privlora.training.checkpoint import load_checkpoint, save_checkpoint
+
+PARTS = {
+    "coordinates": {"0.U": torch.randn(2, 3), "0.S": torch.rand(2, dtype=torch.float64)},
+    "optimizer": {"count": torch.tensor(3)},
+}
+
+
+def test_it_gives_back_the_bits(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, PARTS, step=7, run_id="run")
+    step, found = load_checkpoint(path, run_id="run")
+    assert step == 7
+    assert found.keys() == PARTS.keys()
+    for part, tensors in PARTS.items():
+        assert found[part].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert found[part][name].dtype == tensor.dtype
+            assert torch.equal(found[part][name], tensor)
+
+
+def test_parts_may_share_tensors(tmp_path: Path) -> None:
+    shared = torch.randn(2, 3)
+    parts = {"a": {"x": shared}, "b": {"x": shared, "transposed": shared.T}}
+    save_checkpoint(tmp_path / "c", parts, step=1, run_id="run")
+    _, found = load_checkpoint(tmp_path / "c", run_id="run")
+    assert torch.equal(found["b"]["transposed"], shared.T)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", PARTS, step=1, run_id="one")
+    with pytest.raises(RunError, match="belongs to another run"):
+        load_checkpoint(tmp_path / "c", run_id="two")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "pickle", "missing"])
+def test_a_damaged_one_is_one_clear_error(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, PARTS, step=1, run_id="run")
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+    elif damage == "pickle":
+        torch.save({"step": 1}, path)
+    elif damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else bytes(range(256)))
+    with pytest.raises(RunError, match="is damaged"):
+        load_checkpoint(path, run_id="run")

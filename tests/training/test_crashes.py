@@ -1,0 +1,278 @@
+"""Whatever kills a run, and whenever: the ledger covers the releases, files are whole, and resuming ends the plan."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import (
+    PRIVACY,
+    RECORDS,
+    STEPS,
+    Bench,
+    assert_same,
+    check_after_crash,
+    check_finished,
+    fingerprint,
+    releases,
+    side_log,
+)
+
+import privlora.accounting.ledger
+import privlora.api
+import privlora.training.loop
+from privlora.accounting import PoissonSampling, calibrate_noise_multiplier, read_ledger
+from privlora.errors import RunError
+from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.optimizers import IterateAverage, Optimizer
+from privlora.training.loop import Interrupted, StepReport
+
+METHODS = [{"name": "prism", "averaging": 0.9}, {"name": "dp-adamw", "averaging": 0.9}]
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    """Warm: whatever is imported or calibrated once is done before any process is forked."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    q = PRIVACY["expected_batch_size"] / PRIVACY["public_dataset_size"]
+    tempfile.gettempdir()
+    calibrate_noise_multiplier(PoissonSampling(q), STEPS, PRIVACY["target_epsilon"], PRIVACY["delta"])
+    return Bench()
+
+
+def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
+    """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the child may not return into pytest
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
+def test_kill_9_at_random_moments(method: dict[str, Any], bench: Bench, tmp_path: Path) -> None:
+    """20 kills a method; a run that gets to its end makes room for the next one."""
+    rng = random.Random(method["name"])
+    kills = ended = 0
+    folder, log = tmp_path / "0", tmp_path / "0.log"
+
+    def work() -> None:
+        with side_log(log):
+            bench.continue_or_start(folder, method=method)
+
+    crashes = 0
+    while kills < 20:
+        code = in_a_child(work, kill_after=rng.uniform(0.02, 0.5))
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
+            ended += 1
+            folder, log, crashes = tmp_path / str(ended), tmp_path / f"{ended}.log", 0
+            continue
+        kills, crashes = kills + 1, crashes + 1
+        check_after_crash(folder, log, crashes)
+    with side_log(log):
+        check_finished(folder, log, bench.continue_or_start(folder, method=method))
+
+
+# Calls after or before which a process may die; the run makes a few hundred of them.
+DANGEROUS = ("write", "fsync", "replace", "ftruncate", "open", "mkdir")
+
+
+def deadly(at: int) -> Callable[[], int]:
+    """Make this process kill itself around its ``at``-th dangerous call; returns how many were made."""
+    count = [0]
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def then_die(*args: Any, **options: Any) -> Any:
+            count[0] += 1
+            if count[0] == at and at % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return call(*args, **options)
+            finally:
+                if count[0] == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return then_die
+
+    for name in DANGEROUS:
+        setattr(os, name, wrapped(getattr(os, name)))
+    return lambda: count[0]
+
+
+def test_kill_9_around_every_kind_of_system_call(bench: Bench, tmp_path: Path) -> None:
+    """Every early call (folders, settings, the ledger's first line) and a sample of the later ones."""
+
+    def work(folder: Path, log: Path, at: int) -> None:
+        with side_log(log):
+            calls = deadly(at)
+            bench.continue_or_start(folder)
+            (folder.parent / "calls").write_text(str(calls()))
+
+    assert in_a_child(lambda: work(tmp_path / "dry", tmp_path / "dry.log", -1)) == 0
+    total = int((tmp_path / "calls").read_text())
+    assert total > 40
+    for at in [*range(1, 12), *random.Random(0).sample(range(12, total - 8), 6)]:
+        folder, log = tmp_path / str(at), tmp_path / f"{at}.log"
+        code = in_a_child(lambda f=folder, w=log, k=at: work(f, w, k))
+        assert code == -signal.SIGKILL
+        check_after_crash(folder, log, crashes=1)
+        with side_log(log):
+            check_finished(folder, log, bench.continue_or_start(folder))
+
+
+def failing(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
+    """``call``, except that its ``at``-th call fails before or after it did its work."""
+    count = [0]
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == at and not after:
+            raise OSError(28, "No space left on device")
+        result = call(*args, **options)
+        if count[0] == at:
+            raise OSError(28, "No space left on device")
+        return result
+
+    return wrapped
+
+
+# Owner, attribute, and which call of it fails.
+PLACES: list[tuple[Any, str, int]] = [
+    (privlora.accounting.ledger.Ledger, "charge", 5),
+    (privlora.accounting.ledger.Ledger, "finish", 1),
+    (GaussianMechanism, "accumulate", 9),
+    (GaussianMechanism, "release", 5),
+    (NoiseSource, "standard_normal", 20),
+    (Optimizer, "step", 5),
+    (IterateAverage, "update", 5),
+    (privlora.training.loop, "save_checkpoint", 2),
+    (privlora.training.loop, "append_line", 3),
+    (privlora.training.loop, "evaluate_next_token", 1),
+    (privlora.training.loop, "evaluate_next_token", 2),
+    (privlora.api, "write_release", 1),
+    (privlora.api, "write_atomically", 1),
+    (os, "replace", 1),
+    (os, "replace", 3),
+    (os, "fsync", 1),
+    (os, "fsync", 3),
+    (os, "fsync", 9),
+    (os, "fsync", 12),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: f"{p[0].__name__.rsplit('.')[-1]}.{p[1]}-{p[2]}")
+def test_an_exception_anywhere(
+    place: tuple[Any, str, int], after: bool, bench: Bench, tmp_path: Path
+) -> None:
+    owner, name, at = place
+    folder, log = tmp_path / "run", tmp_path / "log"
+    public = RECORDS[:3]
+    options: dict[str, Any] = {"method": METHODS[0], "evaluation": public}
+    before = fingerprint(bench.model)
+    with side_log(log):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, failing(getattr(owner, name), at, after))
+            with pytest.raises((OSError, RunError), match=r"[Nn]o space|cannot be written"):
+                bench.start(folder, **options)
+        assert_same(before, fingerprint(bench.model))
+        check_after_crash(folder, log, crashes=1)
+        result = bench.continue_or_start(folder, **options)
+    check_finished(folder, log, result)
+    assert_same(before, fingerprint(bench.model))
+    assert len(releases(log)) >= STEPS - 1
+    rows = (folder / "release/evaluations.jsonl").read_text().splitlines()
+    assert len(rows) in (1, 2)
+    assert f'"step": {STEPS}' in rows[-1]
+
+
+class StopAt:
+    """Sends SIGINT to this process from inside a run."""
+
+    def __init__(self, step: int, during: str = "step") -> None:
+        self.step, self.during = step, during
+
+    def on_step(self, report: StepReport) -> None:
+        if self.during == "step" and report.step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        if self.during == "evaluation" and step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        raise AssertionError("nobody asked for it")
+
+
+@pytest.mark.parametrize(("during", "stops"), [("step", 5), ("evaluation", 6)])
+def test_sigint_saves_and_resuming_loses_no_step(
+    during: str, stops: int, bench: Bench, tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    handler = signal.getsignal(signal.SIGINT)
+    before = fingerprint(bench.model)
+    run = {"checkpoint_every": 100, "evaluate_every": 5}
+    with side_log(log):
+        with pytest.raises(Interrupted) as interrupted:
+            bench.start(folder, observer=StopAt(5, during), run=run, evaluation=RECORDS[:3])
+        assert interrupted.value.step == stops
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert_same(before, fingerprint(bench.model))
+        assert (folder / "private/checkpoint.safetensors").exists()
+        assert read_ledger(folder / "release/ledger.jsonl").charges == stops
+        check_finished(folder, log, bench.resume(folder, RECORDS[:3]))
+    assert releases(log) == list(range(1, STEPS + 1))
+    assert read_ledger(folder / "release/ledger.jsonl").resumes == 1
+
+
+def test_a_finished_run_is_only_reported_again(bench: Bench, tmp_path: Path) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    with side_log(log):
+        first = bench.start(folder)
+        weights = (folder / "release/adapter_model.safetensors").read_bytes()
+        charges = (folder / "release/ledger.jsonl").read_bytes()
+        (folder / "release/adapter_model.safetensors").unlink()
+        again = bench.resume(folder)
+    assert again == first
+    assert (folder / "release/adapter_model.safetensors").read_bytes() == weights
+    assert (folder / "release/ledger.jsonl").read_bytes() == charges
+    assert len(releases(log)) == STEPS
+
+
+def test_resuming_continues_from_the_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(folder, observer=StopAt(5), run={"checkpoint_every": 100})
+    seen: list[torch.Tensor] = []
+    loaded = privlora.training.loop.load
+
+    def spy(parts: Any, *args: Any) -> int:
+        step = loaded(parts, *args)
+        seen.append(torch.tensor(step))
+        assert float(max(point.S.max() for point in parts.coordinates.points)) > 0
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(privlora.training.loop, "load", spy)
+        bench.resume(folder)
+    assert [int(step) for step in seen] == [5]

@@ -1,0 +1,88 @@
+"""Files of a run: whole or not at all, and torn lines are cut."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from privlora.errors import RunError
+from privlora.training.files import RunFolder, append_line, read_lines, write_atomically
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, no_space)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_atomically(path, "new" * 1000)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_leftover_of_a_crash_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    (tmp_path / ".file.tmp").write_text("half")
+    write_atomically(path, b"whole")
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_new_content_is_on_the_disk_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda f: (calls.append("fsync"), fsync(f))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b))[1])
+    write_atomically(tmp_path / "file", "x")
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 9', '{"step": 9, "loss": 1.0}'])
+def test_a_torn_last_line_is_skipped_and_then_cut(torn: str, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_line(path, {"step": 1})
+    append_line(path, {"step": 2, "name": "é"})
+    with open(path, "a") as file:
+        file.write(torn)
+    assert [row["step"] for row in read_lines(path)] == [1, 2]
+    append_line(path, {"step": 3})
+    assert [row["step"] for row in read_lines(path)] == [1, 2, 3]
+
+
+def test_a_file_of_one_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text('{"st')
+    append_line(path, {"step": 1})
+    assert read_lines(path) == [{"step": 1}]
+    assert read_lines(tmp_path / "none") == []
+
+
+def test_a_folder_with_a_run_is_not_taken_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    assert stat.S_IMODE(folder.private.stat().st_mode) == 0o700
+    folder.create()  # nothing began there yet
+    folder.settings.write_text("x: 1")
+    with pytest.raises(RunError, match="holds a run already"):
+        folder.create()
+    folder.settings.unlink()
+    folder.ledger.write_text("")
+    with pytest.raises(RunError, match="holds a run already"):
+        folder.create()
+
+
+def test_a_path_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot create"):
+        RunFolder(tmp_path / "file" / "run").create()

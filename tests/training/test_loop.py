@@ -1,0 +1,165 @@
+"""The loop as a whole: what it charges, what it saves, what it hides, and with which plan it refuses to go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from run_cases import PRIVACY, RECORDS, STEPS, Bench, releases, side_log
+from test_crashes import StopAt
+
+import privlora.training.loop
+from privlora.accounting import read_ledger
+from privlora.data.batching import micro_batches
+from privlora.errors import PrivacyError
+from privlora.training.loop import Interrupted, StepReport
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench()
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.evaluations: list[int] = []
+        self.private: list[float] = []
+
+    def on_step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        self.evaluations.append(step)
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        self.private.append(loss)
+
+
+def test_every_step_is_charged_released_and_shown(bench: Bench, tmp_path: Path) -> None:
+    watcher = Watcher()
+    with side_log(tmp_path / "log"):
+        bench.start(tmp_path / "run", observer=watcher, evaluation=RECORDS[:4], run={"evaluate_every": 5})
+    assert releases(tmp_path / "log") == list(range(1, STEPS + 1))
+    assert [report.step for report in watcher.steps] == list(range(1, STEPS + 1))
+    assert watcher.evaluations == [0, 5, 10, STEPS]
+    assert watcher.private == []
+    rows = [
+        json.loads(line) for line in (tmp_path / "run/private/training_loss.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == STEPS
+    assert len({row["units"] for row in rows}) > 1  # realised batch sizes stay in private/
+    assert "units" not in (tmp_path / "run/release/ledger.jsonl").read_text()
+
+
+def test_private_losses_are_shown_on_request_only(bench: Bench, tmp_path: Path) -> None:
+    watcher = Watcher()
+    bench.start(tmp_path / "run", observer=watcher, run={"show_private_loss": True})
+    assert len(watcher.private) > STEPS / 2
+    assert all(2 < loss < 8 for loss in watcher.private)
+
+
+@pytest.mark.parametrize("method", ["prism", "dp-adamw"])
+def test_empty_batches_are_full_steps(method: str, bench: Bench, tmp_path: Path) -> None:
+    privacy = {
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "steps": 20,
+        "sample_rate": 1e-9,
+        "expected_batch_size": 4,
+    }
+    with side_log(tmp_path / "log"):
+        result = bench.start(tmp_path / "run", method=method, privacy=privacy)
+    assert releases(tmp_path / "log") == list(range(1, 21))
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 20
+    assert result.steps == 20
+    rows = (tmp_path / "run/private/training_loss.jsonl").read_text().splitlines()
+    assert [json.loads(row)["units"] for row in rows] == [0] * 20
+
+
+def test_micro_batches_come_after_the_draw(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11, P16: one release for each logical batch, however many micro-batches it takes."""
+    count = [0]
+
+    def counted(*args: Any, **options: Any) -> Any:
+        for batch in micro_batches(*args, **options):
+            count[0] += 1
+            yield batch
+
+    monkeypatch.setattr(privlora.training.loop, "micro_batches", counted)
+    with side_log(tmp_path / "log"):
+        bench.start(tmp_path / "run", run={"tokens_per_micro_batch": 1})
+    assert count[0] > 2 * STEPS
+    assert len(releases(tmp_path / "log")) == STEPS
+
+
+def interrupted(bench: Bench, folder: Path, **options: Any) -> None:
+    with pytest.raises(Interrupted):
+        bench.start(folder, observer=StopAt(3), **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"expected_batch_size": 12},
+        {"public_dataset_size": 60},
+        {"unit": "user", "user_column": "name"},
+        {"insecure_noise_seed": 1},
+        {"max_batch_size": 20},
+    ],
+)
+def test_settings_that_the_ledger_did_not_plan_are_refused(
+    change: dict[str, Any], bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    interrupted(bench, folder)
+    settings_file = folder / "release/config.resolved.yaml"
+    settings = yaml.safe_load(settings_file.read_text())
+    settings["privacy"].update(change)
+    settings_file.write_text(yaml.safe_dump(settings))
+    named = [{**row, "name": "x"} for row in RECORDS]
+    with side_log(tmp_path / "log"), pytest.raises(PrivacyError, match="planned"):
+        privlora.api.resume_run(folder, model=bench.model, tokenizer=bench.tokenizer, records=named)
+    assert releases(tmp_path / "log") == []
+    assert read_ledger(folder / "release/ledger.jsonl").charges == 3
+
+
+def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        interrupted(bench, tmp_path / name)
+    checkpoint = "private/checkpoint.safetensors"
+    (tmp_path / "one" / checkpoint).write_bytes((tmp_path / "two" / checkpoint).read_bytes())
+    with pytest.raises(privlora.errors.RunError, match="belongs to another run"):
+        bench.resume(tmp_path / "one")
+
+
+def test_resumed_noise_is_fresh_even_with_public_seeds(bench: Bench, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        torch.manual_seed(0)
+        with side_log(tmp_path / "log"):
+            interrupted(bench, tmp_path / name)
+            torch.manual_seed(0)
+            bench.resume(tmp_path / name)
+    text = (tmp_path / "log").read_text().split("\n")[:-1]
+    hashes = [line.split()[1] for line in text]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_a_non_private_run_can_be_stopped_and_resumed(bench: Bench, tmp_path: Path) -> None:
+    privacy = {**PRIVACY, "private": False}
+    del privacy["target_epsilon"]
+    folder = tmp_path / "run"
+    interrupted(bench, folder, method="adamw", privacy=privacy)
+    with side_log(tmp_path / "log"):
+        result = bench.resume(folder)
+    assert releases(tmp_path / "log") == list(range(4, STEPS + 1))
+    assert result.epsilon is None
+    assert not (folder / "release/ledger.jsonl").exists()
