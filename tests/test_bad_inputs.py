@@ -383,7 +383,7 @@ def test_a_disk_that_is_full(
 
 
 CALIBRATE = {
-    "--epsilon 1e9 --delta 1e-5 --sample-rate 0.01 --steps 10": "protects nobody",
+    "--epsilon 1e9 --delta 1e-5 --sample-rate 0.01 --steps 10": "between 0.001 and 500",
     "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=0.0",
     "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=nan",
     "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "delta=0",

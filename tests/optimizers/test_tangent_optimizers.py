@@ -67,7 +67,7 @@ def test_second_moments_are_debiased_by_the_noise(name: str) -> None:
     c = coordinates()
     signal = [tuple(t / 0.1 for t in parts) for parts in noise_release(c, 0.1).vector]
     steps = []
-    for tau in (1e-6, 0.3):
+    for tau in (1e-6, 0.7):
         torch.manual_seed(1)
         releases = []
         for _ in range(40):
@@ -77,7 +77,7 @@ def test_second_moments_are_debiased_by_the_noise(name: str) -> None:
             ]
             releases.append(Release(vector, tau, 1))
         steps.append(float(moved(name, releases, rate=1e-6).norm()))
-    assert steps[1] == pytest.approx(steps[0], rel=0.05)
+    assert steps[1] == pytest.approx(steps[0], rel=0.08)
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
@@ -103,18 +103,23 @@ def test_a_rotation_of_the_frame_changes_nothing(name: str) -> None:
         assert float((point.V.mT @ state[f"{g}.Vp"]).abs().max()) < 1e-12
 
 
-def test_the_second_moments_of_pure_noise_stay_near_tau_squared() -> None:
+def test_the_second_moments_of_pure_noise_stay_tau_squared_while_the_frames_turn() -> None:
     c = coordinates()
     optimizer = TANGENT_OPTIMIZERS["rank"](c, betas=(0.9, 0.99))
     torch.manual_seed(0)
-    for _ in range(300):
-        optimizer.step(noise_release(c, 0.1), 0.05)
+    tau, turned = 0.1, []
+    for _ in range(60):
+        before = c.points
+        optimizer.step(noise_release(c, tau), 0.5)
+        turned.append(max(float((old.U - new.U).norm()) for old, new in zip(before, c.points, strict=True)))
+    assert sum(turned) > 10
     state = optimizer.state_dict()
     for g in range(len(c.points)):
         for side in ("vl", "vr"):
-            eigenvalues = torch.linalg.eigvalsh(state[f"{g}.{side}"] / (1 - 0.99**300)) / 0.01
-            assert float(eigenvalues.min()) > 0.6
-            assert float(eigenvalues.max()) < 1.5
+            eigenvalues = torch.linalg.eigvalsh(state[f"{g}.{side}"] / (1 - 0.99**60)) / tau**2
+            assert float(eigenvalues.mean()) == pytest.approx(1.0, abs=0.05)
+            assert float(eigenvalues.min()) > 0.7
+            assert float(eigenvalues.max()) < 1.4
 
 
 def test_float32_orthonormality_does_not_drift() -> None:
