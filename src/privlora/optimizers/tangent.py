@@ -49,6 +49,7 @@ class TangentOptimizer(Optimizer):
         self.floor = floor
         self._count = 0
         self._momentum = [Tangent.zero(point) for point in coordinates.points]
+        self._start(coordinates.points)
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
@@ -66,6 +67,9 @@ class TangentOptimizer(Optimizer):
             moved.append(new)
         self.coordinates.points = moved
         self.coordinates.install()
+
+    def _start(self, points: list[Point]) -> None:
+        """Make the second moments, all zero."""
 
     def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
         """Update second moments with the released tangent of group g."""
@@ -110,15 +114,8 @@ class TangentSGD(TangentOptimizer):
 class TangentScalar(TangentOptimizer):
     """One number a module: momentum over the debiased root mean square of the module's released tangents."""
 
-    def __init__(
-        self,
-        coordinates: TangentCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99),
-        floor: float = 1.0,
-    ) -> None:
-        super().__init__(coordinates, betas=betas, floor=floor)
-        self._v = [torch.zeros_like(point.S[:, 0]) for point in coordinates.points]  # (L,) each
+    def _start(self, points: list[Point]) -> None:
+        self._v = [torch.zeros_like(point.S[:, 0]) for point in points]  # (L,) each
 
     def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
         d = tangent_dimension(point.U.shape[1], point.V.shape[1], point.rank)
@@ -138,14 +135,7 @@ class TangentRank(TangentOptimizer):
     D has P-side Up V_R^-1/2, Q-side Vp V_L^-1/2 and core V_L^-1/4 M V_R^-1/4.
     """
 
-    def __init__(
-        self,
-        coordinates: TangentCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99),
-        floor: float = 1.0,
-    ) -> None:
-        super().__init__(coordinates, betas=betas, floor=floor)
+    def _start(self, points: list[Point]) -> None:
         self._vl = [torch.zeros_like(m.M) for m in self._momentum]  # (L, r, r): frame U
         self._vr = [torch.zeros_like(m.M) for m in self._momentum]  # (L, r, r): frame V
 
@@ -188,22 +178,15 @@ class TangentPaper(TangentOptimizer):
     ConfigError at Z = 0, where nothing would be left.
     """
 
-    def __init__(
-        self,
-        coordinates: TangentCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        floor: float = 1.0,
-    ) -> None:
-        if any((point.S == 0).all(dim=-1).any() for point in coordinates.points):
+    def _start(self, points: list[Point]) -> None:
+        if any((point.S == 0).all(dim=-1).any() for point in points):
             raise ConfigError(
                 "the optimizer 'paper' cannot leave an adapter of zeros",
                 why="Eq. 24-26 divide by the adapter's singular values, so every step would be spent on not moving",
-                fix="start from a trained adapter (adapter.init=FOLDER), or use rank, scalar or sgd",
+                fix="set adapter.init to spectral-split or to a trained adapter's folder, or use rank, scalar or sgd",
             )
-        super().__init__(coordinates, betas=betas, floor=floor)
-        self._ma = [torch.zeros_like(point.U) for point in coordinates.points]
-        self._mb = [torch.zeros_like(point.V) for point in coordinates.points]
+        self._ma = [torch.zeros_like(point.U) for point in points]
+        self._mb = [torch.zeros_like(point.V) for point in points]
         self._va = [torch.zeros_like(m.M) for m in self._momentum]
         self._vb = [torch.zeros_like(m.M) for m in self._momentum]
 

@@ -19,11 +19,9 @@ from privlora.training.files import write_atomically
 
 def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], *, step: int, run_id: str) -> None:
     """Write the parts' tensors under ``part/name``, with the step after which they were taken."""
+    # Cloned, because parts may share tensors, which safetensors refuses.
     tensors = {
-        f"{part}/{name}": tensor.detach()
-        .contiguous()
-        .cpu()
-        .clone()  # parts may share tensors, which safetensors refuses
+        f"{part}/{name}": tensor.detach().cpu().contiguous().clone()
         for part, named in parts.items()
         for name, tensor in named.items()
     }
