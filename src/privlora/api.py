@@ -66,18 +66,14 @@ def fine_tune(
 
     Raises PrivloraError subclasses that say what to mend.
     """
-    in_memory = not isinstance(data, str) and not all(isinstance(item, str) for item in data)
-    evaluation_in_memory = (
-        evaluation is not None
-        and not isinstance(evaluation, str)
-        and not all(isinstance(item, str) for item in evaluation)
-    )
+    path, records = _source(data)
+    evaluation_path, evaluation_records = (None, None) if evaluation is None else _source(evaluation)
     settings = settings_from(
         {
             "model": {"name": model if isinstance(model, str) else _name_of(model)},
             "data": {
-                "path": IN_MEMORY if in_memory else data,
-                "evaluation": IN_MEMORY if evaluation_in_memory else evaluation,
+                "path": path,
+                "evaluation": evaluation_path,
                 **(columns or {}),
             },
             "privacy": dict(privacy),
@@ -91,10 +87,25 @@ def fine_tune(
         settings,
         model=None if isinstance(model, str) else model,
         tokenizer=tokenizer,
-        records=data if in_memory else None,  # type: ignore[arg-type]
-        evaluation=evaluation if evaluation_in_memory else None,  # type: ignore[arg-type]
+        records=records,
+        evaluation=evaluation_records,
         observer=observer,
     )
+
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def _source(data: str | list[str] | Records) -> tuple[str | list[str], Records | None]:
+    """Paths for the settings, or the mark that stands for records in memory and those records."""
+    if isinstance(data, str):
+        return data, None
+    paths = [item for item in data if isinstance(item, str)]
+    if len(paths) == len(data):
+        return paths, None
+    if paths:
+        raise ConfigError("the data mix file names and records", fix="give either, not both")
+    return IN_MEMORY, [item for item in data if not isinstance(item, str)]
 
 
 def train_run(
