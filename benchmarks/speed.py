@@ -151,7 +151,7 @@ def main() -> None:
         help="what to time (default: 8x1 8x2 32x2)",
     )
     parser.add_argument("--minutes", type=float, default=6.0, help="in all; 3 rounds are run at least")
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--only", nargs="+", metavar="VARIANT", choices=VARIANTS, help=f"beside {BASE!r}")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -174,15 +174,21 @@ def main() -> None:
         "timings": [],
     }
     reference = chosen.prism_reference
-    if not chosen.no_memory:
-        result["memory"] = [measure_all_memory(names, b, reference) for b in sorted({b for b, _ in runs})]
+    for batch in sorted({batch for batch, _ in runs} if chosen.memory else set()):
+        result["memory"].append(measure_all_memory(names, batch, reference))
+        _save(result, started, chosen.out)
     for k, (batch, threads) in enumerate(runs):
         left = chosen.minutes * 60 - (time.perf_counter() - started)
         result["timings"].append(time_variants(names, batch, threads, reference, left / (len(runs) - k)))
-        result["minutes"] = round((time.perf_counter() - started) / 60, 1)
-        if chosen.out is not None:
-            chosen.out.write_text(json.dumps(result, indent=1) + "\n")
+        _save(result, started, chosen.out)
     print(markdown(result))
+
+
+def _save(result: dict[str, Any], started: float, out: Path | None) -> None:
+    """After every part, so that a long run on a busy machine may be stopped."""
+    result["minutes"] = round((time.perf_counter() - started) / 60, 1)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
