@@ -49,6 +49,7 @@ def fine_tune(
     evaluation: str | list[str] | Sequence[Mapping[str, Any]] | None = None,
     columns: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] = "prism",
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
@@ -63,6 +64,8 @@ def fine_tune(
         expected_batch_size=64, public_dataset_size=10_000)``.
     columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
     adapter, run: fields of AdapterSettings and RunSettings. method: a row's name or fields of MethodSettings.
+    loading: further fields of ModelSettings (dtype, device, gradient_checkpointing, revision); of a loaded model only
+        gradient_checkpointing has an effect.
 
     Raises PrivloraError subclasses that say what to mend.
     """
@@ -70,7 +73,7 @@ def fine_tune(
     evaluation_path, evaluation_records = (None, None) if evaluation is None else _source(evaluation)
     settings = settings_from(
         {
-            "model": {"name": model if isinstance(model, str) else _name_of(model)},
+            "model": {"name": model if isinstance(model, str) else _name_of(model), **(loading or {})},
             "data": {
                 "path": path,
                 "evaluation": evaluation_path,

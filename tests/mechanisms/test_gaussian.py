@@ -121,3 +121,10 @@ def test_the_non_private_mean_promises_nothing(coordinates: TangentCoordinates) 
     assert release.noise_std == 0.0
     assert norm(release.vector) == pytest.approx(2.0, rel=1e-5)
     assert norm(m.release().vector) == 0.0
+
+
+def test_a_discarded_batch_is_in_no_sum(coordinates: TangentCoordinates) -> None:
+    m = mechanism(coordinates)
+    m.accumulate(units_of_norm(coordinates, [2.0]))
+    m.discard()
+    assert norm(m.release().vector) == 0.0

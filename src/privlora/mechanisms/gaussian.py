@@ -66,7 +66,6 @@ class GaussianMechanism(Mechanism):
         self.expected_batch_size = expected_batch_size
         self.ledger = ledger
         self.noise = noise or NoiseSource()
-        self._sum: Vector | None = None
 
     @property
     def noise_std(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector, add_vectors
+from privlora.coordinates import Coordinates, add_vectors
 from privlora.errors import RunError
 from privlora.mechanisms.release import Mechanism, Release
 
@@ -25,7 +25,6 @@ class MeanMechanism(Mechanism):
         self.expected_batch_size = expected_batch_size
         self.steps = steps
         self._done = done
-        self._sum: Vector | None = None
 
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
         return float("inf")

@@ -30,6 +30,13 @@ class Mechanism(ABC):
     # The non-private mean needs no gradient per example, which lets the adapter add rows up at once.
     needs_examples: bool
 
+    # The private sum of the logical batch under way.
+    _sum: Vector | None = None
+
+    def discard(self) -> None:
+        """Forget a logical batch that was abandoned half-way; in the next sum its units would count twice."""
+        self._sum = None
+
     @abstractmethod
     def accumulate(self, captured: Captured) -> None:
         """Add one micro-batch's units to the sum."""

@@ -246,10 +246,14 @@ def _set_checkpointing(model: Any, kind: str) -> None:
         return
     arguments = {"use_reentrant": kind == "reentrant"}
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # renamed in transformers 5; both names are supported here
+        warnings.simplefilter("ignore", FutureWarning)  # renamed in transformers 5; both names are supported
         enable = getattr(model, "activation_checkpointing_enable", None)
         if enable is None:
             enable = model.gradient_checkpointing_enable
-        enable(arguments)
+        try:
+            enable(arguments)
+        except ValueError as error:
+            raise ModelError(
+                f"this model has no gradient checkpointing ({error})",
+                fix="set model.gradient_checkpointing=none",
+            ) from None
