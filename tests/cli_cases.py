@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,23 @@ def record(number: int) -> dict[str, Any]:
     }
 
 
-def write_records(path: Path, count: int = 40, *, first: int = 0) -> Path:
+def task_record(number: int) -> dict[str, Any]:
+    """One record with the columns of a task of GLUE and of a math task."""
+    return {
+        "sentence": f"{NAMES[number % len(NAMES)]} liked film {number}.",
+        "label": number % 2,
+        "instruction": f"What is {number} + 1?",
+        "input": "",
+        "output": f"The answer is {number + 1}.",
+        "answer": str(number + 1),
+    }
+
+
+def write_records(
+    path: Path, count: int = 40, *, first: int = 0, make: Callable[[int], dict[str, Any]] = record
+) -> Path:
     """JSONL, or plain text for names that end in .txt."""
-    rows = [record(first + i) for i in range(count)]
+    rows = [make(first + i) for i in range(count)]
     lines = [row["text"] if path.suffix == ".txt" else json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_cases import call, save_tiny_model, write_records
+from cli_cases import call, record, save_tiny_model, task_record, write_records
 from safetensors.torch import load_file
 
 from privlora.config import Settings, load_settings
@@ -23,9 +23,10 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     """A small model and generated records in place of the example's; the rest stays as it is written."""
     path = settings.data.path
     suffix = Path(path if isinstance(path, str) else path[0]).suffix
+    make = record if settings.data.task is None else task_record
     small = {
         "model.name": model,
-        "data.path": write_records(folder / f"records{suffix}"),
+        "data.path": write_records(folder / f"records{suffix}", make=make),
         "adapter.r": 4,
         "privacy.steps": 4,
         "privacy.expected_batch_size": 4,
@@ -33,7 +34,7 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
         "run.output": folder / "run",
     }
     if settings.data.evaluation is not None:
-        small["data.evaluation"] = write_records(folder / f"public{suffix}", 6, first=100)
+        small["data.evaluation"] = write_records(folder / f"public{suffix}", 6, first=100, make=make)
     if settings.privacy.max_batch_size is not None:
         small |= {
             "privacy.max_batch_size": 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,6 +122,14 @@ def micro_batches(
         rows += len(unit)
     if group:
         yield _collate(group, examples, width, pad_token_id)
+
+
+def pad_token(tokenizer: Any) -> int:
+    """A ``pad_token_id``. Any id serves: padding is masked and carries no weight."""
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0
 
 
 def sequential_batches(

@@ -168,6 +168,22 @@ def build_examples(
     return Examples(examples)
 
 
+def encode_prompts(
+    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_length: int
+) -> list[np.ndarray]:
+    """The token ids, (T,) int32 each, with which a trained model is asked: those that stand before its completions.
+
+    Too long prompts lose tokens from their left (after BOS), as in ``build_examples``.
+    """
+    frame = _frame(tokenizer, max_length, label_all=False, add_eos=False, is_chat=False)
+    return [_assemble([(ids, False)], frame).input_ids for ids in _tokenize(list(prompts), tokenizer)]
+
+
+def encode_completions(completions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The token ids of completions as they follow a prompt: without BOS, without EOS."""
+    return list(_tokenize(list(completions), tokenizer)) if completions else []
+
+
 def _render(
     record: Mapping[str, Any],
     number: int,

@@ -1,0 +1,222 @@
+"""``privlora evaluate``: what a trained adapter, or a model, is worth on records that may be shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.training import load_run_settings
+from privlora.config import DataSettings, ModelSettings, checked
+from privlora.errors import ConfigError, ModelError, RunError
+from privlora.training.files import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from privlora.evaluation import TaskResult
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_FORMS = ("task", "text", "prompt", "completion", "messages")
+
+
+def evaluate(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="A run, an adapter's folder, or a model.", show_default=False),
+    ],
+    data: Annotated[
+        list[str], typer.Option(help="Records to evaluate on; may be repeated.", show_default=False)
+    ],
+    base: Annotated[
+        str | None,
+        typer.Option(help="Base model, if the adapter's own note of it is wrong.", show_default=False),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="A benchmark, as data.task: its score.", show_default=False)
+    ] = None,
+    scoring: Annotated[
+        str | None, typer.Option(help="Of a task: likelihood or generation.", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Of a generated answer.", show_default=False)
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(help="Of a generated answer; 1 is greedy.", show_default=False)
+    ] = None,
+    per_example: Annotated[
+        bool, typer.Option("--per-example", help="With --json: every answer of a task.")
+    ] = False,
+    format: Annotated[str | None, typer.Option(help="As data.format.", show_default=False)] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Column or format of whole texts.", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Column or format of prompts.", show_default=False)
+    ] = None,
+    completion: Annotated[str | None, typer.Option(help="Column of completions.", show_default=False)] = None,
+    messages: Annotated[str | None, typer.Option(help="Column of chat messages.", show_default=False)] = None,
+    loss_on: Annotated[str | None, typer.Option(help="all or completion.", show_default=False)] = None,
+    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default=False)] = None,
+    add_eos: Annotated[bool | None, typer.Option(help="End texts with EOS.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Use the first so many records.", show_default=False)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score of TARGET on a task, else its next-token loss; a run's own task or columns are used unless given.
+
+    Several --data of a task are parts: each is scored, and the score is their mean.
+    """
+    stored, adapter, run_data = _resolve(target, base)
+    given = {"task": task, "text": text, "prompt": prompt, "completion": completion, "messages": messages}
+    others = {
+        "format": format,
+        "loss_on": loss_on,
+        "max_length": max_length,
+        "add_eos": add_eos,
+        "limit": limit,
+    }
+    if any(given.values()):  # another form of records replaces the run's
+        run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on")}
+    chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
+    settings = checked(DataSettings, {**run_data, **chosen, "path": data}, "evaluate")
+    wanted = {k: v for k, v in {"dtype": dtype, "device": device}.items() if v is not None}
+    model_settings = checked(ModelSettings, {**stored, **wanted}, "evaluate")
+    asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
+    asked = {k: v for k, v in asking.items() if v is not None}
+    if settings.task is None and (asked or per_example):
+        raise ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
+    if per_example and not as_json:
+        raise ConfigError("--per-example is printed with --json only", fix="add --json")
+    with quiet_libraries():
+        if settings.task is None:
+            result = _next_token(model_settings, adapter, settings)
+        else:
+            scored = _task(model_settings, adapter, settings, asked)
+            result = scored.to_dict(per_example=per_example)
+    if as_json:
+        emit({"target": target, "data": data, **result})
+        return
+    for line in _loss_lines(result) if settings.task is None else _task_lines(result):
+        out().print(line)
+    out().print(
+        "These numbers describe the records they were computed on: if those are private, so are these."
+    )
+
+
+def _loss_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield f"loss per record  {result['loss_per_example']:.4f} ± {result['standard_error']:.4f} nats per token"
+    yield f"loss per token   {result['loss_per_token']:.4f} nats"
+    yield f"accuracy         {result['accuracy']:.2%}"
+    yield f"measured on      {result['tokens']} tokens of {result['examples']} records"
+
+
+def _task_lines(result: dict[str, Any]) -> Iterator[str]:
+    low, high = result["interval"]
+    spread = f"; {result['confidence']:.0%} interval {low:.4f} to {high:.4f}" if low is not None else ""
+    yield f"{result['task']:<16} {result['metric']:.4f} {result['metric_name']}{spread}"
+    if len(result["scores"]) > 1:
+        yield from (f"{name:<16} {value:.4f}" for name, value in result["scores"].items())
+    for part, scores in result.get("parts", {}).items():
+        shown = ", ".join(f"{scores[name]:.4f} {name}" for name in result["scores"])
+        yield f"of {part}: {shown}, {scores['examples']} records"
+    yield f"measured on      {result['examples']} records by {result['scoring']}"
+    if result["scoring"] == "generation":
+        yield f"unreadable       {result['unparsable']} answers, counted as wrong"
+
+
+def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None, dict[str, Any]]:
+    """Model settings, the adapter's folder if there is one, and the data settings of a run."""
+    folder = Path(target).expanduser()
+    run = RunFolder(folder)
+    if run.settings.exists():
+        settings = load_run_settings(run)
+        require_adapter(run)
+        model = settings.model.model_dump()
+        # Where and how far the run read says nothing about other records.
+        data = settings.data.model_dump(exclude={"path", "evaluation", "limit"})
+        return {**model, **({"name": base} if base else {})}, run.release, data
+    if (folder / ADAPTER_FILES[0]).exists():
+        return {"name": base or _base_of(folder)}, folder, {}
+    if base is not None:
+        raise ModelError(
+            f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
+        )
+    return {"name": target}, None, {}
+
+
+def _base_of(adapter: Path) -> str:
+    """The base model that an adapter names."""
+    file = adapter / ADAPTER_FILES[0]
+    try:
+        name = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{str(file)!r} cannot be read ({type(error).__name__})", fix="give --base"
+        ) from None
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"{str(file)!r} names no base model", fix="give --base")
+    return name
+
+
+def require_adapter(run: RunFolder) -> None:
+    if not (run.release / ADAPTER_FILES[1]).exists():
+        raise RunError(
+            f"the run in {str(run.root)!r} is not finished: it has no adapter",
+            fix=f"finish it with `privlora resume {run.root}`",
+        )
+
+
+def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
+    from privlora.data.batching import pad_token
+    from privlora.data.records import load_records
+    from privlora.evaluation import evaluate_next_token
+    from privlora.training.session import tokenise
+
+    records = load_records(data.path, format=data.format, limit=data.limit)
+    model, tokenizer = _load(model_settings, adapter)
+    examples = tokenise(records, data, tokenizer)
+    return evaluate_next_token(model, examples, pad_token_id=pad_token(tokenizer)).to_dict()
+
+
+def _task(
+    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, asked: dict[str, Any]
+) -> TaskResult:
+    from privlora.data.records import load_records
+    from privlora.evaluation import evaluate_task
+
+    assert data.task is not None
+    paths = [data.path] if isinstance(data.path, str) else data.path
+    if len(set(paths)) < len(paths):
+        raise ConfigError("--data names a file twice", fix="give each part of the task once")
+    parts = {path: load_records(path, format=data.format, limit=data.limit) for path in paths}
+    records = parts if len(parts) > 1 else parts[paths[0]]
+    model, tokenizer = _load(model_settings, adapter)
+    return evaluate_task(model, tokenizer, data.task, records, max_length=data.max_length, **asked)
+
+
+def _load(settings: ModelSettings, adapter: Path | None) -> tuple[torch.nn.Module, Any]:
+    from privlora.training.session import load_model
+
+    model, tokenizer = load_model(settings)
+    return (model if adapter is None else _with_adapter(model, adapter)), tokenizer
+
+
+def _with_adapter(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, str(adapter))
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"the adapter in {str(adapter)!r} does not load on this base model: {reason}",
+            fix="give the base model it was trained on with --base, or restore its files",
+        ) from None

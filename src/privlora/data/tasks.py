@@ -1,0 +1,321 @@
+"""GLUE and math word problems as prompts and completions: one form, for training and for evaluation."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from privlora.data.records import missing_column, text_of
+from privlora.errors import ConfigError, DataError
+
+SCORE_STEP = 0.2
+"""STS-B's scores are trained on and scored in steps of a fifth (Raffel et al. 2020, section 2.4)."""
+
+_INSTRUCTION = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    "\n\n### Instruction:\n{instruction}\n\n### Response:\n"
+)
+_INSTRUCTION_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request."
+    "\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked, and how the answers are counted.
+
+    kind: ``label`` has a fixed set of answers, ``score`` is a number from 0 to 5, ``math`` a number or a letter after
+    a rationale; ``mixture`` takes each record's task from its column ``task``, and is for training only.
+    columns: names of the texts that the prompt shows, in the order of preference. labels: the words that the model
+    answers with, and names: what the data sets call them, both by GLUE's number. metrics: the score is their mean.
+    """
+
+    name: str
+    kind: Literal["label", "score", "math", "mixture"]
+    metrics: tuple[str, ...] = ("accuracy",)
+    columns: tuple[tuple[str, ...], ...] = ()
+    prompt: str = ""
+    labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Every answer of a ``label`` or ``score`` task; none for ``math``."""
+        if self.kind == "score":
+            return tuple(f"{step * SCORE_STEP:.1f}" for step in range(round(5 / SCORE_STEP) + 1))
+        return self.labels
+
+    def completion(self, answer: str) -> str:
+        """An answer as it follows the prompt. Labels are words of a running text, so a blank comes first."""
+        return answer if self.kind == "math" else f" {answer}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One record in the form in which a model is trained on it and asked."""
+
+    prompt: str
+    completion: str
+    gold: int | float | str | None
+    """The label's number, the score, the number or the letter (A to E); None if a math record does not tell."""
+    source: str | None
+    """Which data set of a mixture it is from, if the record tells."""
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "not_entailment")
+_SAME = ("not_equivalent", "equivalent")
+
+_TASKS = (
+    Task(
+        "sst2",
+        "label",
+        columns=(("sentence",), ("sentence1",), ("text",)),
+        prompt="Sentence: {0}\nIs its sentiment negative or positive?\nAnswer:",
+        labels=("negative", "positive"),
+        names=("negative", "positive"),
+    ),
+    Task(
+        "cola",
+        "label",
+        metrics=("matthews_correlation",),
+        columns=(("sentence",), ("sentence1",)),
+        prompt="Sentence: {0}\nIs it acceptable English, yes or no?\nAnswer:",
+        labels=("no", "yes"),
+        names=("unacceptable", "acceptable"),
+    ),
+    Task(
+        "mrpc",
+        "label",
+        metrics=("accuracy", "f1"),
+        columns=(_PAIR,),
+        prompt="First: {0}\nSecond: {1}\nDo both sentences mean the same, yes or no?\nAnswer:",
+        labels=("no", "yes"),
+        names=_SAME,
+    ),
+    Task(
+        "stsb",
+        "score",
+        metrics=("pearson", "spearman"),
+        columns=(_PAIR,),
+        prompt="First: {0}\nSecond: {1}\nHow similar are they, from 0.0 (unrelated) to 5.0 (equal)?\nAnswer:",
+    ),
+    Task(
+        "qqp",
+        "label",
+        metrics=("accuracy", "f1"),
+        columns=(("question1", "question2"), _PAIR),
+        prompt="First: {0}\nSecond: {1}\nDo both questions ask the same, yes or no?\nAnswer:",
+        labels=("no", "yes"),
+        names=("not_duplicate", "duplicate"),
+    ),
+    Task(
+        "mnli",
+        "label",
+        columns=(("premise", "hypothesis"), _PAIR),
+        prompt="Premise: {0}\nHypothesis: {1}\nDoes the hypothesis follow, yes, maybe or no?\nAnswer:",
+        labels=("yes", "maybe", "no"),
+        names=("entailment", "neutral", "contradiction"),
+    ),
+    Task(
+        "qnli",
+        "label",
+        columns=(("question", "sentence"), _PAIR),
+        prompt="Question: {0}\nSentence: {1}\nDoes the sentence answer the question, yes or no?\nAnswer:",
+        labels=("yes", "no"),
+        names=_ENTAILMENT,
+    ),
+    Task(
+        "rte",
+        "label",
+        columns=(_PAIR, ("premise", "hypothesis")),
+        prompt="Premise: {0}\nHypothesis: {1}\nDoes the hypothesis follow, yes or no?\nAnswer:",
+        labels=("yes", "no"),
+        names=_ENTAILMENT,
+    ),
+    Task("glue8", "mixture"),
+    *(Task(name, "math") for name in ("math10k", "gsm8k", "aqua", "mawps", "svamp")),
+)
+
+TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
+
+
+def find_task(name: str) -> Task:
+    """A row of TASKS. Raises ConfigError with the nearest name."""
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(name, TASKS, n=1)
+    known = f"known: {', '.join(TASKS)}"
+    raise ConfigError(f"unknown task {name!r}", fix=f"did you mean {near[0]!r}?" if near else known)
+
+
+def questions(task: Task, records: Sequence[Mapping[str, Any]]) -> list[Question]:
+    """The records in the task's form.
+
+    GLUE: the columns of the hub's data sets (``sentence``, ``question1`` and ``question2``, ``premise`` and
+    ``hypothesis``, …) or ``sentence1`` and ``sentence2``, and ``label`` as a number (also as text) or as a name; or
+    ``instruction``, ``input``, and the label's name in ``output``; ``glue8`` also wants ``task``.
+    Math: ``instruction``, ``input``, ``output``, ``answer`` (LLM-Adapters), or the hub's columns of GSM8K, AQuA and
+    SVAMP.
+
+    Raises:
+        DataError: a column is missing, or a label, score or answer is none (record contents are not shown).
+    """
+    convert = {"math": _math, "mixture": _mixture}.get(task.kind, _glue)
+    return [convert(task, record, number) for number, record in enumerate(records, start=1)]
+
+
+def task_records(task: Task, records: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The records with the columns ``prompt`` and ``completion``, for ``build_examples``."""
+    return [{"prompt": q.prompt, "completion": q.completion} for q in questions(task, records)]
+
+
+def _glue(task: Task, record: Mapping[str, Any], number: int) -> Question:
+    chosen = next((names for names in task.columns if all(name in record for name in names)), None)
+    if chosen is not None:
+        prompt = task.prompt.format(*(text_of(record, name, number) for name in chosen))
+    elif "instruction" in record:
+        prompt = _instruction(record, number)
+    else:
+        raise missing_column(next(n for n in task.columns[0] if n not in record), record, number)
+    column = "output" if chosen is None and "label" not in record else "label"
+    if column not in record:
+        raise missing_column(column, record, number)
+    if task.kind == "score":
+        score = _score(record[column], column, number)
+        answer = f"{round(score / SCORE_STEP) * SCORE_STEP:.1f}"
+        return Question(prompt, task.completion(answer), score, None)
+    label = _label(task, record, column, number)
+    return Question(prompt, task.completion(task.labels[label]), label, None)
+
+
+def _mixture(_: Task, record: Mapping[str, Any], number: int) -> Question:
+    name = text_of(record, "task", number)
+    if name not in TASKS or TASKS[name].kind not in ("label", "score"):
+        raise DataError(
+            f"record {number}: column 'task' names no task of GLUE",
+            fix=f"give one of {', '.join(t.name for t in _TASKS if t.kind in ('label', 'score'))}",
+        )
+    return _glue(TASKS[name], record, number)
+
+
+def _label(task: Task, record: Mapping[str, Any], column: str, number: int) -> int:
+    value = record[column]
+    numbers = {str(i): i for i in range(len(task.names))}
+    words = {**dict(zip(task.labels, numbers.values(), strict=True)), **_named(task), **numbers}
+    key = value.strip().lower().rstrip(".") if isinstance(value, str) else str(value)
+    if isinstance(value, bool) or key not in words:
+        unlabelled = " (-1 marks the unlabelled test splits of GLUE)" if key == "-1" else ""
+        raise DataError(
+            f"record {number}: column {column!r} holds no label of task {task.name}{unlabelled}",
+            fix=f"give 0 to {len(task.names) - 1}, or one of {', '.join(task.names)}",
+        )
+    stated = record.get("label_text")
+    if stated in task.names and task.names.index(stated) != words[key]:
+        raise DataError(
+            f"record {number}: columns {column!r} and 'label_text' name different labels",
+            why=f"the numbers of task {task.name} are {', '.join(f'{n} {i}' for n, i in _named(task).items())}",
+            fix="number the labels as GLUE does",
+        )
+    return words[key]
+
+
+def _named(task: Task) -> dict[str, int]:
+    return {name: i for i, name in enumerate(task.names)}
+
+
+def _score(value: object, column: str, number: int) -> float:
+    try:
+        score = float(value) if isinstance(value, int | float | str) else float("nan")
+    except ValueError:
+        score = float("nan")
+    if isinstance(value, bool) or not 0 <= score <= 5:
+        raise DataError(
+            f"record {number}: column {column!r} holds no score", fix="give a number from 0 to 5; STS-B's own"
+        )
+    return score
+
+
+def _instruction(record: Mapping[str, Any], number: int) -> str:
+    """The prompt of LLM-Adapters (Hu et al. 2023), without its indentation."""
+    instruction = text_of(record, "instruction", number)
+    context = text_of(record, "input", number) if record.get("input") is not None else ""
+    form = _INSTRUCTION_WITH_INPUT if context else _INSTRUCTION
+    return form.format(instruction=instruction, input=context)
+
+
+def _math(_: Task, record: Mapping[str, Any], number: int) -> Question:
+    if "instruction" in record:
+        plain = dict(record)
+    elif "options" in record:
+        plain = _from_aqua(record, number)
+    elif "Body" in record:
+        body, question = (text_of(record, name, number).strip() for name in ("Body", "Question"))
+        plain = {"instruction": f"{body} {question}", "answer": record.get("Answer")}
+    elif "question" in record:
+        plain = _from_gsm8k(record, number)
+    else:
+        raise missing_column("instruction", record, number)
+    gold = _gold(plain.get("answer"), number)
+    output = text_of(plain, "output", number).strip() if plain.get("output") is not None else ""
+    if not output and gold is None:
+        raise missing_column("output", record, number)
+    source = record.get("source")
+    return Question(
+        _instruction(plain, number),
+        output or f"The answer is {plain['answer']}.",
+        gold,
+        source if isinstance(source, str) else None,
+    )
+
+
+def _from_aqua(record: Mapping[str, Any], number: int) -> dict[str, str]:
+    options = record["options"]
+    if not isinstance(options, list) or not all(isinstance(o, str) for o in options):
+        raise DataError(f"record {number}: column 'options' is not a list of texts", fix='write ["A)21", …]')
+    shown = ", ".join(re.sub(r"^\s*([A-E])\s*\)\s*", r"(\1) ", option) for option in options)
+    correct = text_of(record, "correct", number)
+    rationale = text_of(record, "rationale", number).strip() if "rationale" in record else ""
+    return {
+        "instruction": f"{text_of(record, 'question', number)} Answer Choices: {shown}",
+        "output": f"{rationale} The answer is {correct}.".strip(),
+        "answer": correct,
+    }
+
+
+def _from_gsm8k(record: Mapping[str, Any], number: int) -> dict[str, str]:
+    rationale, marker, answer = text_of(record, "answer", number).rpartition("####")
+    if not marker:
+        raise DataError(
+            f"record {number}: column 'answer' has no line '#### …' with the result",
+            fix="give GSM8K as published, or the columns instruction, output and answer",
+        )
+    rationale, answer = re.sub(r"<<[^>]*>>", "", rationale).strip(), answer.strip()
+    return {
+        "instruction": text_of(record, "question", number),
+        "output": f"{rationale} The answer is {answer}.".strip(),
+        "answer": answer,
+    }
+
+
+def _gold(value: object, number: int) -> float | str | None:
+    if value is None:
+        return None
+    text = str(value).strip()
+    if re.fullmatch(r"[A-E]", text):
+        return text
+    try:
+        result = float("nan") if isinstance(value, bool) else float(text.replace(",", ""))
+    except ValueError:
+        result = float("nan")
+    if not abs(result) < float("inf"):
+        raise DataError(
+            f"record {number}: the answer is neither a number nor a letter from A to E",
+            fix="write it as 18, 1,234, 0.5 or B",
+        )
+    return result

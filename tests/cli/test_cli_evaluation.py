@@ -1,0 +1,119 @@
+"""evaluate on tasks: from a run with a task, with --task, in parts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call, run_settings, write_config
+
+from privlora.cli import main
+
+REVIEWS = [{"sentence": f"film number {i}", "label": i % 2} for i in range(12)]
+SUMS = [
+    {"instruction": f"{i}+1?", "input": "", "output": f"It is {i + 1}.", "answer": i + 1} for i in range(3)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A folder with a finished run of task sst2."""
+    folder = tmp_path_factory.mktemp("task")
+    write(folder / "records.jsonl", REVIEWS)
+    data = {"task": "sst2", "max_length": 100}
+    settings = run_settings(model, folder, data=data, privacy={"public_dataset_size": 12})
+    assert main(["train", str(write_config(folder, settings))]) == 0
+    return folder
+
+
+def test_a_run_brings_its_task(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", write(trained / "public.jsonl", REVIEWS[:10])]
+    of_run = call(capsys, "evaluate", trained / "run", *data, "--json")
+    assert of_run.code == 0, of_run.err
+    found = of_run.json
+    assert (found["task"], found["scoring"], found["metric_name"]) == ("sst2", "likelihood", "accuracy")
+    assert (found["examples"], found["unparsable"]) == (10, 0)
+    assert found["interval"][0] <= found["metric"] <= found["interval"][1]
+    assert "per_example" not in found
+    adapter = trained / "run" / "release"
+    of_adapter = call(
+        capsys, "evaluate", adapter, *data, "--task", "sst2", "--max-length", 100, "--json"
+    ).json
+    assert of_adapter["metric"] == found["metric"]
+
+
+def test_own_columns_replace_the_runs_task(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", write(trained / "public.jsonl", REVIEWS)]
+    loss = call(capsys, "evaluate", trained / "run", *data, "--text", "sentence", "--json")
+    assert loss.json["loss_per_example"] > 0
+    other = call(capsys, "evaluate", trained / "run", *data, "--task", "cola", "--json")
+    assert other.json["metric_name"] == "matthews_correlation"
+
+
+def test_generation_and_every_answer(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", write(tmp_path / "sums.jsonl", SUMS)]
+    asked = ["--task", "gsm8k", "--max-new-tokens", 4, "--beams", 2, "--max-length", 100]
+    found = call(capsys, "evaluate", model, *data, *asked, "--per-example", "--json")
+    assert found.code == 0, found.err
+    assert found.json["scoring"] == "generation"
+    assert len(found.json["per_example"]["answers"]) == 3
+    assert found.json["per_example"]["gold"] == [1, 2, 3]
+    shown = call(capsys, "evaluate", model, *data, *asked)
+    assert shown.err == ""
+    for words in (
+        "gsm8k",
+        "accuracy",
+        "3 records by generation",
+        "counted as wrong",
+        "95% interval",
+        "so are these",
+    ):
+        assert words in shown.out
+
+
+def test_files_are_parts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"sentence1": f"first {i}", "sentence2": "second", "label": i % 2} for i in range(8)]
+    files = [write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", rows[:4])]
+    asked = ["--task", "mrpc", "--data", files[0], "--data", files[1]]
+    found = call(capsys, "evaluate", model, *asked, "--json").json
+    assert {name: part["examples"] for name, part in found["parts"].items()} == {
+        str(files[0]): 8,
+        str(files[1]): 4,
+    }
+    means = [(part["accuracy"] + part["f1"]) / 2 for part in found["parts"].values()]
+    assert found["metric"] == pytest.approx(sum(means) / 2)
+    shown = call(capsys, "evaluate", model, *asked)
+    assert f"of {files[0]}: " in shown.out
+    assert "mean of accuracy and f1" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--task", "sst-2"], "did you mean 'sst2'"),
+        (["--task", "sst2", "--text", "sentence"], "remove text, or task"),
+        (["--task", "mnli"], "has no column 'premise'"),
+        (["--task", "sst2", "--scoring", "guess"], "likelihood or generation"),
+        (["--task", "gsm8k", "--scoring", "likelihood"], "no fixed set of answers"),
+        (["--scoring", "likelihood"], "give --task"),
+        (["--task", "sst2", "--per-example"], "add --json"),
+        (["--task", "sst2", "--max-length", 10], "leave no room"),
+        (["--task", "sst2", "--beams", 0], "num_beams=0"),
+    ],
+)
+def test_refused(
+    argv: list[object], expected: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "records.jsonl", REVIEWS)
+    ended = call(capsys, "evaluate", model, "--data", data, *argv)
+    assert ended.code == 2
+    assert expected in ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""

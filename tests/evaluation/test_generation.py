@@ -1,0 +1,124 @@
+"""Generation in batches with a cache is generation of one prompt at a time without one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from evaluation_cases import strong_adapter
+from peft import LoraConfig, get_peft_model
+from tiny_models import FAMILIES, everything_in_double, tiny_model, tiny_tokenizer
+from tokenizers import decoders
+
+from privlora.data.examples import encode_prompts
+from privlora.errors import ConfigError
+from privlora.evaluation.generation import generate
+
+PROMPTS = ["hello", "a", "what is the name", "12 and 30", "to be or not to be"]
+TOKENIZER = tiny_tokenizer()
+TOKENIZER.backend_tokenizer.decoder = decoders.Fuse()  # characters follow each other without blanks
+
+
+def ids(prompts: list[str] = PROMPTS) -> list[np.ndarray]:
+    return encode_prompts(prompts, TOKENIZER, max_length=64)
+
+
+def greedy_loop(model: torch.nn.Module, prompt: np.ndarray, steps: int) -> str:
+    """One token after another with whole forward passes."""
+    tokens = prompt.tolist()
+    for _ in range(steps):
+        with torch.no_grad():
+            token = int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
+        if token == TOKENIZER.eos_token_id:
+            break
+        tokens.append(token)
+    return TOKENIZER.decode(tokens[len(prompt) :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_a_plain_loop(family: str) -> None:
+    with everything_in_double():
+        model = tiny_model(family, dtype=torch.float64)
+        expected = [greedy_loop(model, prompt, 10) for prompt in ids()]
+        for settings in ({}, {"use_cache": False}, {"max_tokens": 1}, {"max_tokens": 70}):
+            found = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0, **settings)
+            assert found == expected
+    assert len(set(expected)) > 1
+
+
+def test_beams_are_the_same_in_batches() -> None:
+    model = tiny_model(dtype=torch.float64)
+    for beams in (2, 4):
+        together = generate(model, TOKENIZER, ids(), max_new_tokens=8, pad_token_id=0, num_beams=beams)
+        alone = [
+            generate(model, TOKENIZER, [prompt], max_new_tokens=8, pad_token_id=0, num_beams=beams)[0]
+            for prompt in ids()
+        ]
+        assert together == alone
+
+
+def test_the_models_own_habits_are_not_used() -> None:
+    model = tiny_model()
+    expected = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    model.generation_config.update(
+        do_sample=True,
+        temperature=5.0,
+        repetition_penalty=3.0,
+        num_beams=3,
+        no_repeat_ngram_size=1,
+        min_length=9,
+    )
+    assert generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0) == expected
+
+
+def test_ends_at_eos_and_stop_strings() -> None:
+    model = tiny_model()
+    (whole,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, pad_token_id=0)
+    assert len(whole) > 6
+    (cut,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, pad_token_id=0, stop=[whole[3:5]])
+    assert cut == whole[: whole.index(whole[3:5])]
+    end = TOKENIZER.convert_tokens_to_ids(whole[2])
+    model.generation_config.eos_token_id = [2, end]  # as models with several ends of a turn have
+    (ended,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, pad_token_id=0)
+    assert ended == whole[: whole.index(whole[2])]
+
+
+def test_rows_that_end_early_do_not_change_the_others() -> None:
+    model = tiny_model()
+    plain = generate(model, TOKENIZER, ids(), max_new_tokens=12, pad_token_id=0)
+    stop = [plain[0][:2]]
+    found = generate(model, TOKENIZER, ids(), max_new_tokens=12, pad_token_id=0, stop=stop)
+    assert found == [text.split(stop[0])[0] for text in plain]
+    assert found[0] == ""
+
+
+def test_no_padding_token_is_needed() -> None:
+    bare = tiny_tokenizer()
+    bare.backend_tokenizer.decoder = decoders.Fuse()
+    bare.pad_token = None
+    model = tiny_model()
+    model.generation_config.pad_token_id = None
+    found = generate(model, bare, ids(), max_new_tokens=10, pad_token_id=2)
+    assert found == generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+
+
+def test_an_attached_adapter_and_a_peft_model_count() -> None:
+    model = tiny_model(dtype=torch.float64)
+    base = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    with strong_adapter(model):
+        adapted = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+        assert adapted == [greedy_loop(model, prompt, 10) for prompt in ids()]
+    assert adapted != base
+    wrapped = get_peft_model(tiny_model(dtype=torch.float64), LoraConfig(r=2, init_lora_weights=False))
+    wrapped.train()
+    found = generate(wrapped, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    assert wrapped.training
+    wrapped.eval()
+    assert found == [greedy_loop(wrapped, prompt, 10) for prompt in ids()]
+
+
+@pytest.mark.parametrize("wrong", [{"max_new_tokens": 0}, {"num_beams": 0}, {"prompts": [np.array([], int)]}])
+def test_refused(wrong: dict[str, object]) -> None:
+    arguments = {"prompts": ids(), "max_new_tokens": 3, "pad_token_id": 0, **wrong}
+    with pytest.raises(ConfigError):
+        generate(tiny_model(), TOKENIZER, **arguments)
