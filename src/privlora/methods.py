@@ -2,28 +2,85 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import MethodSettings
-from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates
-from privlora.coordinates.starts import factor_start, tangent_start
+from privlora.coordinates import Coordinates, OneFactorCoordinates
+from privlora.coordinates.starts import Subspaces, factor_start, tangent_start
 from privlora.errors import ConfigError
-from privlora.optimizers import TANGENT_OPTIMIZERS, FactorAdamW, Optimizer
+from privlora.optimizers import (
+    TANGENT_OPTIMIZERS,
+    FactorAdamBC,
+    FactorAdamW,
+    FactorLamb,
+    FactorLoraFA,
+    FactorLoraPlus,
+    FactorRiemannian,
+    FactorRite,
+    FactorSGD,
+    Optimizer,
+)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Coordinates and the optimizers that work in them. start: (adapter, init, *, seed, scale, dtype, subspaces)."""
+
+    start: Callable[..., Coordinates]
+    optimizers: Mapping[str, type[Optimizer]]
+
+
+def _tangent_start(
+    adapter: LowRankAdapter,
+    init: str,
+    *,
+    seed: int,
+    scale: float,
+    dtype: torch.dtype,
+    subspaces: Subspaces | None,
+) -> Coordinates:
+    # The update itself is the point: no scale.
+    return tangent_start(adapter, init, seed=seed, dtype=dtype, subspaces=subspaces)
+
+
+SPACES: dict[str, Space] = {
+    "tangent": Space(_tangent_start, TANGENT_OPTIMIZERS),
+    "factors": Space(
+        factor_start,
+        {
+            "adamw": FactorAdamW,
+            "sgd": FactorSGD,
+            "adambc": FactorAdamBC,
+            "lora+": FactorLoraPlus,
+            "lamb": FactorLamb,
+            "rite": FactorRite,
+            "riemannian": FactorRiemannian,
+        },
+    ),
+    "one-factor": Space(
+        partial(factor_start, kind=OneFactorCoordinates), {"adamw": FactorAdamW, "lora-fa": FactorLoraFA}
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row. ``private`` is False for baselines that never clip or add noise."""
+    """One row. ``private`` is False for baselines that never clip or add noise.
+
+    settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the defaults).
+    """
 
     name: str
     summary: str
     reference: str
-    space: Literal["tangent", "factors"]
+    space: Literal["tangent", "factors", "one-factor"]
     optimizers: tuple[str, ...]
     private: bool
     learning_rate: float
@@ -31,8 +88,8 @@ class Method:
     schedule: str = "constant"
     warmup_fraction: float = 0.0
     averaging: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
+    clipping: str = "flat"
+    settings: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def optimizer(self) -> str:
@@ -49,21 +106,43 @@ class Method:
             )
         return chosen
 
-    def resolve(self, chosen: MethodSettings, init: str | None, steps: int) -> Hyperparameters:
-        """The settings that a run uses: what was chosen, else this row's defaults."""
+    def optimizer_settings(self, optimizer: str, given: Mapping[str, float]) -> dict[str, float]:
+        """All settings of one of the row's optimizers: given, else the row's, else the optimizer's own.
+
+        Raises ConfigError for a given one that the optimizer does not have.
+        """
+        own = SPACES[self.space].optimizers[optimizer].settings
+        for name in given:
+            if name not in own:
+                raise ConfigError(
+                    f"optimizer {optimizer!r} of method {self.name!r} has no setting {name!r}",
+                    why="a setting that is ignored would make two runs look different that are the same",
+                    fix=f"remove it; the optimizer has {', '.join(own)}",
+                )
+        return {name: given.get(name, self.settings.get(name, default)) for name, default in own.items()}
+
+    def resolve(
+        self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
+    ) -> Hyperparameters:
+        """The settings that a run uses: what was chosen, else this row's defaults. Raises ConfigError."""
         given = {name: value for name, value in chosen.model_dump().items() if value is not None}
-        names = ("learning_rate", "schedule", "averaging", "beta1", "beta2")
+        optimizer = self.choose_optimizer(chosen.optimizer)
+        names = ("learning_rate", "schedule", "averaging")
         return Hyperparameters(
-            optimizer=self.choose_optimizer(chosen.optimizer),
+            optimizer=optimizer,
             init=init or self.init,
             warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
             **{name: given.get(name, getattr(self, name)) for name in names},
+            clipping=given.get("clipping", self.clipping) if private else "none",
+            settings=self.optimizer_settings(
+                optimizer, {name: given[name] for name in OPTIMIZER_SETTINGS if name in given}
+            ),
         )
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """A method's settings with nothing left open. All public."""
+    """A method's settings with nothing left open. All public. settings: those of the optimizer."""
 
     optimizer: str
     init: str
@@ -71,9 +150,17 @@ class Hyperparameters:
     schedule: str
     warmup_steps: int
     averaging: float
-    beta1: float
-    beta2: float
+    clipping: str
+    settings: Mapping[str, float]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Name -> value, the optimizer's own settings among them."""
+        values = asdict(self)
+        return values | dict(values.pop("settings"))
+
+
+# Fields of MethodSettings that belong to optimizers, some to a few of them only.
+OPTIMIZER_SETTINGS = ("beta1", "beta2", "weight_decay", "learning_rate_ratio", "floor")
 
 METHODS: dict[str, Method] = {
     row.name: row
@@ -87,7 +174,8 @@ METHODS: dict[str, Method] = {
             private=True,
             learning_rate=3e-3,
             init="w0-subspace",
-            beta2=0.99,
+            clipping="spectral",
+            settings={"beta1": 0.5, "beta2": 0.99},
         ),
         Method(
             name="dp-adamw",
@@ -95,6 +183,78 @@ METHODS: dict[str, Method] = {
             reference="Yu et al. 2022; Loshchilov and Hutter 2019",
             space="factors",
             optimizers=("adamw",),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="dp-sgd",
+            summary="clip and noise the gradients of both LoRA factors, then SGD at learning_rate / noise std",
+            reference="Abadi et al. 2016",
+            space="factors",
+            optimizers=("sgd",),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="dp-adambc",
+            summary="as dp-adamw, with the noise's variance taken out of the second moment",
+            reference="Tang et al. 2024 (DP-AdamBC)",
+            space="factors",
+            optimizers=("adambc",),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="lora+",
+            summary="as dp-adamw; learning_rate is the right factor's, the left one's is learning_rate_ratio times it",
+            reference="Hayou et al. 2024 (LoRA+)",
+            space="factors",
+            optimizers=("lora+",),
+            private=True,
+            learning_rate=1e-3,
+        ),
+        Method(
+            name="ffa",
+            summary="right factor frozen at its start; the left one clipped, noised and trained with AdamW",
+            reference="Sun et al. 2024 (FFA-LoRA)",
+            space="one-factor",
+            optimizers=("adamw",),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="lora-fa",
+            summary="as ffa, with the gradient brought as near to the dense one as the frozen factor allows",
+            reference="Zhang et al. 2023 (LoRA-FA); peft",
+            space="one-factor",
+            optimizers=("lora-fa",),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="lamb",
+            summary="clip and noise both factors, then Adam's step scaled to the norm of each matrix",
+            reference="You et al. 2020 (LAMB); pytorch_optimizer",
+            space="factors",
+            optimizers=("lamb",),
+            private=True,
+            learning_rate=5e-3,
+        ),
+        Method(
+            name="lora-rite",
+            summary="clip and noise both factors, then a rule whose effect on W no factoring changes",
+            reference="Yen et al. 2025 (LoRA-RITE)",
+            space="factors",
+            optimizers=("rite",),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="riemannian",
+            summary="clip and noise both factors, precondition each by the other one's Gram matrix, then AdamW",
+            reference="Zhang and Pilanci 2024; peft",
+            space="factors",
+            optimizers=("riemannian",),
             private=True,
             learning_rate=3e-3,
         ),
@@ -127,20 +287,31 @@ def build(
     seed: int = 0,
     lora_alpha: float = 16.0,
     use_rslora: bool = False,
-    betas: tuple[float, float] | None = None,
+    settings: Mapping[str, float] | None = None,
     dtype: torch.dtype = torch.float32,
+    subspaces: Subspaces | None = None,
 ) -> tuple[Coordinates, Optimizer]:
     """The coordinates and the optimizer of a row on an adapter; ``None`` takes the row's default.
 
-    Raises ConfigError for an optimizer that the row does not have.
+    settings: of the optimizer, by name. subspaces: where init=public-gradient starts.
+    Raises ConfigError for an optimizer or a setting that the row does not have.
     """
     chosen = method.choose_optimizer(optimizer)
-    betas = betas or (method.beta1, method.beta2)
-    init = init or method.init
-    coordinates: TangentCoordinates | FactorCoordinates
-    if method.space == "tangent":
-        coordinates = tangent_start(adapter, init, seed=seed, dtype=dtype)
-        return coordinates, TANGENT_OPTIMIZERS[chosen](coordinates, betas=betas)
+    complete = method.optimizer_settings(chosen, settings or {})
     scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
-    coordinates = factor_start(adapter, init, seed=seed, scale=scale, dtype=dtype)
-    return coordinates, FactorAdamW(coordinates, betas=betas)
+    coordinates = SPACES[method.space].start(
+        adapter, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces
+    )
+    return coordinates, make_optimizer(method.space, chosen, coordinates, complete)
+
+
+def make_optimizer(
+    space: str, name: str, coordinates: Coordinates, settings: Mapping[str, float]
+) -> Optimizer:
+    """The optimizer of a space that goes by ``name``, on coordinates of that space, with all of its settings."""
+    # Each class takes the coordinates of its own space and the settings that it declares.
+    make: Callable[..., Optimizer] = SPACES[space].optimizers[name]
+    arguments: dict[str, Any] = dict(settings)
+    if "beta2" in arguments:
+        arguments["betas"] = arguments.pop("beta1"), arguments.pop("beta2")
+    return make(coordinates, **arguments)

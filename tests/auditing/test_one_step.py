@@ -16,7 +16,10 @@ from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.methods import METHODS, build
 
 SIGMA = 1.0
-PRIVATE = [name for name, row in METHODS.items() if row.private]
+# A mechanism sees coordinates and a kind of clipping, never an optimizer: one method of each.
+PRIVATE = list(
+    {(row.space, row.clipping): name for name, row in reversed(METHODS.items()) if row.private}.values()
+)
 
 
 def setting(name: str, sigma: float = SIGMA) -> tuple[GaussianMechanism, Captured, Captured]:
@@ -37,6 +40,7 @@ def setting(name: str, sigma: float = SIGMA) -> tuple[GaussianMechanism, Capture
         expected_batch_size=8.0,
         ledger=Uncharged(),
         noise=NoiseSource(insecure_seed=7),
+        clipping=METHODS[name].clipping,
     )
     generator = torch.Generator().manual_seed(2)
     parts = [canary_gradient(adapter, 0.02, generator) for _ in range(7)]

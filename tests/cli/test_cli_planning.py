@@ -73,6 +73,15 @@ def test_factors_train_more_numbers(config: Path, capsys: pytest.CaptureFixture[
     assert factors["trained_numbers"] - tangent["trained_numbers"] == 9 * tangent["modules"]
 
 
+def test_one_factor_trains_its_own_numbers_only(
+    config: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = call(capsys, "plan", config, "method.name=ffa", "--json").json["memory"]
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    layers = [m for name, m in loaded.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
+    assert memory["trained_numbers"] == sum(3 * m.out_features for m in layers)
+
+
 def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = call(capsys, "plan", config, "model.name=no-such-org/no-such-model")
     assert planned.code == 0, planned.err

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_models import VOCAB, tiny_model, uneven_examples
 from torch import Tensor
@@ -32,10 +33,20 @@ PRIVATE = [(name, optimizer) for name, optimizer in VARIANTS if METHODS[name].pr
 # Eq. 24-26 need Z != 0.
 NEEDS_FACTORS = {("prism", "paper")}
 STATES = ["zero", "factors", "ill-conditioned", "moved"]
+# A mechanism sees coordinates and never an optimizer. So what concerns it alone is tested once a space, and from where
+# each optimizer leads to.
+ONE_A_SPACE = list({METHODS[name].space: (name, optimizer) for name, optimizer in reversed(PRIVATE)}.values())
+CASES = [(v, state) for state in STATES for v in (PRIVATE if state == "moved" else ONE_A_SPACE)]
 
 
-def label(variant: tuple[str, str]) -> str:
-    return "-".join(variant)
+def label(value: tuple[str, str] | str) -> str:
+    return value if isinstance(value, str) else "-".join(value)
+
+
+by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
+by_any_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
+by_space = pytest.mark.parametrize("variant", ONE_A_SPACE, ids=label)
+by_case = pytest.mark.parametrize(("variant", "state"), CASES, ids=label)
 
 
 class CountingLedger:
@@ -67,6 +78,7 @@ class Case:
         seed: int | None = None,
         ledger: Charges | None = None,
         steps: int = 10**6,
+        clipping: str = "flat",
     ) -> Mechanism:
         if not self.row.private:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
@@ -77,6 +89,7 @@ class Case:
             expected_batch_size=batch,
             ledger=ledger or CountingLedger(),
             noise=NoiseSource(seed),
+            clipping=clipping,
         )
 
     def feed(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from method_cases import PRIVATE, STATES, Case, flat, label, make_case, poisoned_model
+from method_cases import Case, by_case, by_space, by_variant, flat, make_case, poisoned_model
 from scipy.stats import kstest
 from tiny_models import uneven_examples
 from torch import Tensor
@@ -16,9 +16,6 @@ from privlora.coordinates import Vector
 
 SIGMA, CLIP_NORM, BATCH = 0.8, 0.5, 4.0
 TAU = SIGMA * CLIP_NORM / BATCH
-
-by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
-by_state = pytest.mark.parametrize("state", STATES)
 
 
 def small_case(variant: tuple[str, str], folder: Path, state: str = "factors") -> Case:
@@ -49,8 +46,7 @@ def empty_releases(case: Case, count: int) -> Tensor:
     return torch.stack([flat(mechanism.release().vector) for _ in range(count)]) / TAU
 
 
-@by_variant
-@by_state
+@by_case
 def test_it_is_white_wherever_data_can_reach(variant: tuple[str, str], state: str, tmp_path: Path) -> None:
     case = small_case(variant, tmp_path, state)
     basis = data_directions(case)
@@ -67,8 +63,7 @@ def test_it_is_white_wherever_data_can_reach(variant: tuple[str, str], state: st
     assert basis.shape[1] <= case.coordinates.dimension
 
 
-@by_variant
-@by_state
+@by_case
 def test_data_and_noise_span_the_same_space(variant: tuple[str, str], state: str, tmp_path: Path) -> None:
     """P24: no direction that carries data and no noise (compare the column spaces of the two linear maps)."""
     case = small_case(variant, tmp_path, state)
@@ -80,7 +75,7 @@ def test_data_and_noise_span_the_same_space(variant: tuple[str, str], state: str
     assert float((basis - reached @ (reached.T @ basis)).norm(dim=0).max()) < 1e-5
 
 
-@by_variant
+@by_space
 def test_it_is_drawn_once_however_many_micro_batches(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     draws = []
@@ -94,7 +89,7 @@ def test_it_is_drawn_once_however_many_micro_batches(variant: tuple[str, str], t
         torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-7)
 
 
-@by_variant
+@by_space
 def test_its_scale_does_not_know_the_realised_batch_size(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     draws = []
@@ -121,7 +116,7 @@ def unrelated(a: Tensor, b: Tensor) -> bool:
     return bool((a != b).double().mean() > 0.999) and abs(correlation) < 6 / len(a) ** 0.5
 
 
-@by_variant
+@by_space
 def test_public_seeds_do_not_fix_it(variant: tuple[str, str], tmp_path: Path) -> None:
     releases = []
     for _ in range(2):
@@ -131,7 +126,7 @@ def test_public_seeds_do_not_fix_it(variant: tuple[str, str], tmp_path: Path) ->
     assert unrelated(*releases)
 
 
-@by_variant
+@by_space
 def test_it_never_repeats_within_a_run(variant: tuple[str, str], tmp_path: Path) -> None:
     mechanism = make_case(variant, tmp_path).mechanism()
     first, second = (flat(mechanism.release().vector) for _ in range(2))

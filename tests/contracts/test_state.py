@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_cases import VARIANTS, Case, flat, label, make_case
+from method_cases import Case, by_any_variant, flat, make_case
 from tiny_models import uneven_examples
 from torch import Tensor
 
 from privlora.optimizers import IterateAverage
 from privlora.training.checkpoint import load_checkpoint, save_checkpoint
-
-by_any_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
 
 
 def some_steps(case: Case, average: IterateAverage, count: int, seed: int) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import PRIVATE, VARIANTS, Case, CountingLedger, flat, label, make_case, poisoned_model
+from method_cases import (
+    Case,
+    CountingLedger,
+    by_any_variant,
+    by_space,
+    by_variant,
+    flat,
+    make_case,
+    poisoned_model,
+)
 from tiny_models import uneven_examples
 from torch import Tensor
 
@@ -21,9 +30,6 @@ from privlora.adapters import Captured
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, PrivloraError
 from privlora.mechanisms import Mechanism, Release
-
-by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
-by_any_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
 
 
 def plan(steps: int) -> Plan:
@@ -67,7 +73,7 @@ def test_an_empty_batch_is_a_full_step(variant: tuple[str, str], tmp_path: Path)
     assert len(ledger.events) == 20
 
 
-@by_variant
+@by_space
 def test_step_t_plus_1_is_refused_and_releases_nothing(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     with Ledger.create(tmp_path / "ledger.jsonl", plan(steps=3)) as ledger:
@@ -89,7 +95,7 @@ def test_the_non_private_mechanism_refuses_step_t_plus_1_too(tmp_path: Path) -> 
         mechanism.release()
 
 
-@by_variant
+@by_space
 def test_the_charge_comes_before_the_noise(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
 
@@ -116,7 +122,7 @@ def _count_draws(mechanism: Any) -> list[int]:
     return drawn
 
 
-@by_variant
+@by_space
 def test_a_batch_whose_release_failed_is_forgotten(variant: tuple[str, str], tmp_path: Path) -> None:
     # Else its units could be in the next sum as well, and contribute 2 C.
     case = make_case(variant, tmp_path)
@@ -226,7 +232,7 @@ def test_an_optimizer_takes_nothing_but_a_release(
     assert isinstance(release, Release)
 
 
-@by_any_variant
+@by_space
 def test_a_trainable_parameter_beside_the_adapter_is_refused_by_name(
     variant: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -237,7 +243,7 @@ def test_a_trainable_parameter_beside_the_adapter_is_refused_by_name(
         case.feed(case.mechanism(), uneven_examples())
 
 
-@by_any_variant
+@by_space
 def test_a_module_that_gets_no_gradient_is_refused_by_name(variant: tuple[str, str], tmp_path: Path) -> None:
     model = poisoned_model()
     model.model.forgotten = torch.nn.Linear(8, 8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from reporting_cases import Run, make_run
 
-from privlora.coordinates import FactorCoordinates, TangentCoordinates
+from privlora.coordinates import FactorCoordinates, OneFactorCoordinates, TangentCoordinates
 from privlora.reporting.noise import noise_on_weights
 
 STD = 0.25
@@ -42,6 +42,19 @@ def test_factor_noise_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:
             dense = STD * coordinates.scale * float(squares[k]) ** 0.5
             assert modules[site.name]["closed_form"] == pytest.approx(dense, rel=0.05)
             assert modules[site.name]["measured"] == pytest.approx(dense, rel=0.15)
+
+
+def test_noise_on_one_factor_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:
+    privacy = {"noise_multiplier": 1.0, "insecure_noise_seed": 5}
+    coordinates = make_run(tmp_path / "run", "ffa", privacy=privacy).parts.coordinates
+    assert isinstance(coordinates, OneFactorCoordinates)
+    modules = noise_on_weights(coordinates, STD)["modules"]
+    for group, right in zip(coordinates.adapter.groups, coordinates.right, strict=True):
+        for k, site in enumerate(group.sites):
+            dense = torch.randn(400, site.m, right.shape[-1]) @ right[k].mT
+            expected = STD * coordinates.scale * float(dense.square().sum(dim=(-2, -1)).mean()) ** 0.5
+            assert modules[site.name]["closed_form"] == pytest.approx(expected, rel=0.05)
+            assert modules[site.name]["measured"] == pytest.approx(expected, rel=0.15)
 
 
 def test_each_report_draws_afresh(private_run: Run) -> None:

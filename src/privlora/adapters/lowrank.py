@@ -83,6 +83,12 @@ class Captured:
         p = [torch.cat(ts) for ts in zip(*(part.p for part in parts), strict=True)]
         return Captured(p, [torch.cat(ts) for ts in zip(*(part.q for part in parts), strict=True)])
 
+    def rescaled(self, factors: Tensor) -> Captured:
+        """The gradients of site s and unit i times factors[s, i]; factors: (sites, units)."""
+        scale = factors[:, :, None, None]
+        p = [t * f.to(t.dtype) for t, f in zip(self.p, scale, strict=True)]
+        return Captured(p, [t * f.to(t.dtype) for t, f in zip(self.q, scale, strict=True)])
+
     def zero(self, units: Tensor) -> None:
         """Set the gradients of the marked units (a bool mask) to zero, in place."""
         if bool(units.any()):

@@ -23,13 +23,16 @@ def methods(as_json: JsonOption = False) -> None:
         return
     for row in METHODS.values():
         optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
+        own = row.optimizer_settings(row.optimizer, {})
+        settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
         out().print(
             f"{row.name}: {row.summary}\n"
             f"  private     {'yes' if row.private else 'NO'}\n"
             f"  space       {row.space}\n"
             f"  optimizers  {optimizers}\n"
             f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "
-            f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}, betas {row.beta1:g} {row.beta2:g}\n"
+            f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
+            f"  settings    {settings}\n"
             f"  reference   {row.reference}",
         )
 

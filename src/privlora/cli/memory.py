@@ -24,7 +24,8 @@ class MemoryEstimate:
         model_parameters: numbers of the frozen base model.
         weight_bytes: their size in the model's dtype.
         modules: adapted layers.
-        trained_numbers: degrees of freedom a module: r (m + n - r) in tangent space, r (m + n) in factors.
+        trained_numbers: degrees of freedom a module: r (m + n - r) in tangent space, r (m + n) in factors, r m
+            in one factor.
         adapter_bytes: the exported factors, float32.
         gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32.
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
@@ -70,7 +71,10 @@ def estimate_memory(settings: Settings, method: Method) -> MemoryEstimate | None
     dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
-    removed = len(adapter.sites) * lora.r**2 if method.space == "tangent" else 0
+    removed = {
+        "tangent": len(adapter.sites) * lora.r**2,
+        "one-factor": sum(lora.r * site.n for site in adapter.sites),
+    }.get(method.space, 0)
     records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
     if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
         records = max(records, settings.privacy.max_records_per_user)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,7 +38,9 @@ def plan(
         from privlora.training.session import plan_privacy
 
         method = find_method(settings.method.name)
-        hyper = method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
+        hyper = method.resolve(
+            settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
+        )
         planned = plan_privacy(settings)[0] if settings.privacy.private else None
         memory = estimate_memory(settings, method)
         cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
@@ -66,7 +67,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
         "method": settings.method.name,
-        "hyperparameters": asdict(hyper),
+        "hyperparameters": hyper.to_dict(),
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,

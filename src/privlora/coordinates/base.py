@@ -38,6 +38,10 @@ class Coordinates(ABC):
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""
 
     @abstractmethod
+    def balance(self, captured: Captured) -> Captured:
+        """Each unit's finite gradient evened out (coordinates.spectrum), for spectral clipping."""
+
+    @abstractmethod
     def to_vector(self, raw: Vector) -> Vector:
         """Coordinates of a (weighted sum of) raw gradients: one (P (L, m, r), Q (L, n, r)) a group."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Vector
+from privlora.coordinates.spectrum import root_norms, root_spectrum
 
 
 class FactorCoordinates(Coordinates):
@@ -29,9 +30,15 @@ class FactorCoordinates(Coordinates):
     ) -> None:
         super().__init__(adapter, dtype)
         self.scale = scale
-        self.left = [a.to(dtype) for a, _ in factors]  # (L, m, r) each
-        self.right = [b.to(dtype) for _, b in factors]  # (L, n, r)
+        # Copies, in place of which nothing is ever put: optimizers hold views and write into them.
+        self.left = [_copy(a, dtype) for a, _ in factors]  # (L, m, r) each
+        self.right = [_copy(b, dtype) for _, b in factors]  # (L, n, r)
         self.install()
+
+    @property
+    def trained(self) -> Vector:
+        """The tensors that training moves, one tuple a group, as releases have them."""
+        return list(zip(self.left, self.right, strict=True))
 
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
@@ -39,16 +46,25 @@ class FactorCoordinates(Coordinates):
             total += t.square().sum(dim=(-2, -1)).double()
         return total * self.scale**2
 
+    def balance(self, captured: Captured) -> Captured:
+        """The gradients of the trained factors with the roots of their singular values; others stay."""
+        both = len(self.trained[0]) == 2
+        p = [root_spectrum(t) for t in captured.p]
+        q = [root_spectrum(t) for t in captured.q] if both else captured.q
+        squares = torch.stack([t.square().sum(dim=(-2, -1)) for t in p])
+        if both:
+            squares = squares + torch.stack([t.square().sum(dim=(-2, -1)) for t in q])
+        return Captured(p, q).rescaled(root_norms(squares * self.scale**2))
+
     def to_vector(self, raw: Vector) -> Vector:
         return [(p * self.scale, q * self.scale) for p, q in raw]
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
-        shapes = [(a.shape, b.shape) for a, b in zip(self.left, self.right, strict=True)]
-        return [(draw(tuple(a)), draw(tuple(b))) for a, b in shapes]
+        return [tuple(draw(tuple(t.shape)) for t in tensors) for tensors in self.trained]
 
     @property
     def dimension(self) -> int:
-        return sum(t.numel() for t in (*self.left, *self.right))
+        return sum(t.numel() for tensors in self.trained for t in tensors)
 
     def install(self) -> None:
         for group, left, right in zip(self.adapter.groups, self.left, self.right, strict=True):
@@ -57,15 +73,18 @@ class FactorCoordinates(Coordinates):
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         pairs = zip(self.left, self.right, strict=True)
-        return [(a.detach() * self.scale, b.detach()) for a, b in pairs]
+        return [(a * self.scale, b) for a, b in pairs]
 
     def state_dict(self) -> dict[str, Tensor]:
-        left = {f"{g}.left": t.detach() for g, t in enumerate(self.left)}
-        return left | {f"{g}.right": t.detach() for g, t in enumerate(self.right)}
+        left = {f"{g}.left": t for g, t in enumerate(self.left)}
+        return left | {f"{g}.right": t for g, t in enumerate(self.right)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for g, (left, right) in enumerate(zip(self.left, self.right, strict=True)):
-                left.copy_(tensors[f"{g}.left"])
-                right.copy_(tensors[f"{g}.right"])
+        for g, (left, right) in enumerate(zip(self.left, self.right, strict=True)):
+            left.copy_(tensors[f"{g}.left"])
+            right.copy_(tensors[f"{g}.right"])
         self.install()
+
+
+def _copy(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.detach().to(dtype).clone(memory_format=torch.contiguous_format)

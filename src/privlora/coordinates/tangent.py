@@ -9,6 +9,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Vector
+from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.geometry.fixed_rank import Point, factors, project, standard_normal_tangent, tangent_dimension
 
 
@@ -39,6 +40,24 @@ class TangentCoordinates(Coordinates):
                 total += (_squares(p) + _squares(q) - _squares(inside)).double()
                 site += 1
         return total
+
+    def balance(self, captured: Captured) -> Captured:
+        """P and Q of each module with the roots of their singular values, projected back to one tangent vector.
+
+        M is the mean of what the two sides say of it. A function of the point and of the unit's tangent vector alone.
+        """
+        ps, qs, squares = [], [], []
+        sites = iter(zip(captured.p, captured.q, strict=True))
+        for group, point in zip(self.adapter.groups, self.points, strict=True):
+            for k in range(len(group.sites)):
+                U, V = point.U[k], point.V[k]
+                p, q = (root_spectrum(side) for side in next(sites))
+                up, vq = U.mT @ p, V.mT @ q  # (units, r, r): M and M^T
+                core = (up + vq.mT) / 2
+                ps.append(p + U @ (core - up))
+                qs.append(q + V @ (core.mT - vq))
+                squares.append(_squares(ps[-1]) + _squares(qs[-1]) - _squares(core))
+        return Captured(ps, qs).rescaled(root_norms(torch.stack(squares)))
 
     def to_vector(self, raw: Vector) -> Vector:
         tangents = (project(point, p, q) for point, (p, q) in zip(self.points, raw, strict=True))

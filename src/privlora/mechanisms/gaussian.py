@@ -10,9 +10,16 @@ from torch import Tensor
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Vector, add_vectors
-from privlora.errors import PrivacyError
+from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.release import Mechanism, Release
+
+# flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
+# 2023). spectral: each unit's gradient is evened out at equal norm first (coordinates.spectrum), then flat.
+CLIPPING = ("flat", "automatic", "spectral")
+
+# Of automatic clipping: C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
+_STABILITY = 0.01
 
 # Norms are summed in float32; shrinking by more than their rounding keeps what is summed within C.
 _SLACK = 1e-5
@@ -30,7 +37,8 @@ class GaussianMechanism(Mechanism):
 
     Guarantee: adding or removing one unit moves the sum by at most C (replacing one, by 2 C), over all modules
     together; so one release is ``event``: a Gaussian mechanism of noise_multiplier sigma on a sampled batch. The ledger
-    is charged before noise is drawn.
+    is charged before noise is drawn. ``clipping`` (CLIPPING) says how a unit is brought to norm C at most; whatever it
+    does to a unit is a function of that unit alone.
 
     | edge case                        | what happens                                            |
     |----------------------------------|---------------------------------------------------------|
@@ -52,7 +60,10 @@ class GaussianMechanism(Mechanism):
         expected_batch_size: float,
         ledger: Charges,
         noise: NoiseSource | None = None,
+        clipping: str = "flat",
     ) -> None:
+        if clipping not in CLIPPING:
+            raise ConfigError(f"unknown clipping {clipping!r}", fix=f"one of {', '.join(CLIPPING)}")
         for name, value in (("clip_norm", clip_norm), ("expected_batch_size", expected_batch_size)):
             if not 0 < value < float("inf"):
                 raise PrivacyError(
@@ -66,6 +77,7 @@ class GaussianMechanism(Mechanism):
         self.expected_batch_size = expected_batch_size
         self.ledger = ledger
         self.noise = noise or NoiseSource()
+        self.clipping = clipping
 
     @property
     def noise_std(self) -> float:
@@ -80,7 +92,11 @@ class GaussianMechanism(Mechanism):
         raise PrivacyError(f"unknown adjacency {adjacency!r}", fix="add-or-remove-one or replace-one")
 
     def accumulate(self, captured: Captured) -> None:
-        weights = self._clip_weights(captured)
+        lengths = self._norms(captured)
+        if self.clipping == "spectral":
+            captured.zero(~captured.finite())
+            captured = self.coordinates.balance(captured)
+        weights = self._clip_weights(captured, lengths)
         part = self.coordinates.weighted_sum(captured, weights)
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
@@ -97,12 +113,19 @@ class GaussianMechanism(Mechanism):
             vector.append(tuple(self._noised(c, xi, scale) for c, xi in zip(clipped, parts, strict=True)))
         return Release(vector, self.noise_std, step)
 
-    def _clip_weights(self, captured: Captured) -> Tensor:
-        norms = self.coordinates.norms_squared(captured).clamp_min(0).sqrt()
-        finite = torch.isfinite(norms)
+    def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
+        """Factors (units,) that give each unit the norm of ``lengths``, but C at most."""
+        norms = lengths if self.clipping == "flat" else self._norms(captured)
+        finite = torch.isfinite(norms) & ~torch.isnan(lengths)
         captured.zero(~finite)
-        bounded = (self.clip_norm * (1 - _SLACK) / norms).clamp(max=1.0)  # a zero norm gives inf, hence 1
-        return torch.where(finite, bounded, 0.0)
+        bound = self.clip_norm * (1 - _SLACK)
+        if self.clipping == "automatic":
+            lengths = bound * norms / (norms + _STABILITY)
+        kept = torch.where(norms > 0, lengths.clamp(max=bound) / norms, 1.0)  # zero stays zero
+        return torch.where(finite, kept, 0.0)
+
+    def _norms(self, captured: Captured) -> Tensor:
+        return self.coordinates.norms_squared(captured).clamp_min(0).sqrt()
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         return self.noise.standard_normal(shape).to(self.coordinates.adapter.device, self.coordinates.dtype)

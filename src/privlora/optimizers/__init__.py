@@ -2,14 +2,30 @@
 
 from privlora.optimizers.averaging import IterateAverage
 from privlora.optimizers.base import Optimizer
-from privlora.optimizers.factor_adamw import FactorAdamW
+from privlora.optimizers.factor_adambc import FactorAdamBC
+from privlora.optimizers.factor_rite import FactorRite
+from privlora.optimizers.factor_torch import (
+    FactorAdamW,
+    FactorLamb,
+    FactorLoraFA,
+    FactorLoraPlus,
+    FactorRiemannian,
+    FactorSGD,
+)
 from privlora.optimizers.schedules import SCHEDULES, learning_rate_at
 from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
 
 __all__ = [
     "SCHEDULES",
     "TANGENT_OPTIMIZERS",
+    "FactorAdamBC",
     "FactorAdamW",
+    "FactorLamb",
+    "FactorLoraFA",
+    "FactorLoraPlus",
+    "FactorRiemannian",
+    "FactorRite",
+    "FactorSGD",
     "IterateAverage",
     "Optimizer",
     "TangentOptimizer",

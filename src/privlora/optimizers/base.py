@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from privlora.mechanisms import Release
 
 class Optimizer(ABC):
     """Moves the state of some coordinates along releases, and nothing else."""
+
+    # Its settings besides the learning rate, with their defaults. A setting that is not here is refused, not ignored.
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
 
     def step(self, release: Release, learning_rate: float) -> None:
         """One update. Raises PrivacyError for anything but a Release."""

@@ -189,7 +189,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "summary": method.summary,
         "reference": method.reference,
         "coordinates": method.space,
-        **{name: value for name, value in asdict(parts.hyper).items() if name != "init"},
+        **{name: value for name, value in parts.hyper.to_dict().items() if name != "init"},
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
         "loss_on": data.loss_on,

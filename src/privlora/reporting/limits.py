@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privlora.coordinates.starts import RANDOM, W0_SUBSPACE
+from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 
 _ALWAYS = (
     "The base model. Whatever it learned from its own pretraining data is outside this statement.",
@@ -29,6 +29,10 @@ _USER = "People who appear in the records of several users. The unit is what the
 _OTHER_ADAPTER = (
     "The adapter that training started from. The data that it was trained on is outside this statement."
 )
+_PUBLIC_TEXTS = (
+    "The texts that the start was computed from (adapter.public_text). They get no noise and are outside this "
+    "statement, so they must be public."
+)
 _TRUNCATED = (
     "How many {unit}s there are. With a cap on the batch, a {unit} is removed by putting an empty one in its "
     "place (arXiv:2508.15089)."
@@ -43,6 +47,8 @@ def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
     sentences.insert(1, _RECORD if statement["unit"] == "record" else _USER)
     if statement["sampling"]["kind"] == "truncated_poisson":
         sentences.append(_TRUNCATED.format(unit=statement["unit"]))
-    if start not in (RANDOM, W0_SUBSPACE):
+    if start == PUBLIC_GRADIENT:
+        sentences.insert(1, _PUBLIC_TEXTS)
+    elif start not in (RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT):
         sentences.insert(1, _OTHER_ADAPTER)
     return sentences

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
+from privlora.coordinates import (
+    Coordinates,
+    FactorCoordinates,
+    OneFactorCoordinates,
+    TangentCoordinates,
+    Vector,
+)
 from privlora.geometry.fixed_rank import tangent_dimension
 from privlora.mechanisms import NoiseSource
 
@@ -21,7 +27,8 @@ def noise_on_weights(coordinates: Coordinates, noise_std: float) -> dict[str, An
     """Root mean square of ||effect of the noise on W||_F for each module, to first order at its state.
 
     noise_std: tau = sigma C / b. "closed_form" is tau sqrt(r (m + n - r)) in tangent coordinates (PRISM
-    Eq. 21) and tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8).
+    Eq. 21), tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8) and
+    tau s sqrt(m) ||right|| where left alone is trained.
     "measured" takes fresh draws: the norm of the noise that a release contains must stay secret, because it
     would help to subtract that noise.
     """
@@ -60,6 +67,8 @@ def _effect(coordinates: Coordinates, noise: Vector) -> list[tuple[Tensor, Tenso
         ]
     assert isinstance(coordinates, FactorCoordinates)
     s = coordinates.scale
+    if isinstance(coordinates, OneFactorCoordinates):
+        return [(s * d_left, right) for right, (d_left,) in zip(coordinates.right, noise, strict=True)]
     return [
         (s * torch.cat([d_left, left], dim=-1), torch.cat([right, d_right], dim=-1))
         for left, right, (d_left, d_right) in zip(coordinates.left, coordinates.right, noise, strict=True)
@@ -75,8 +84,9 @@ def _expected_squares(coordinates: Coordinates) -> list[Tensor]:
             for g in coordinates.adapter.groups
         ]
     assert isinstance(coordinates, FactorCoordinates)
+    noisy_right = not isinstance(coordinates, OneFactorCoordinates)
     return [
-        coordinates.scale**2 * (g.m * _squares(right.double()) + g.n * _squares(left.double()))
+        coordinates.scale**2 * (g.m * _squares(right.double()) + noisy_right * g.n * _squares(left.double()))
         for g, left, right in zip(
             coordinates.adapter.groups, coordinates.left, coordinates.right, strict=True
         )

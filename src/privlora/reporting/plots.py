@@ -21,7 +21,7 @@ from privlora.reporting.wording import Report, nats, number, rounded_up
 # matplotlib wants fixed colours: these stand for the page's CSS variables and are replaced in the SVG
 INK, MUTED, GRID, ACCENT, SECOND = "#0a0b0c", "#1a1b1c", "#2a2b2c", "#3a3b3c", "#4a4b4c"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", ACCENT: "--accent", SECOND: "--second"}
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 9.5,
@@ -51,7 +51,7 @@ def epsilon_plot(report: Report) -> Markup | None:
     points = [p for p in report["epsilon_over_steps"] if p["epsilon"] is not None]
     if not points:
         return None
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _single(_HALF, 3.1)
         steps, values = [p["step"] for p in points], [p["epsilon"] for p in points]
         target = report["target_epsilon"]
@@ -73,7 +73,7 @@ def epsilon_plot(report: Report) -> Markup | None:
         axes.margins(y=0.16)
         axes.set(xlabel="steps released", ylabel="ε", xlim=(0, steps[-1] * 1.04))
         axes.set_ylim(bottom=0)
-        return _inline(figure, f"epsilon over steps, {rounded_up(values[-1])} at step {steps[-1]}")
+        return inline_svg(figure, f"epsilon over steps, {rounded_up(values[-1])} at step {steps[-1]}")
 
 
 def loss_plot(report: Report) -> Markup | None:
@@ -84,7 +84,7 @@ def loss_plot(report: Report) -> Markup | None:
     steps = np.array([row["step"] for row in rows])
     loss = np.array([row["loss_per_example"] for row in rows])
     error = np.array([row["standard_error"] or 0.0 for row in rows])
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _single(_HALF, 3.1)
         axes.fill_between(steps, loss - error, loss + error, color=SECOND, alpha=0.16, linewidth=0)
         axes.plot(steps, loss, color=SECOND, linewidth=2)
@@ -100,7 +100,7 @@ def loss_plot(report: Report) -> Markup | None:
         margin = max(steps[-1], 1) * 0.04
         axes.set(xlabel="step", ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
         axes.margins(y=0.2)
-        return _inline(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
+        return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
 
 
 def noise_plot(report: Report) -> Markup | None:
@@ -116,7 +116,7 @@ def noise_plot(report: Report) -> Markup | None:
     lanes = _lanes(kinds)
     closed = np.array([m["closed_form"] for m in modules])
     measured = np.array([m["measured"] for m in modules])
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, (size, ratio) = _figure(_FULL, _height(kinds), columns=2, width_ratios=(3, 1.3), sharey=True)
         size.vlines(
             closed, lanes - 0.5, lanes + 0.5, color=ACCENT, linewidth=3, alpha=0.5, label="closed form"
@@ -149,7 +149,7 @@ def noise_plot(report: Report) -> Markup | None:
         _label_kinds(size, kinds, lanes)
         ratio.tick_params(labelleft=False, left=False)
         ratio.grid(visible=False, axis="y")
-        return _inline(figure, "noise on the weights, measured against closed form, for each module")
+        return inline_svg(figure, "noise on the weights, measured against closed form, for each module")
 
 
 def spectrum_plot(report: Report) -> Markup | None:
@@ -166,7 +166,7 @@ def spectrum_plot(report: Report) -> Markup | None:
     picture[lanes.astype(int)] = values[[i for members in kinds.values() for i in members]]
     top = float(np.nanmax(values))
     bottom = max(float(values[values > 0].min()), top * 1e-3)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _single(_FULL, _height(kinds))
         ranks = values.shape[1]
         image = axes.imshow(
@@ -194,7 +194,7 @@ def spectrum_plot(report: Report) -> Markup | None:
         bar.set_label("singular value of Z")
         _label_kinds(axes, kinds, lanes)
         axes.spines[:].set_visible(False)
-        return _inline(figure, "singular values of the update for each module")
+        return inline_svg(figure, "singular values of the update for each module")
 
 
 def by_kind(names: Sequence[str]) -> dict[str, list[int]]:
@@ -286,7 +286,7 @@ def _figure(
     return figure, axes
 
 
-def _inline(figure: Figure, label: str) -> Markup:
+def inline_svg(figure: Figure, label: str) -> Markup:
     """The figure as an <svg> element without identifiers of its own, sized by the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": label}):  # the same report gives the same bytes

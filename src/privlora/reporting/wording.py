@@ -135,6 +135,16 @@ def seeds(report: Report) -> str:
     return f"noise and sampling use keys of the operating system, never stored; {start}"
 
 
+# What an optimizer's settings are called; each optimizer has some of them.
+_SETTINGS = {
+    "beta1": "β₁",
+    "beta2": "β₂",
+    "weight_decay": "weight decay",
+    "learning_rate_ratio": "learning-rate ratio",
+    "floor": "floor",
+}
+
+
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
@@ -144,10 +154,12 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
     scale = "α/√r" if adapter["use_rslora"] else "α/r"
     lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
+    settings = [f"{symbol} {number(method[name])}" for name, symbol in _SETTINGS.items() if name in method]
     return [
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
-        ("Optimizer", f"{method['optimizer']}, β₁ {number(method['beta1'])}, β₂ {number(method['beta2'])}"),
+        ("Optimizer", ", ".join([method["optimizer"], *settings])),
+        ("Clipping", method["clipping"]),
         ("Learning rate", f"{number(method['learning_rate'])}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
         ("Adapter", f"{lora}, start {adapter['init']}"),

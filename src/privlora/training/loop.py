@@ -154,6 +154,7 @@ def _mechanism(parts: Parts, ledger: Ledger | None, done: int, draws: PoissonSam
         expected_batch_size=plan.expected_batch_size,
         ledger=ledger,
         noise=NoiseSource(privacy.insecure_noise_seed),
+        clipping=parts.hyper.clipping,
     )
 
 

@@ -1,0 +1,41 @@
+"""Evening out of one unit's gradient before it is clipped: no module and no direction eats the whole clipping norm.
+
+A language model's gradient of one text is dominated by a few directions of a few modules, which differ from text to
+text. Clipping scales all of it down to C, so what the texts have in common, mostly in the weaker directions, sinks
+below the noise. Taking roots of the singular values, then of the modules' norms, brings it up again; the length of the
+whole stays. It is a function of one unit alone, and clipping comes after it, so it changes neither the sensitivity nor
+the cost in privacy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# What is below this fraction of the largest is scaled as if it were there: it may be rounding.
+_LEAST = 1e-2
+_TINY = 1e-30
+
+
+def root_spectrum(t: Tensor) -> Tensor:
+    """t (units, k, r) with the square roots of each matrix's singular values: t (t^T t)^-1/4, zero for zero.
+
+    Commutes with rotations of both sides, so no choice of basis plays a part. Entries must be finite.
+    """
+    # In float64: the square of the condition number would leave float32 nothing of the small ones.
+    size = t.abs().amax(dim=(-2, -1), keepdim=True).double()
+    unit = t.double() / size.clamp_min(_TINY)
+    values, vectors = torch.linalg.eigh(unit.mT @ unit)
+    values = torch.maximum(values, _LEAST**2 * values[..., -1:]).clamp_min(_TINY)
+    roots = (vectors * values.unsqueeze(-2) ** -0.25) @ vectors.mT  # (units, r, r)
+    return (unit @ (roots * size.sqrt())).to(t.dtype)
+
+
+def root_norms(squares: Tensor) -> Tensor:
+    """Factors that turn each module's norm n, given as n^2 (modules, units), into n^1/2; 0 for 0.
+
+    Modules far below the unit's largest are scaled as if they were at 1 % of it: a gradient that is zero but for
+    rounding must not be blown up.
+    """
+    least = _LEAST**2 * squares.amax(dim=0)
+    return torch.where(squares > 0, torch.maximum(squares, least).clamp_min(_TINY) ** -0.25, 0.0)

@@ -1,0 +1,266 @@
+"""Optimizers of torch, peft and pytorch_optimizer on factors: the rule is the library's, fed with releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from peft.optimizers import create_loraplus_optimizer, create_riemannian_optimizer
+from torch import Tensor
+
+from privlora.coordinates import FactorCoordinates, Vector
+from privlora.mechanisms import Release
+from privlora.optimizers.base import Optimizer
+
+# What LoraFAOptimizer of peft adds to the diagonal of right^T right before it inverts it.
+_DAMPING = 1e-8
+
+
+class _Slot(NamedTuple):
+    """One parameter, and where its gradient stands in a release; site is None for a whole group at once."""
+
+    parameter: torch.nn.Parameter
+    group: int
+    part: int  # 0: left = lora_B, 1: right = lora_A^T
+    site: int | None
+
+    def gradient(self, vector: Vector) -> Tensor:
+        stacked = vector[self.group][self.part]
+        if self.site is None:
+            return stacked
+        one = stacked[self.site]
+        # A copy, because peft's preconditioner writes into gradients, and a release is not to be changed.
+        return (one.mT if self.part else one).clone()
+
+
+class TorchOptimizer(Optimizer):
+    """A torch.optim.Optimizer that works on views of the coordinates' factors.
+
+    make: from a module that holds them under peft's names <k>.lora_B.weight and <k>.lora_A.weight, built at learning
+    rate 1, so that the rate of each of its parameter groups is that group's multiple of the run's rate. per_site: one
+    pair of matrices a module, lora_B (m, r) and lora_A (r, n), as rules on whole matrices need; else one pair of
+    stacks a group of equal modules, left (L, m, r) and right (L, n, r), which is faster for rules on single entries.
+    """
+
+    def __init__(
+        self,
+        coordinates: FactorCoordinates,
+        make: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        *,
+        per_site: bool = False,
+    ) -> None:
+        self.coordinates = coordinates
+        module, self._slots = _module_of_views(coordinates, per_site)
+        self._inner = make(module)
+        self._rates = [group["lr"] for group in self._inner.param_groups]
+        self._count = 0
+
+    def _gradients(self, release: Release) -> Vector:
+        """What the library's rule gets."""
+        return release.vector
+
+    def _update(self, release: Release, learning_rate: float) -> None:
+        self._count += 1
+        vector = self._gradients(release)
+        for slot in self._slots:
+            slot.parameter.grad = slot.gradient(vector)
+        for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
+            group["lr"] = rate * learning_rate
+        self._inner.step()
+        self._inner.zero_grad(set_to_none=True)
+        self.coordinates.install()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        # The count is there because plain SGD has nothing else, and a checkpoint has no empty parts.
+        tensors = {"count": torch.tensor(self._count)} | {
+            f"{i}.{name}": torch.as_tensor(value)
+            for i, slot in enumerate(self._slots)
+            for name, value in self._inner.state.get(slot.parameter, {}).items()
+        }
+        groups = enumerate(self._inner.param_groups)
+        return tensors | {
+            f"group{g}.step": torch.tensor(group["step"]) for g, group in groups if "step" in group
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self._inner.state.clear()
+        self._count = int(tensors["count"])
+        for key, tensor in tensors.items():
+            owner, _, name = key.partition(".")
+            if not name:
+                continue
+            if owner.startswith("group"):
+                self._inner.param_groups[int(owner.removeprefix("group"))][name] = int(tensor)
+                continue
+            parameter = self._slots[int(owner)].parameter
+            # Moments get the parameter's memory layout back, in which rounding is the same as without a checkpoint.
+            like = (
+                torch.empty_like(parameter) if tensor.shape == parameter.shape else torch.empty_like(tensor)
+            )
+            self._inner.state[parameter][name] = like.detach().copy_(tensor)
+
+
+class FactorAdamW(TorchOptimizer):
+    """torch.optim.AdamW (Loshchilov and Hutter 2019): DP-AdamW, and FFA-LoRA on one factor."""
+
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+
+    def __init__(
+        self,
+        coordinates: FactorCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            coordinates,
+            lambda module: torch.optim.AdamW(
+                module.parameters(), lr=1.0, betas=betas, weight_decay=weight_decay
+            ),
+        )
+
+
+class FactorSGD(TorchOptimizer):
+    """torch.optim.SGD with momentum beta1, in units of the noise: DP-SGD (Abadi et al. 2016).
+
+    The gradient is divided by tau = sigma C / b where there is noise, so that one grid of learning rates serves it and
+    the adaptive rules: learning_rate / tau is the rate of the plain rule.
+    """
+
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.0}
+
+    def __init__(self, coordinates: FactorCoordinates, *, beta1: float = 0.0) -> None:
+        super().__init__(
+            coordinates, lambda module: torch.optim.SGD(module.parameters(), lr=1.0, momentum=beta1)
+        )
+
+    def _gradients(self, release: Release) -> Vector:
+        tau = release.noise_std
+        return [tuple(t / tau for t in parts) for parts in release.vector] if tau else release.vector
+
+
+class FactorLoraPlus(TorchOptimizer):
+    """LoRA+ (Hayou et al. 2024) of peft: AdamW whose rate for left (lora_B) is a multiple of that for right (lora_A).
+
+    learning_rate is the rate of right; left's is learning_rate_ratio times it.
+    """
+
+    settings: ClassVar[Mapping[str, float]] = {
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "weight_decay": 0.0,
+        "learning_rate_ratio": 6.0,
+    }
+
+    def __init__(
+        self,
+        coordinates: FactorCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        learning_rate_ratio: float = 6.0,
+    ) -> None:
+        super().__init__(
+            coordinates,
+            lambda module: create_loraplus_optimizer(
+                module,
+                torch.optim.AdamW,
+                lr=1.0,
+                loraplus_lr_ratio=learning_rate_ratio,
+                loraplus_weight_decay=weight_decay,
+                betas=betas,
+            ),
+        )
+
+
+class FactorLamb(TorchOptimizer):
+    """LAMB (You et al. 2020) of pytorch_optimizer: Adam's step of each matrix, scaled to the matrix's norm.
+
+    As in version 3 of the paper, nothing is corrected for moments that started at zero (the library's default would
+    multiply the first steps, whose size the ratio has set, by up to 10). A matrix that is zero, as left is at the
+    start, takes the unscaled step.
+    """
+
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+
+    def __init__(
+        self,
+        coordinates: FactorCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        from pytorch_optimizer import Lamb  # takes seconds, which only this method should wait for
+
+        super().__init__(
+            coordinates,
+            lambda module: Lamb(
+                module.parameters(), lr=1.0, betas=betas, weight_decay=weight_decay, adam_debias=True
+            ),
+            per_site=True,
+        )
+
+
+class FactorRiemannian(TorchOptimizer):
+    """Preconditioned LoRA (Zhang and Pilanci 2024) of peft, before AdamW.
+
+    Gradients become grad_left (right^T right + 0.01 I)^-1 and (left^T left + 0.01 I)^-1 grad_right; the damping is
+    peft's default.
+    """
+
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+
+    def __init__(
+        self,
+        coordinates: FactorCoordinates,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            coordinates,
+            lambda module: create_riemannian_optimizer(
+                module, torch.optim.AdamW, lr=1.0, betas=betas, weight_decay=weight_decay
+            ),
+            per_site=True,
+        )
+
+
+class FactorLoraFA(FactorAdamW):
+    """LoRA-FA (Zhang et al. 2023) as in peft: AdamW on grad_left (right^T right)^-1 / s^2, with right frozen.
+
+    That is the gradient of left whose effect on W is nearest to the dense gradient. peft's own class multiplies in
+    bfloat16 wherever the hardware can; here it is done in the dtype of the factors, and AdamW's epsilon is torch's.
+    """
+
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
+
+    def __init__(self, coordinates: FactorCoordinates, *, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        super().__init__(coordinates, betas=betas)
+
+    def _gradients(self, release: Release) -> Vector:
+        return [
+            (left @ self._inverse_gram(right) / self.coordinates.scale**2,)
+            for (left,), right in zip(release.vector, self.coordinates.right, strict=True)
+        ]
+
+    @staticmethod
+    def _inverse_gram(right: Tensor) -> Tensor:
+        eye = torch.eye(right.shape[-1], dtype=right.dtype, device=right.device)
+        return torch.linalg.pinv(right.mT @ right + _DAMPING * eye)
+
+
+def _module_of_views(coordinates: FactorCoordinates, per_site: bool) -> tuple[torch.nn.Module, list[_Slot]]:
+    """Parameters that share the memory of the coordinates' factors, so that what is written there is the state."""
+    module, slots = torch.nn.Module(), []
+    for g, tensors in enumerate(coordinates.trained):
+        for site in range(len(tensors[0])) if per_site else (None,):
+            pair = torch.nn.Module()
+            for part, (name, stacked) in enumerate(zip(("lora_B", "lora_A"), tensors, strict=False)):
+                view = stacked if site is None else stacked[site].mT if part else stacked[site]
+                slot = _Slot(torch.nn.Parameter(view), g, part, site)
+                pair.add_module(name, torch.nn.ParameterDict({"weight": slot.parameter}))
+                slots.append(slot)
+            module.add_module(str(len(slots)), pair)
+    return module, slots

@@ -1,0 +1,62 @@
+"""Roots of singular values: the law, its symmetries, and inputs at the edge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from privlora.coordinates.spectrum import root_norms, root_spectrum
+
+
+def matrices(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(5, 20, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+def test_it_takes_the_roots_of_the_singular_values_and_keeps_their_vectors(
+    dtype: torch.dtype, accuracy: float
+) -> None:
+    t = matrices(dtype=dtype)
+    u, s, vh = torch.linalg.svd(t.double(), full_matrices=False)
+    expected = (u * s.sqrt().unsqueeze(-2)) @ vh
+    assert root_spectrum(t).dtype == dtype
+    torch.testing.assert_close(root_spectrum(t).double(), expected, rtol=accuracy, atol=accuracy)
+
+
+def test_rotations_of_either_side_pass_through() -> None:
+    t = matrices()
+    left, right = (
+        torch.linalg.qr(matrices(1)[0] @ matrices(2)[0].T)[0],
+        torch.linalg.qr(matrices(3)[0, :4])[0],
+    )
+    torch.testing.assert_close(root_spectrum(left @ t @ right), left @ root_spectrum(t) @ right)
+
+
+def test_each_matrix_is_on_its_own() -> None:
+    t = matrices()
+    assert torch.equal(root_spectrum(t)[2:3], root_spectrum(t[2:3]))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-8, 1e8, 1e30])
+def test_it_is_homogeneous_of_degree_one_half(size: float) -> None:
+    t = matrices(dtype=torch.float32)
+    torch.testing.assert_close(root_spectrum(t * size) / size**0.5, root_spectrum(t), rtol=1e-4, atol=1e-5)
+
+
+def test_zero_stays_zero_and_a_missing_direction_stays_missing() -> None:
+    t = matrices(dtype=torch.float32)
+    t[0] = 0.0
+    t[1, :, 0] = t[1, :, 1]
+    rooted = root_spectrum(t)
+    assert torch.equal(rooted[0], torch.zeros(20, 4))
+    assert float(torch.linalg.svdvals(rooted[1])[-1]) < 1e-5
+    assert bool(torch.isfinite(rooted).all())
+
+
+def test_root_norms() -> None:
+    squares = torch.tensor([[16.0, 0.0], [1e-2, 0.0], [1e-12, 0.0]], dtype=torch.float64)
+    norms = root_norms(squares) * squares.sqrt()
+    # The last module's norm, 1e-6, is below 1 % of the first one's: scaled as 0.04 would be.
+    expected = torch.tensor([[2.0, 0.0], [10**-0.5, 0.0], [1e-6 / 0.2, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(norms, expected)

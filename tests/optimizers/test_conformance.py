@@ -1,0 +1,170 @@
+"""What every optimizer of every space does: descend, keep shapes and dtypes, come back from a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from optimizer_cases import EVERY_OPTIMIZER, LOSSES, RANK, Problem, dense, label
+from torch import Tensor
+
+from privlora.methods import SPACES, make_optimizer
+
+every_optimizer = pytest.mark.parametrize("pair", EVERY_OPTIMIZER, ids=label)
+# Rates without noise for rules that take the gradient in its own unit; 0.03 for all others.
+RATES = {
+    ("factors", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
+    ("tangent", "sgd"): {"logistic": 1.0},
+}
+
+
+@every_optimizer
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_descends(pair: tuple[str, str], loss: str) -> None:
+    problem = Problem(*pair, LOSSES[loss])
+    before = problem.loss()
+    for _ in range(250):
+        problem.step(RATES.get(pair, {}).get(loss, 0.03))
+    assert problem.loss() < {"quadratic": 0.05, "recovery": 0.01, "logistic": 0.35}[loss] * before
+
+
+@every_optimizer
+def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> None:
+    # Most directions of the second moments are empty: they must not be blown up.
+    if pair == ("tangent", "paper"):
+        pytest.skip("Eq. 24-26 cannot start at zero, and say so")
+    problem = Problem(*pair, target_rank=1, from_zero=True)
+    before = problem.loss()
+    for _ in range(250):
+        problem.step(0.1 if pair[1] == "sgd" else 0.03)
+    assert problem.loss() < 1e-2 * before
+
+
+@every_optimizer
+def test_it_descends_under_noise(pair: tuple[str, str]) -> None:
+    problem = Problem(*pair)
+    before = problem.loss()
+    for _ in range(250):
+        problem.step(0.01, noise_std=0.1)
+    assert problem.loss() < 0.3 * before
+
+
+@every_optimizer
+def test_the_step_is_proportional_to_the_learning_rate(pair: tuple[str, str]) -> None:
+    def moved(rate: float) -> Tensor:
+        problem = Problem(*pair)
+        before = dense(problem.coordinates)
+        problem.step(rate)
+        after = dense(problem.coordinates)
+        return torch.cat([(y - x).flatten() for x, y in zip(before, after, strict=True)])
+
+    small, large = moved(1e-3), moved(2e-3)
+    assert float(large.norm()) > 1e-4
+    assert float((large - 2 * small).norm()) < 0.03 * float(large.norm())
+    assert float(moved(0.0).norm()) < 1e-5
+
+
+@every_optimizer
+def test_its_rate_may_change_from_step_to_step(pair: tuple[str, str]) -> None:
+    problem = Problem(*pair)
+    problem.step(0.01, noise_std=0.1)
+    before = dense(problem.coordinates)
+    problem.step(0.0, noise_std=0.1)
+    for x, y in zip(before, dense(problem.coordinates), strict=True):
+        torch.testing.assert_close(y, x, rtol=0, atol=1e-5)
+    problem.step(0.01, noise_std=0.1)
+    assert all(float((y - x).norm()) > 1e-3 for x, y in zip(before, dense(problem.coordinates), strict=True))
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_names_shapes_and_dtypes_stay(pair: tuple[str, str], dtype: torch.dtype) -> None:
+    problem = Problem(*pair, dtype=dtype)
+    seen = []
+    for _ in range(4):
+        problem.step(0.01, noise_std=0.1)
+        state = problem.optimizer.state_dict()
+        seen.append({name: (t.shape, t.dtype) for name, t in state.items()})
+        # Counters aside, everything is in the dtype of the factors.
+        assert {t.dtype for t in state.values() if t.dim()} <= {dtype}
+        assert {t.dtype for t in problem.coordinates.state_dict().values()} == {dtype}
+        assert all(bool(t.isfinite().all()) for t in state.values())
+    assert all(names == seen[0] for names in seen)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_checkpoint_continues_to_the_bit(pair: tuple[str, str], dtype: torch.dtype, done: int) -> None:
+    problem, again = (Problem(*pair, dtype=dtype) for _ in range(2))
+    for _ in range(done):
+        problem.step(0.02, noise_std=0.1)
+    saved = copy.deepcopy([problem.coordinates.state_dict(), problem.optimizer.state_dict()])
+    # Into an optimizer that has been elsewhere.
+    again.step(0.3, noise_std=1.0)
+    if done == 0:
+        again = Problem(*pair, dtype=dtype)
+    again.coordinates.load_state_dict(saved[0])
+    again.optimizer.load_state_dict(saved[1])
+    for _ in range(3):
+        release = problem.release(0.1)
+        for one in (problem, again):
+            one.optimizer.step(release, 0.02)
+    for one, other in (
+        (problem.coordinates.state_dict(), again.coordinates.state_dict()),
+        (problem.optimizer.state_dict(), again.optimizer.state_dict()),
+    ):
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+
+
+@every_optimizer
+def test_a_release_is_not_changed(pair: tuple[str, str]) -> None:
+    problem = Problem(*pair)
+    for _ in range(2):
+        release = problem.release(0.1)
+        before = copy.deepcopy(release.vector)
+        problem.optimizer.step(release, 0.02)
+        for parts, kept in zip(release.vector, before, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(parts, kept, strict=True))
+
+
+@every_optimizer
+def test_nothing_moves_but_what_is_trained(pair: tuple[str, str]) -> None:
+    problem = Problem(*pair)
+    before = copy.deepcopy(problem.coordinates.state_dict())
+    for _ in range(3):
+        problem.step(0.05, noise_std=0.1)
+    frozen = {name for name, t in problem.coordinates.state_dict().items() if torch.equal(t, before[name])}
+    assert frozen == ({n for n in before if n.endswith("right")} if pair[0] == "one-factor" else set())
+
+
+@every_optimizer
+def test_each_declared_setting_is_used_and_no_other_is_taken(pair: tuple[str, str]) -> None:
+    def end(settings: dict[str, float]) -> Tensor:
+        torch.manual_seed(0)
+        problem = Problem(*pair)
+        problem.optimizer = make_optimizer(*pair, problem.coordinates, settings)
+        for _ in range(4):
+            problem.step(0.02, noise_std=0.1)
+        return torch.cat([z.flatten() for z in dense(problem.coordinates)])
+
+    kind = SPACES[pair[0]].optimizers[pair[1]]
+    own = dict(kind.settings)
+    usual = end(own)
+    ignored = {("tangent", "sgd"): {"beta2"}}.get(pair, set())
+    for name in own.keys() - ignored:
+        other = {"beta1": 0.5, "beta2": 0.5, "weight_decay": 0.3, "learning_rate_ratio": 2.0, "floor": 3.0}[
+            name
+        ]
+        assert not torch.allclose(end({**own, name: other}), usual, rtol=1e-4), name
+    with pytest.raises(TypeError):
+        end({**own, "momentum_of_nothing": 0.9})
+
+
+def test_the_suite_covers_every_space() -> None:
+    assert {space for space, _ in EVERY_OPTIMIZER} == set(SPACES)
+    assert all(set(SPACES[s].optimizers) == {o for t, o in EVERY_OPTIMIZER if t == s} for s in SPACES)
+    assert RANK > 1

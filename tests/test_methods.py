@@ -1,0 +1,161 @@
+"""The table of methods: its rows, how settings reach their optimizers, and a run of every row, private and not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora.adapters import LowRankAdapter
+from privlora.api import Result, fine_tune, resume_run
+from privlora.config import MethodSettings
+from privlora.coordinates import OneFactorCoordinates
+from privlora.errors import ConfigError
+from privlora.methods import METHODS, OPTIMIZER_SETTINGS, SPACES, build, find_method
+
+RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
+PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3}
+STEPS: dict[str, Any] = {"steps": 3, "expected_batch_size": 6, "public_dataset_size": 30}
+every_row = pytest.mark.parametrize("name", METHODS)
+
+
+def tune(folder: Path, method: Any, **privacy: Any) -> tuple[Any, Result]:
+    model = tiny_model()
+    result = fine_tune(
+        model,
+        RECORDS,
+        tokenizer=tiny_tokenizer(),
+        method=method,
+        output=folder,
+        privacy={**STEPS, **privacy},
+        adapter={"r": 2},
+        columns={"max_length": 40},
+    )
+    return model, result
+
+
+def test_the_rows() -> None:
+    assert list(METHODS) == [
+        "prism",
+        "dp-adamw",
+        "dp-sgd",
+        "dp-adambc",
+        "lora+",
+        "ffa",
+        "lora-fa",
+        "lamb",
+        "lora-rite",
+        "riemannian",
+        "adamw",
+    ]
+    assert [name for name, row in METHODS.items() if not row.private] == ["adamw"]
+    for row in METHODS.values():
+        assert set(row.optimizers) <= set(SPACES[row.space].optimizers)
+        for optimizer in row.optimizers:
+            assert set(row.optimizer_settings(optimizer, {})) <= set(OPTIMIZER_SETTINGS)
+    assert set(OPTIMIZER_SETTINGS) <= set(MethodSettings.model_fields)
+
+
+@every_row
+@pytest.mark.parametrize("private", [True, False])
+def test_every_row_trains_privately_and_otherwise(
+    name: str, private: bool, tmp_path: Path, quick_reports: None
+) -> None:
+    if private and not METHODS[name].private:
+        pytest.skip("this row is not private")
+    model, result = tune(tmp_path / "run", name, **(PRIVATE if private else {"private": False}))
+    assert result.steps == 3
+    assert (result.epsilon is not None) is private
+    adapted = PeftModel.from_pretrained(model, str(tmp_path / "run/release"))
+    change = [p for key, p in adapted.named_parameters() if "lora_B" in key]
+    assert change
+    assert all(bool(p.isfinite().all()) and float(p.abs().max()) > 0 for p in change)
+
+
+@every_row
+def test_every_row_goes_on_after_an_interruption(
+    name: str, tmp_path: Path, quick_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    class StopsAfterTwo:
+        def on_step(self, report: Any) -> None:
+            if report.step == 2:
+                raise Stop
+
+        def on_evaluation(self, step: int, loss: float) -> None: ...
+
+        def on_private_loss(self, step: int, loss: float) -> None: ...
+
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    private = PRIVATE if METHODS[name].private else {"private": False}
+    with pytest.raises(Stop):
+        fine_tune(
+            model,
+            RECORDS,
+            tokenizer=tokenizer,
+            method=name,
+            output=tmp_path / "run",
+            privacy={**STEPS, **private},
+            adapter={"r": 2},
+            columns={"max_length": 40},
+            run={"checkpoint_every": 1},
+            observer=StopsAfterTwo(),
+        )
+    result = resume_run(tmp_path / "run", model=model, tokenizer=tokenizer, records=RECORDS)
+    assert result.steps == 3
+
+
+def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None) -> None:
+    row = find_method("lora+")
+    hyper = row.resolve(MethodSettings(name="lora+", learning_rate_ratio=3.0, beta1=0.5), None, 10)
+    assert hyper.settings == {"beta1": 0.5, "beta2": 0.999, "weight_decay": 0.0, "learning_rate_ratio": 3.0}
+    assert hyper.to_dict()["learning_rate_ratio"] == 3.0
+    assert "settings" not in hyper.to_dict()
+    _, optimizer = build(row, LowRankAdapter(tiny_model(), rank=2), settings=hyper.settings)
+    inner: Any = optimizer
+    assert {group["lr"] for group in inner._inner.param_groups if group["params"]} == {1.0, 3.0}
+    tune(tmp_path / "run", {"name": "lora+", "learning_rate_ratio": 3.0}, **PRIVATE)
+    assert "learning_rate_ratio: 3.0" in (tmp_path / "run/release/config.resolved.yaml").read_text()
+
+
+def test_rows_have_defaults_of_their_own() -> None:
+    assert find_method("prism").resolve(MethodSettings(), None, 10).settings["beta2"] == 0.99
+    assert find_method("dp-sgd").resolve(MethodSettings(name="dp-sgd"), None, 10).settings == {"beta1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("dp-adamw", "learning_rate_ratio"),
+        ("dp-adamw", "floor"),
+        ("dp-sgd", "beta2"),
+        ("dp-sgd", "weight_decay"),
+        ("lora-rite", "weight_decay"),
+        ("lora-fa", "weight_decay"),
+        ("prism", "weight_decay"),
+    ],
+)
+def test_a_setting_that_an_optimizer_does_not_have_is_refused(
+    method: str, setting: str, tmp_path: Path
+) -> None:
+    value = {"beta2": 0.9}.get(setting, 2.0)
+    with pytest.raises(ConfigError, match=rf"of method '{method}' has no setting '{setting}'"):
+        tune(tmp_path / "run", {"name": method, setting: value}, **PRIVATE)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=setting):
+        build(find_method(method), LowRankAdapter(tiny_model(), rank=2), settings={setting: value})
+
+
+@pytest.mark.parametrize("name", ["ffa", "lora-fa"])
+def test_the_frozen_factor_of_one_factor_rows_is_public(name: str) -> None:
+    """It depends on the seed alone, so that nothing of it needs noise."""
+    ends = [build(find_method(name), LowRankAdapter(tiny_model(), rank=2), seed=4)[0] for _ in range(2)]
+    assert all(isinstance(end, OneFactorCoordinates) for end in ends)
+    one, other = ([b for _, b in end.factors()] for end in ends)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
