@@ -1,0 +1,104 @@
+"""``privlora diagnose``: the diagnostics of PRISM's paper on a model and records of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.training import OverridesArgument, Stopped
+from privlora.config import load_settings
+
+_QUICK = 20
+
+
+def diagnose(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML file of a run; without it, the embedded model and generated records.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: OverridesArgument = None,
+    output: Annotated[Path, typer.Option(help="Folder of the page, the series and the pictures.")] = Path(
+        "runs/diagnose"
+    ),
+    figures: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of noise-ratio, gauge-sensitivity, noise-energy, clipping, gauge-sweep, preconditioning, "
+            "gram-stress, with commas between them; all without it.",
+            show_default=False,
+        ),
+    ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods to add to gauge-sensitivity and clipping, as lora-rite,dp-sgd.", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=3, help="Steps of each run; the paper takes 300.")] = _QUICK,
+    seed: Annotated[int, typer.Option(min=0, help="Public seed of batches, noise and draws.")] = 0,
+    public_data: Annotated[
+        bool, typer.Option("--public-data", help="Assert that the records of CONFIG are public.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what gauges, noise and preconditioning do to DP-AdamW and to PRISM; trains nothing to keep."""
+    settings = load_settings(config, overrides or ()) if config is not None else None
+    with quiet_libraries():
+        from privlora.diagnostics.page import findings, make_folder, write
+        from privlora.diagnostics.study import chosen_figures, chosen_rows, demo_inputs
+        from privlora.diagnostics.study import diagnose as run
+
+        wanted, others = chosen_figures(figures), chosen_rows(also)
+        records: list[dict[str, str]] | None = None
+        public = public_data
+        if settings is None:
+            settings, records = demo_inputs()
+            public = True
+        make_folder(output if public else output / "private", private=not public)
+        try:
+            with _progress() as progress:
+                task = progress.add_task("loading", total=None)
+
+                def advance(name: str, done: int, total: int) -> None:
+                    progress.update(task, description=name, completed=done, total=total)
+
+                found = run(
+                    settings,
+                    public=public,
+                    figures=wanted,
+                    also=others,
+                    steps=steps,
+                    seed=seed,
+                    records=records,
+                    on_step=advance,
+                )
+        except KeyboardInterrupt:
+            raise Stopped(
+                "nothing was written; diagnostics keep no state, so run the command again"
+            ) from None
+        written = write(found, output)
+    places = {"page": str(written.page), "series": str(written.series)}
+    if as_json:
+        pictures = [str(path) for path in written.pictures]
+        # Numbers about private records stay in the private folder.
+        said = findings(found) if found.public else None
+        emit({"public": found.public, **places, "pictures": pictures, "findings": said})
+        return
+    for name, place in places.items():
+        out().print(f"{name + ':':<9}{place}")
+    out().print(f"pictures: {len(written.pictures)} PNG files beside them")
+    if not found.public:
+        out().print("PRIVATE: computed from the records with seeded noise; do not publish any of it")
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err(), transient=True)

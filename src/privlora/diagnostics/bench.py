@@ -1,0 +1,286 @@
+"""One model, its records and one common start, on which factor methods and PRISM take the same steps.
+
+Everything random has a public seed, so that runs can be paired: each run sees the same batches, and the noise of two
+runs in the same coordinates consists of the same numbers. That makes a run repeatable and NOT PRIVATE; nothing that is
+trained here is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger import Plan
+from privlora.adapters import LowRankAdapter
+from privlora.auditing.one_step import Uncharged
+from privlora.config import MethodSettings, Settings
+from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
+from privlora.data.batching import micro_batches, pad_token
+from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
+from privlora.errors import ConfigError, DataError
+from privlora.geometry.fixed_rank import Point, point_from_factors
+from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.methods import Hyperparameters, find_method, make_optimizer
+from privlora.optimizers import Optimizer, learning_rate_at
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.session import (
+    Data,
+    PublicStart,
+    build_parts,
+    load_data,
+    load_model,
+    plan_privacy,
+    sampler,
+    unchanged_afterwards,
+)
+
+BASELINE: Final = "dp-adamw"
+PRISM: Final = "prism"
+
+# (left (L, m, r), right (L, n, r)) of each group of modules; the update is scale * left right^T.
+FactorPairs = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method at its start: what one run moves."""
+
+    name: str
+    coordinates: Coordinates
+    optimizer: Optimizer
+    hyper: Hyperparameters
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run showed at steps 1, 2, …; norms are over all modules together.
+
+    step_norm: ||Z_(t+1) - Z_t||_F. clip_fraction: of the batch, with a norm above C; clip_coefficient: mean of
+    min(1, C / norm); both None for an empty batch. noise_energy: ||N_Z||_F^2 of the noise in the release, as a unit
+    step along it moves Z (the bilinear term included). law_energy: its expectation at that state. factor_statistic:
+    S_t = sum of scale^2 (m ||right||^2 + n ||left||^2), empty in tangent coordinates.
+    """
+
+    method: str
+    gauge: float
+    noise_multiplier: float
+    noise_std: float
+    step_norm: list[float] = field(default_factory=list)
+    clip_fraction: list[float | None] = field(default_factory=list)
+    clip_coefficient: list[float | None] = field(default_factory=list)
+    noise_energy: list[float] = field(default_factory=list)
+    law_energy: list[float] = field(default_factory=list)
+    factor_statistic: list[float] = field(default_factory=list)
+
+
+# Called before each step with the noise that its release will carry, and tau, the noise's standard deviation.
+Watcher = Callable[[Contender, Vector, float], None]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """``start``: the factor pairs from which every run sets out; ``seed``: public, of batches and noise."""
+
+    settings: Settings
+    adapter: LowRankAdapter
+    data: Data
+    plan: Plan
+    pad_token_id: int
+    start: FactorPairs
+    scale: float
+    dtype: torch.dtype
+    seed: int
+
+    def factor_contender(self, pairs: FactorPairs, name: str = BASELINE) -> Contender:
+        """A row of the space "factors", DP-AdamW by default, on these factors."""
+        hyper = _hyper(self.settings, name, None)
+        coordinates = FactorCoordinates(self.adapter, pairs, self.scale, self.dtype)
+        optimizer = make_optimizer("factors", hyper.optimizer, coordinates, hyper.settings)
+        return Contender(name, coordinates, optimizer, hyper)
+
+    def tangent_contender(self, pairs: FactorPairs, optimizer: str | None = None) -> Contender:
+        """PRISM at the point that these factors give; ``optimizer`` None: the run's own.
+
+        Directions that the factors lack (LoRA starts with a zero factor) are drawn with the public seed.
+        """
+        hyper = _hyper(self.settings, PRISM, optimizer)
+        generator = torch.Generator(self.adapter.device).manual_seed(self.seed)
+        points = [
+            point_from_factors(self.scale * left.double(), right.double(), generator) for left, right in pairs
+        ]
+        points = [Point(p.U.to(self.dtype), p.S.to(self.dtype), p.V.to(self.dtype)) for p in points]
+        coordinates = TangentCoordinates(self.adapter, points, self.dtype)
+        made = make_optimizer("tangent", hyper.optimizer, coordinates, hyper.settings)
+        return Contender(f"{PRISM} {hyper.optimizer}", coordinates, made, hyper)
+
+    def rescaled(self, gauge: float) -> FactorPairs:
+        """The start at the gauge (c left, right / c): the same Z."""
+        return [(gauge * left, right / gauge) for left, right in self.start]
+
+    def run(
+        self,
+        contender: Contender,
+        *,
+        steps: int,
+        noise_multiplier: float,
+        gauge: float = 1.0,
+        watcher: Watcher | None = None,
+        on_step: Callable[[str], None] | None = None,
+    ) -> Trace:
+        """Take ``steps`` private steps with seeded batches and noise."""
+        coordinates = contender.coordinates
+        privacy = self.settings.privacy.model_copy(update={"insecure_noise_seed": self.seed})
+        draws = sampler(privacy, len(self.data.units))
+        mechanism = GaussianMechanism(
+            coordinates,
+            clip_norm=self.plan.clip_norm,
+            event=StepEvent(draws.sampling, noise_multiplier),
+            expected_batch_size=self.plan.expected_batch_size,
+            ledger=Uncharged(),  # nothing is released: noise with a public seed protects nobody
+            noise=NoiseSource(self.seed),
+        )
+        replay = NoiseSource(self.seed)
+        model = self.adapter.model
+        model.train()
+        coordinates.install()
+        trace = Trace(contender.name, gauge, noise_multiplier, mechanism.noise_std)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)  # of dropout
+            for step in range(1, steps + 1):
+                norms: list[Tensor] = []
+                records = self.data.units.draw_records(draws.draw(), draws.generator)
+                for batch in micro_batches(
+                    records,
+                    self.data.examples,
+                    max_tokens=self.settings.run.tokens_per_micro_batch,
+                    pad_token_id=self.pad_token_id,
+                ):
+                    captured, _ = micro_batch_gradients(model, self.adapter, batch)
+                    norms.append(coordinates.norms_squared(captured).clamp_min(0).sqrt())
+                    mechanism.accumulate(captured)
+                # The mechanism is about to draw the same numbers from the same seed.
+                noise = _scaled(coordinates.standard_normal(self._drawing(replay)), mechanism.noise_std)
+                _record_noise(trace, coordinates, noise)
+                _record_clipping(trace, norms, self.plan.clip_norm)
+                if watcher is not None:
+                    watcher(contender, noise, mechanism.noise_std)
+                before = _copied(coordinates.factors())
+                release = mechanism.release()
+                hyper = contender.hyper
+                rate = learning_rate_at(
+                    step, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+                )
+                contender.optimizer.step(release, rate)
+                moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
+                trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
+                if on_step is not None:
+                    on_step(contender.name)
+        return trace
+
+    def _drawing(self, source: NoiseSource) -> Callable[[tuple[int, ...]], Tensor]:
+        return lambda shape: source.standard_normal(shape).to(self.adapter.device, self.dtype)
+
+
+@contextmanager
+def open_workbench(
+    settings: Settings,
+    *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    seed: int = 0,
+) -> Iterator[Workbench]:
+    """Load what ``settings`` name (or take what is given) and attach an adapter; the model comes back unchanged.
+
+    The start is that of a plain LoRA run, one factor zero, unless adapter.init says otherwise. Raises ConfigError for a
+    non-private run, DataError if there is no record.
+    """
+    if not settings.privacy.private:
+        raise ConfigError(
+            "privacy.private=false: there is no noise to diagnose",
+            fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
+        )
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"evaluation": None})})
+    baseline = settings.model_copy(update={"method": _method(settings, BASELINE)})
+    plan, _ = plan_privacy(baseline)
+    if model is None:
+        model, tokenizer = load_model(settings.model)
+    data = load_data(settings, tokenizer, records)
+    if not len(data.units):
+        raise DataError("there are no records", fix="check data.path")
+    with unchanged_afterwards(model):
+        parts = build_parts(baseline, model, PublicStart(tokenizer))
+        with parts.adapter:
+            coordinates = parts.coordinates
+            assert isinstance(coordinates, FactorCoordinates)
+            yield Workbench(
+                settings=settings,
+                adapter=parts.adapter,
+                data=data,
+                plan=plan,
+                pad_token_id=pad_token(tokenizer),
+                start=snapshot(coordinates),
+                scale=coordinates.scale,
+                dtype=coordinates.dtype,
+                seed=seed,
+            )
+
+
+def snapshot(coordinates: FactorCoordinates) -> FactorPairs:
+    """A copy of the factors as they are now."""
+    pairs = zip(coordinates.left, coordinates.right, strict=True)
+    return [(left.detach().clone(), right.detach().clone()) for left, right in pairs]
+
+
+def _method(settings: Settings, name: str) -> MethodSettings:
+    """The run's own method settings if they are about this method, else the row's defaults."""
+    return settings.method if settings.method.name == name else MethodSettings(name=name)
+
+
+def _hyper(settings: Settings, name: str, optimizer: str | None) -> Hyperparameters:
+    chosen = _method(settings, name)
+    if optimizer is not None:
+        chosen = chosen.model_copy(update={"optimizer": optimizer})
+    return find_method(name).resolve(chosen, settings.adapter.init, settings.privacy.steps)
+
+
+def _record_noise(trace: Trace, coordinates: Coordinates, noise: Vector) -> None:
+    tau = trace.noise_std
+    if isinstance(coordinates, TangentCoordinates):
+        trace.noise_energy.append(sum(float(t.double().square().sum()) for parts in noise for t in parts))
+        trace.law_energy.append(tau**2 * sum(float(tangent_law(p).sum()) for p in coordinates.points))
+        return
+    assert isinstance(coordinates, FactorCoordinates)
+    scale, energy, s, bilinear = coordinates.scale, 0.0, 0.0, 0.0
+    for (left, right), (d_left, d_right) in zip(snapshot(coordinates), noise, strict=True):
+        energy += float(factor_noise(left, right, d_left, d_right, scale)[2].sum())
+        s += float(factor_statistic(left, right, scale).sum())
+        modules, m, r = left.shape
+        bilinear += modules * bilinear_law(m, right.shape[1], r, scale, tau)
+    trace.noise_energy.append(energy)
+    trace.law_energy.append(tau**2 * s + bilinear)
+    trace.factor_statistic.append(s)
+
+
+def _record_clipping(trace: Trace, norms: list[Tensor], clip_norm: float) -> None:
+    if not norms:
+        trace.clip_fraction.append(None)
+        trace.clip_coefficient.append(None)
+        return
+    found = torch.cat(norms)
+    trace.clip_fraction.append(float((found > clip_norm).double().mean()))
+    trace.clip_coefficient.append(float((clip_norm / found).clamp(max=1.0).mean()))
+
+
+def _copied(pairs: FactorPairs) -> FactorPairs:
+    return [(a.clone(), b.clone()) for a, b in pairs]
+
+
+def _scaled(vector: Vector, factor: float) -> Vector:
+    return [tuple(t * factor for t in parts) for parts in vector]

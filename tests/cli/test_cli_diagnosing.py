@@ -1,0 +1,134 @@
+"""privlora diagnose, from YAML to page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_cases import call, run_settings, write_config
+
+from privlora.diagnostics import FIGURES
+from privlora.diagnostics import study as studies
+
+QUICK = ("--figures", "noise-ratio,gauge-sweep", "--steps", "3")
+
+
+def test_everything_on_public_records(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(folder, run_settings(model, folder))
+    out = folder / "found"
+    ended = call(capsys, "diagnose", config, "--steps", 3, "--public-data", "--output", out, "--json")
+    assert ended.code == 0
+    assert ended.json["public"] is True
+    assert ended.json["page"] == str(out / "diagnostics.html")
+    assert [Path(p).stem for p in ended.json["pictures"]] == list(FIGURES)
+    assert set(ended.json["findings"]) == set(FIGURES)
+    series = json.loads((out / "diagnostics.json").read_text())
+    assert series["facts"]["steps"] == 3
+    assert series["facts"]["noise_multiplier"] == 2.0
+    assert series["figures"]["gauge-sweep"]["factor_decades"] >= 3
+    assert series["figures"]["gauge-sweep"]["prism_variation"] < 1e-6
+    assert not (folder / "run").exists()  # it trains nothing to keep
+
+
+def test_records_are_private_unless_asserted_otherwise(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, run_settings(model, folder))
+    ended = call(capsys, "diagnose", config, "adapter.r=3", *QUICK, "--output", folder / "found")
+    assert ended.code == 0
+    assert "PRIVATE: computed from the records" in ended.out
+    assert [path.name for path in (folder / "found").iterdir()] == ["private"]
+    private = folder / "found" / "private"
+    assert f"page:    {private / 'diagnostics.html'}" in ended.out
+    assert sorted(p.name for p in private.iterdir()) == [
+        "diagnostics.html",
+        "diagnostics.json",
+        "gauge-sweep.png",
+        "noise-ratio.png",
+    ]
+    assert json.loads((private / "diagnostics.json").read_text())["facts"]["rank"] == 3
+
+
+def test_user_level_and_capped_batches(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    privacy = {"unit": "user", "user_column": "patient", "public_dataset_size": 8, "max_batch_size": 7}
+    config = write_config(folder, run_settings(model, folder, privacy=privacy))
+    assert call(capsys, "diagnose", config, *QUICK, "--output", folder / "found").code == 0
+
+
+def test_without_a_file_it_takes_generated_records(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, records = studies.demo_inputs()
+    small = settings.model_copy(update={"model": settings.model.model_copy(update={"name": str(model)})})
+    small = small.model_copy(update={"adapter": small.adapter.model_copy(update={"r": 2})})
+    monkeypatch.setattr(studies, "demo_inputs", lambda: (small, records))
+    monkeypatch.chdir(folder)
+    ended = call(capsys, "diagnose", *QUICK)
+    assert ended.code == 0
+    assert "PRIVATE" not in ended.out
+    assert (folder / "runs" / "diagnose" / "diagnostics.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--figures", "sweep"], "unknown figure 'sweep'"),
+        (["--also", "ffa"], "'ffa' is not a private method on both factors"),
+        (["--steps", "2"], "'--steps'"),
+        (["privacy.stepz=3"], "unknown setting privacy.stepz"),
+        (["privacy.private=false", "privacy.noise_multiplier=null"], "no noise to diagnose"),
+        (["adapter.init=spectral-split"], "spectral-split"),
+        (["data.path=nowhere.jsonl"], "nowhere.jsonl"),
+        (["model.name=nowhere"], "cannot load model"),
+        (["--output", "records.jsonl/x"], "cannot create"),
+    ],
+)
+def test_one_line_refusals(
+    arguments: list[str],
+    message: str,
+    model: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    config = write_config(folder, run_settings(model, folder))
+    ended = call(capsys, "diagnose", config, *arguments, "--public-data")
+    assert ended.code == 2
+    assert ended.out == ""
+    line = ended.err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_private_findings_are_not_printed(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, run_settings(model, folder))
+    arguments = ("--figures", "gauge-sweep", "--steps", "3", "--output", folder / "found", "--json")
+    assert call(capsys, "diagnose", config, *arguments).json["findings"] is None
+
+
+def test_an_interruption(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies, "diagnose", interrupted)
+    config = write_config(folder, run_settings(model, folder))
+    ended = call(capsys, "diagnose", config, "--output", folder / "found")
+    assert ended.code == 130
+    assert "nothing was written" in ended.err
+
+
+def test_help_names_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = "".join(call(capsys, "diagnose", "--help").out.split())
+    assert ",".join(FIGURES) in shown
+
+
+def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ended = call(capsys, "diagnose", tmp_path / "no.yaml")
+    assert ended.code == 2
+    assert "cannot read" in ended.err
