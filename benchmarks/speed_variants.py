@@ -105,7 +105,9 @@ def collate(setting: Setting, records: list[Example]) -> MicroBatch:
 class Privlora:
     """privlora's loop: draw, collate, gradients, clip, charge the ledger on disk, noise, update, average."""
 
-    def __init__(self, setting: Setting, method: str, averaging: bool = False) -> None:
+    def __init__(
+        self, setting: Setting, method: str, averaging: bool = False, clipping: str | None = None
+    ) -> None:
         row = find_method(method)
         self.setting = setting
         self.records = build_records(setting.batch)
@@ -114,7 +116,7 @@ class Privlora:
         self.coordinates, self.optimizer = build(row, self.adapter)
         self.average = IterateAverage(self.coordinates, 0.99) if averaging else None
         self.sampler = PoissonSampler(UNITS, setting.batch / UNITS)
-        self.mechanism = self._mechanism(row.private, method)
+        self.mechanism = self._mechanism(row.private, method, clipping or row.clipping)
 
     def step(self) -> None:
         self.sampler.draw()  # its cost counts; the batch itself is the same for every variant
@@ -127,7 +129,7 @@ class Privlora:
         if self.average is not None:
             self.average.update()
 
-    def _mechanism(self, private: bool, method: str) -> Mechanism:
+    def _mechanism(self, private: bool, method: str, clipping: str) -> Mechanism:
         steps, batch = 1_000_000, float(self.setting.batch)
         if not private:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
@@ -148,7 +150,12 @@ class Privlora:
         self.folder = tempfile.TemporaryDirectory()
         self.ledger = Ledger.create(Path(self.folder.name) / "ledger.jsonl", plan)
         return GaussianMechanism(
-            self.coordinates, clip_norm=CLIP, event=event, expected_batch_size=batch, ledger=self.ledger
+            self.coordinates,
+            clip_norm=CLIP,
+            event=event,
+            expected_batch_size=batch,
+            ledger=self.ledger,
+            clipping=clipping,
         )
 
 
@@ -257,6 +264,7 @@ VARIANTS: dict[str, Callable[[Setting], Variant]] = {
     "privlora adamw (not private)": lambda s: Privlora(s, "adamw"),
     "privlora dp-adamw": lambda s: Privlora(s, "dp-adamw"),
     "privlora prism": lambda s: Privlora(s, "prism"),
+    "privlora prism, flat clipping": lambda s: Privlora(s, "prism", clipping="flat"),
     "privlora prism, averaging": lambda s: Privlora(s, "prism", averaging=True),
     "Opacus DP-AdamW, hooks": Opacus,
     "PRISM authors, functorch": lambda s: Reference(s, "functorch"),

@@ -21,6 +21,8 @@ COMMANDS = [
     "resume",
     "plan",
     "evaluate",
+    "compare",
+    "diagnose",
     "export",
     "report",
     "calibrate",

@@ -13,8 +13,11 @@ import typer
 
 import privlora
 from privlora.cli.accounting import budget, calibrate
+from privlora.cli.comparing import compare
+from privlora.cli.diagnosing import diagnose
+from privlora.cli.evaluation import evaluate
 from privlora.cli.information import demo, methods, report
-from privlora.cli.models import evaluate, export
+from privlora.cli.models import export
 from privlora.cli.planning import plan
 from privlora.cli.training import Stopped, resume, train
 from privlora.errors import PrivloraError
@@ -29,7 +32,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (demo, train, resume, plan, evaluate, export, report, calibrate, budget, methods):
+for command in (
+    demo,
+    train,
+    resume,
+    plan,
+    evaluate,
+    compare,
+    diagnose,
+    export,
+    report,
+    calibrate,
+    budget,
+    methods,
+):
     app.command()(command)
 
 

@@ -1,0 +1,53 @@
+"""Small files of public text for the studies in benchmarks/studies, cut from larger ones.
+
+    python benchmarks/study_data.py --assets ASSETS --out study-data
+    privlora compare benchmarks/studies/private_methods.yaml --workers 2
+
+ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). The models are linked, not copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+
+# Our name: the larger file, how many rows of it.
+FILES = {
+    "math-train": ("math/train", 10_000),
+    "math-heldout": ("math/gsm8k_test", 400),
+    "pubmed-train": ("pubmed/train", 10_000),
+    "pubmed-heldout": ("pubmed/validation", 400),
+    "biorxiv-train": ("biorxiv/train", 10_000),
+    "biorxiv-heldout": ("biorxiv/validation", 400),
+    "sst2-train": ("glue/sst2/train", 20_000),
+    "sst2-heldout": ("glue/sst2/validation", 800),
+    "domains-train": ("sentiment_domains/train", 10_000),
+    "domains-heldout": ("sentiment_domains/validation", 800),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("study-data"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, (source, limit) in FILES.items():
+        with gzip.open(args.assets / "data" / f"{source}.jsonl.gz", "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        # Rows of a file may be sorted: take them evenly.
+        step = max(1, len(rows) // limit)
+        with open(args.out / f"{name}.jsonl", "w", encoding="utf-8") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows[::step][:limit])
+    link = args.out / "models"
+    if not link.exists():
+        link.symlink_to((args.assets / "models").resolve(), target_is_directory=True)
+    print(f"wrote {len(FILES)} files to {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""``privlora compare``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.training import Stopped
+
+if TYPE_CHECKING:
+    from privlora.studies.results import Row
+    from privlora.studies.study import Findings
+
+_PLAIN_SECONDS = 30.0  # between lines where there is no terminal
+
+
+def compare(
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="YAML file of the study.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Folder; studies/<name of the file> unless given.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each worker.")] = 1,
+    table: Annotated[bool, typer.Option("--table", help="Run nothing; report what is finished.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run the runs that failed once more.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare methods at equal privacy, as STUDY says; the same command goes on after an interruption."""
+    with quiet_libraries():
+        from privlora.studies.settings import load_study
+        from privlora.studies.study import missing_runs, output_folder, report_study, run_study
+
+        checked = load_study(study)
+        folder = output_folder(checked) if output is None else output
+        if table:
+            findings = report_study(checked, folder)
+        else:
+            try:
+                with _Watch(err()) as watch:
+                    findings = run_study(
+                        checked,
+                        folder,
+                        workers=workers,
+                        threads=threads,
+                        retry_failed=retry_failed,
+                        watcher=watch,
+                    )
+            except KeyboardInterrupt:
+                left = missing_runs(checked, folder)
+                raise Stopped(
+                    f"finished runs are kept, at most {left} are left. Go on with the same command"
+                ) from None
+    _show(findings, as_json)
+
+
+def _show(findings: Findings, as_json: bool) -> None:
+    places = {"table": str(findings.table), "page": str(findings.page)}
+    if as_json:
+        emit({**places, **findings.summary})
+        return
+    out().print(findings.table.read_text(encoding="utf-8"))
+    for name, place in places.items():
+        out().print(f"{name + ':':<10}{place}")
+
+
+class _Watch:
+    """A bar on a terminal, a line now and then elsewhere; failures are always told."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}"),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._words = ""
+        self._done = self._total = 0
+        self._printed_at = time.monotonic()
+
+    def __enter__(self) -> _Watch:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def on_phase(self, words: str, done: int, total: int) -> None:
+        """A phase begins, ``done`` of its runs being there already."""
+        self._words, self._done, self._total = words, done, total
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(words, completed=done, total=total, last="")
+        self._console.print(f"{words}: {total - done} of {total} runs to do")
+
+    def on_row(self, row: Row) -> None:
+        """A run is over."""
+        self._done += 1
+        cell = row.cell
+        if row.error is not None:
+            self._console.print(f"failed: {cell.folder}: {row.error}")
+        assert self._task is not None
+        self._bar.update(self._task, advance=1, last=f"{cell.task}, {cell.method}")
+        if not self._console.is_terminal and time.monotonic() - self._printed_at >= _PLAIN_SECONDS:
+            self._console.print(f"{self._words}: {self._done}/{self._total}")
+            self._printed_at = time.monotonic()

@@ -1,0 +1,1 @@
+"""Fair comparisons: a grid of ordinary runs, learning rates chosen apart from what is reported, tables and a page."""

@@ -1,0 +1,260 @@
+"""One cell: train, score on the records of its role, keep its ledger. Model and tokens stay for the next cell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import privlora
+from privlora.accounting import Ledger
+from privlora.adapters import write_adapter
+from privlora.config import Settings
+from privlora.data.batching import pad_token
+from privlora.data.examples import Examples
+from privlora.data.records import load_records
+from privlora.errors import DataError, PrivloraError, RunError
+from privlora.evaluation import evaluate_next_token, evaluate_task
+from privlora.studies.results import Role, Row, finite
+from privlora.studies.settings import Cell, Records
+from privlora.training.files import RunFolder, write_atomically
+from privlora.training.loop import Interrupted, train
+from privlora.training.session import (
+    Data,
+    Parts,
+    PublicStart,
+    build_parts,
+    load_data,
+    load_model,
+    plan_privacy,
+    unchanged_afterwards,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to run. ``records``: which share of the evaluation records its role may see."""
+
+    cell: Cell
+    role: Role
+    fingerprint: str
+    settings: Settings
+    records: Records
+    folder: Path
+    keep: bool
+
+
+class LoadingError(PrivloraError):
+    """A task's model or records cannot be loaded: no cell of the task can run, so the study stops."""
+
+
+@dataclass
+class _Loaded:
+    """What cells of a task share."""
+
+    key: str
+    data: Data
+    raw: list[dict[str, Any]]
+    """Evaluation records as they were read, for a task's metric."""
+    before: dict[tuple[int, ...], dict[str, Any]]
+
+
+class Workbench:
+    """Runs cells one after the other in this process and keeps the model and data that the last one used."""
+
+    def __init__(self) -> None:
+        self._model_key: str | None = None
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._pad = 0
+        self._start = PublicStart(None)
+        self._loaded: _Loaded | None = None
+
+    def run(self, job: Job) -> Row:
+        """The finished run's row; what fails in training is recorded in it.
+
+        Raises LoadingError if the task cannot be loaded or scored, Interrupted on a signal.
+        """
+        try:
+            loaded = self._load(job.settings)
+            share = _share(job, len(loaded.raw))
+            before = self._before(loaded, job, share)
+        except PrivloraError as error:
+            raise LoadingError(error.what, why=error.why, fix=error.fix) from None
+        started, cpu = time.perf_counter(), time.process_time()
+        facts: dict[str, Any] = {"delta": job.settings.privacy.delta, "steps": job.settings.privacy.steps}
+        scores: dict[str, Any] = {}
+        failure = None
+        try:
+            scores, more = self._train(loaded, job, share)
+            facts |= more
+        except Interrupted:
+            raise
+        except Exception as problem:  # noqa: BLE001 - one failed run must not end a study of thousands
+            text = " ".join(str(problem).split())[:300]
+            failure = text if isinstance(problem, PrivloraError) else f"{type(problem).__name__}: {text}"
+        facts |= {
+            "seconds": round(time.perf_counter() - started, 2),
+            "cpu_seconds": round(time.process_time() - cpu, 2),
+            "machine": machine(str(getattr(self._model, "device", "cpu"))),
+            "versions": versions(),
+        }
+        return Row(job.cell, job.role, job.fingerprint, failure, scores, before, facts)
+
+    def _load(self, settings: Settings) -> _Loaded:
+        model_key = settings.model.model_dump_json()
+        privacy = settings.privacy.model_dump(
+            include={"unit", "user_column", "max_records_per_user", "delta", "private"}
+        )
+        key = f"{model_key} {settings.data.model_dump_json()} {privacy}"
+        if self._model_key != model_key:
+            self._model_key = self._loaded = self._model = None  # the old one's memory first
+            self._model, self._tokenizer = load_model(settings.model)
+            self._model_key, self._start = model_key, PublicStart(self._tokenizer)
+            self._pad = pad_token(self._tokenizer)
+        if self._loaded is None or self._loaded.key != key:
+            evaluation = settings.data.evaluation
+            assert evaluation is not None
+            raw = load_records(evaluation, format=settings.data.format)
+            self._loaded = _Loaded(key, load_data(settings, self._tokenizer, evaluation=raw), raw, {})
+        return self._loaded
+
+    def _before(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
+        if share not in loaded.before:
+            loaded.before[share] = self._score(loaded, job, share)
+        return loaded.before[share]
+
+    def _score(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
+        """Of the model as it stands now, on these evaluation records."""
+        examples = Examples([loaded.data.evaluation[i] for i in share])
+        found = evaluate_next_token(self._model, examples, pad_token_id=self._pad)
+        scores: dict[str, Any] = {
+            "loss": found.loss_per_example,
+            "accuracy": found.accuracy,
+            "records": len(share),
+        }
+        task = job.settings.data.task
+        if task is not None:
+            records = [loaded.raw[i] for i in share]
+            result = evaluate_task(
+                self._model,
+                self._tokenizer,
+                task,
+                records,
+                max_length=job.settings.data.max_length,
+                resamples=100,
+            )
+            scores |= {"task": result.metric, "task_metric": result.metric_name}
+        if not finite(scores):
+            raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
+        return scores
+
+    def _train(
+        self, loaded: _Loaded, job: Job, share: tuple[int, ...]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Scores and facts of the run; leaves the model as it was, and nothing private."""
+        folder = RunFolder(job.folder)
+        _clear(folder)
+        settings = job.settings
+        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        data = Data(loaded.data.examples, loaded.data.units, Examples([]))  # scored here, on the role's share
+        try:
+            with unchanged_afterwards(self._model):
+                parts = build_parts(settings, self._model, self._start)
+                with parts.adapter:
+                    folder.create()
+                    write_atomically(folder.settings, settings.to_yaml())
+                    if plan is None:
+                        train(parts, data, folder, pad_token_id=self._pad, ledger=None)
+                    else:
+                        with Ledger.create(folder.ledger, plan) as ledger:
+                            train(parts, data, folder, pad_token_id=self._pad, ledger=ledger)
+                            ledger.finish()
+                    _install_result(parts)
+                    scores = self._score(loaded, job, share)
+                    if job.keep:
+                        _write_adapter(folder, parts)
+        finally:
+            if folder.private.exists():
+                shutil.rmtree(folder.private)
+        if not job.keep:
+            folder.settings.unlink()
+        if plan is None:
+            return scores, {"noise_multiplier": None, "ledger": None}
+        return scores, {
+            "noise_multiplier": plan.event.noise_multiplier,
+            "event": plan.event.to_dict(),
+            "ledger": str(folder.ledger.relative_to(job.folder.parents[3])),
+        }
+
+
+def _share(job: Job, count: int) -> tuple[int, ...]:
+    """Indices of the evaluation records that the role may see. Raises DataError if there are none."""
+    chosen: dict[Records, tuple[range, range]] = {
+        "first half of evaluation": (range(count // 2), range(count // 2, count)),
+        "every second of evaluation": (range(0, count, 2), range(1, count, 2)),
+        "all of evaluation": (range(count), range(count)),
+    }
+    share = tuple(chosen[job.records][0 if job.role == "selection" else 1])
+    if not share:
+        raise DataError(
+            f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others",
+            fix='give more, or set selection.records: "all of evaluation"',
+        )
+    return share
+
+
+def _install_result(parts: Parts) -> None:
+    """Let the model compute with what would be exported: the averaged update where averaging is on."""
+    if parts.average is not None:
+        for group, (a, b) in zip(parts.adapter.groups, parts.average.factors(), strict=True):
+            parts.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+
+def _write_adapter(folder: RunFolder, parts: Parts) -> None:
+    lora = parts.settings.adapter
+    write_adapter(
+        folder.release,
+        parts.adapter,
+        parts.named_factors(),
+        base_model=parts.settings.model.name,
+        lora_alpha=lora.lora_alpha,
+        use_rslora=lora.use_rslora,
+    )
+
+
+def _clear(folder: RunFolder) -> None:
+    """Make room for a run; the ledger of an earlier, unfinished or outdated one is put aside, never removed."""
+    if folder.ledger.exists():
+        number = len(list(folder.root.glob("earlier-ledger-*.jsonl"))) + 1
+        os.replace(folder.ledger, folder.root / f"earlier-ledger-{number}.jsonl")
+    for place in (folder.release, folder.private):
+        if place.exists():
+            shutil.rmtree(place)
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of the software that made a run."""
+    packages = ("torch", "transformers", "peft", "dp-accounting")
+    return {"privlora": privlora.__version__, **{name: version(name) for name in packages}}
+
+
+@cache
+def machine(device: str) -> str:
+    """Where a run was made, in words."""
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, {torch.version.cuda}"
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as file:
+        name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    return f"{name}, {os.cpu_count()} cores"

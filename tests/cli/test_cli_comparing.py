@@ -1,0 +1,129 @@
+"""``privlora compare`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_cases import call
+from study_cases import content, on_disk
+
+from privlora.cli import comparing
+
+SMALL: dict[str, Any] = {
+    "methods": ["prism", "dp-adamw"],
+    "tasks": {"one": None},
+    "learning_rate": [0.002, 0.2],
+    "selection": {"seeds": [100]},
+}
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tiny.yaml in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(on_disk(tmp_path, **SMALL)))
+    return Path("tiny.yaml")
+
+
+def test_from_file_to_table(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    early = call(capsys, "compare", study, "--table")
+    assert early.code == 0, early.err
+    assert "| prism | … |" in early.out
+    ended = call(capsys, "compare", study)
+    assert ended.code == 0, ended.err
+    assert "choosing learning rates: 4 of 4 runs to do" in ended.err
+    assert "report runs: 4 of 4 runs to do" in ended.err
+    assert Path("studies/tiny/table.md").read_text() in ended.out
+    assert "page:     studies/tiny/study.html" in ended.out
+    assert "is best in the mean" in ended.out
+    again = call(capsys, "compare", study, "--json")
+    assert "0 of 4 runs to do" in again.err
+    assert again.json["page"] == "studies/tiny/study.html"
+    assert again.json["runs"]["finished"] == 8
+    assert again.json["rules"] == json.loads(Path("studies/tiny/summary.json").read_text())["rules"]
+    assert call(capsys, "compare", study, "--table").out == ended.out
+
+
+def test_another_folder(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = call(capsys, "compare", study, "--output", "elsewhere", "--json")
+    assert ended.code == 0, ended.err
+    assert Path("elsewhere/results.jsonl").exists()
+    assert not Path("studies").exists()
+
+
+def test_failures_are_shown(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("privlora.studies.running.train", fails)
+        ended = call(capsys, "compare", study)
+    assert ended.code == 2
+    assert "failed: one/prism/eps3-r2-lr0.002-s100: RuntimeError: no luck" in ended.err
+    assert ended.err.splitlines()[-1].startswith(
+        "error: every run failed, the first with: RuntimeError: no luck"
+    )
+    assert call(capsys, "compare", study).code == 2
+    assert call(capsys, "compare", study, "--retry-failed").code == 0
+
+
+def test_ctrl_c(study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = comparing._Watch.on_row
+
+    def on_row(self: comparing._Watch, row: Any) -> None:
+        shown(self, row)
+        if self._done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing._Watch, "on_row", on_row)
+        stopped = call(capsys, "compare", study)
+    assert stopped.code == 130
+    last = stopped.err.splitlines()[-1]
+    assert last.startswith("interrupted: finished runs are kept, at most 10 are left")
+    assert len(Path("studies/tiny/results.jsonl").read_text().splitlines()) == 2
+    assert call(capsys, "compare", study).code == 0
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "no YAML": (b"base: [", "is not valid YAML"),
+    "empty": (b"", "holds no settings"),
+    "unknown key": (yaml.safe_dump(content(learning_rates=[1])).encode(), "did you mean 'learning_rate'?"),
+    "unknown method": (yaml.safe_dump(content(methods=["prizm"])).encode(), "unknown method 'prizm'"),
+    "overlapping seeds": (yaml.safe_dump(content(selection={"seeds": [0]})).encode(), "seed 0 is in seeds"),
+    "a key twice": (b"seeds: [0]\nseeds: [1]\n", "given twice"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, word = BAD[name]
+    Path("study.yaml").write_bytes(text)
+    ended = call(capsys, "compare", "study.yaml")
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1
+    assert ended.err.startswith("error: ")
+    assert word in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
+
+
+def test_bad_options(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "compare", study, "--workers", "0").code == 2
+    assert call(capsys, "compare", "none.yaml").code == 2
+    held = Path("studies/tiny")
+    held.mkdir(parents=True)
+    (held / "results.jsonl").write_text("{}\n")
+    broken = call(capsys, "compare", study, "--table")
+    assert broken.code == 2
+    assert "line 1 is no result" in broken.err
