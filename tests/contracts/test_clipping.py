@@ -48,9 +48,9 @@ def test_micro_batches_do_not_matter(variant: tuple[str, str], clipping: str, tm
         mechanism = case.mechanism(seed=11, clip_norm=0.1, batch=1.0, clipping=clipping)
         case.feed(mechanism, uneven_examples(), max_tokens=tokens)
         releases.append(flat(mechanism.release().vector))
-    # Roots of what is small bring its rounding up: 1e-3 of C, where flat clipping keeps 1e-6.
+    # Roots of what is small bring its rounding up: about 1e-4 of C, where flat clipping keeps 2e-6.
     for other in releases[1:]:
-        assert float((other - releases[0]).norm()) < (1e-6 if clipping == "automatic" else 1e-3) * 7
+        assert float((other - releases[0]).norm()) < (1e-5 if clipping == "automatic" else 5e-4) * 0.1
 
 
 def test_automatic_clipping_brings_everyone_to_the_norm(tmp_path: Path) -> None:

@@ -38,10 +38,11 @@ def test_a_cap_on_the_batch_is_said(report: dict[str, Any], unit: str) -> None:
 
 
 def test_an_adapter_to_start_from_is_said(report: dict[str, Any]) -> None:
-    said = [
-        not_protected(report["statement"], start) for start in ("random", "w0-subspace", "runs/old/release")
-    ]
-    assert said[0] == said[1] == [text for text in said[2] if "started from" not in text] != said[2]
+    starts = ("random", "w0-subspace", "spectral-split", "runs/old/release", "public-gradient")
+    said = [not_protected(report["statement"], start) for start in starts]
+    assert said[0] == said[1] == said[2]
+    assert said[0] == [text for text in said[3] if "started from" not in text] != said[3]
+    assert said[0] == [text for text in said[4] if "adapter.public_text" not in text] != said[4]
 
 
 def test_resumes_are_said(report: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cli_cases import write_records
 from study_cases import on_disk
 
 import privlora
@@ -26,6 +27,7 @@ from privlora.studies.results import Row, read_results
 from privlora.studies.settings import Cell, Study, study_from
 from privlora.studies.study import Findings, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
+from privlora.training import session
 from privlora.training.loop import Interrupted
 
 SMALL: dict[str, Any] = {
@@ -81,6 +83,26 @@ def test_each_role_sees_its_own_seeds_and_records(
     assert set(seen) == {(100, 0, 1, 2, 3, 4), (0, 5, 6, 7, 8, 9), (1, 5, 6, 7, 8, 9)}
     halves = {row.role: row.before["loss"] for row in log.rows if row.cell.task == "one"}
     assert halves["selection"] != halves["report"]
+
+
+def test_every_method_gets_the_same_public_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = write_records(tmp_path / "similar.jsonl", 8, first=200)
+    content = on_disk(tmp_path / "study", **{**SMALL, "learning_rate": [0.02]})
+    content["base"]["adapter"] = {"init": "public-gradient", "public_text": str(text)}
+    content["tasks"] = {"one": None}
+    content["methods"].append({"name": "ffa", "adapter.init": "random", "adapter.public_text": None})
+    seeds: list[int] = []
+    find = session.mean_gradient_subspaces
+
+    def noted(*args: Any, seed: int, **options: Any) -> Any:
+        seeds.append(seed)
+        return find(*args, seed=seed, **options)
+
+    monkeypatch.setattr(session, "mean_gradient_subspaces", noted)
+    log = Log()
+    run_study(study_from(content), tmp_path / "found", watcher=log)
+    assert [row.error for row in log.rows] == [None] * 6
+    assert sorted(seeds) == [0, 1]
 
 
 def test_one_ledger_a_run(findings: Findings) -> None:

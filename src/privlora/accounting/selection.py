@@ -2,8 +2,8 @@
 
 Two honest ways to pay for it. *Composition*: all runs are charged, so all of them may be looked at and kept.
 *Repeat and select* (Papernot and Steinke 2022, arXiv:2110.03620): the number of runs K is itself random, each
-run draws its settings at random from the grid, and only the best run's output is ever shown. Its cost grows
-with the logarithm of E[K] or a little faster, so it wins over composition where there are many runs.
+run draws its settings at random from the grid, and only the best run's output is ever shown. Under the first two
+laws its cost grows about with the logarithm of E[K], so it wins over composition where there are many runs.
 
 | law of K     | bound                                                     | K may be 0 |
 |--------------|-----------------------------------------------------------|------------|

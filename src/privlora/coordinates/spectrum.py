@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# What is below this fraction of the largest is scaled as if it were there: it may be rounding.
+# Singular values below this fraction of the largest are scaled as if they were there: they may be rounding.
 _LEAST = 1e-2
 _TINY = 1e-30
 
@@ -32,10 +32,11 @@ def root_spectrum(t: Tensor) -> Tensor:
 
 
 def root_norms(squares: Tensor) -> Tensor:
-    """Factors that turn each module's norm n, given as n^2 (modules, units), into n^1/2; 0 for 0.
+    """Factors that turn each module's norm n, given as n^2 (modules, units) after root_spectrum, into n^1/2; 0 for 0.
 
-    Modules far below the unit's largest are scaled as if they were at 1 % of it: a gradient that is zero but for
-    rounding must not be blown up.
+    Modules whose gradient was below 1e-4 of the unit's largest, which may be rounding only, are scaled in proportion to
+    it: what is zero but for rounding must not be blown up.
     """
-    least = _LEAST**2 * squares.amax(dim=0)
-    return torch.where(squares > 0, torch.maximum(squares, least).clamp_min(_TINY) ** -0.25, 0.0)
+    least = (_LEAST**2 * squares.amax(dim=0)).clamp_min(_TINY)
+    # Below the least, n itself is the root of a raw norm: times n / least it is linear in that.
+    return torch.maximum(squares, least) ** -0.25 * (squares / least).clamp(max=1.0).sqrt()

@@ -42,6 +42,7 @@ from privlora.training.session import (
 
 BASELINE: Final = "dp-adamw"
 PRISM: Final = "prism"
+CLIPPING: Final = "flat"  # as in the paper, whatever the run's method.clipping is
 
 # (left (L, m, r), right (L, n, r)) of each group of modules; the update is scale * left right^T.
 FactorPairs = list[tuple[Tensor, Tensor]]
@@ -144,6 +145,7 @@ class Workbench:
             expected_batch_size=self.plan.expected_batch_size,
             ledger=Uncharged(),  # nothing is released: noise with a public seed protects nobody
             noise=NoiseSource(self.seed),
+            clipping=CLIPPING,
         )
         replay = NoiseSource(self.seed)
         model = self.adapter.model

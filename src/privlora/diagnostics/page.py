@@ -115,6 +115,7 @@ def _fact_table(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
             "noise",
             f"σ = {number(sigma)}, C = {number(clip)}, b = {number(batch)}: τ = {number(sigma * clip / batch)}",
         ),
+        ("clipping", f"{facts['clipping']} in all runs, as in the paper"),
         ("the plan that σ is for", plan if planned is None else f"ε = {number(planned)}, {plan}"),
         ("sampling rate", number(facts["sample_rate"])),
         ("gauges", ", ".join(number(c) for c in facts["gauges"]) + " for the runs"),

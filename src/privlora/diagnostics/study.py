@@ -12,7 +12,7 @@ import torch
 from privlora.config import Settings, nearest, settings_from
 from privlora.coordinates import FactorCoordinates
 from privlora.demo import model_path, private_records
-from privlora.diagnostics.bench import BASELINE, FactorPairs, Workbench, open_workbench, snapshot
+from privlora.diagnostics.bench import BASELINE, CLIPPING, FactorPairs, Workbench, open_workbench, snapshot
 from privlora.diagnostics.gauges import (
     GAUGES,
     GaugeStudy,
@@ -238,6 +238,7 @@ def _facts(bench: Workbench, steps: int) -> dict[str, Any]:
         "init": settings.adapter.init or METHODS[BASELINE].init,
         "noise_multiplier": plan.event.noise_multiplier,
         "clip_norm": plan.clip_norm,
+        "clipping": CLIPPING,
         "expected_batch_size": plan.expected_batch_size,
         "sample_rate": settings.privacy.q,
         "planned_steps": plan.steps,
