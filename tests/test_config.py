@@ -103,3 +103,39 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 def test_every_setting_is_documented_or_speaks_for_itself() -> None:
     """The six groups are what docs and `--help` name."""
     assert list(Settings.model_fields) == ["model", "data", "privacy", "adapter", "method", "run"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ({"init": "public-gradient"}, "needs public_text"),
+        ({"public_text": "public.txt"}, "public_text is read for init=public-gradient only"),
+        ({"public_text": "public.txt", "init": "w0-subspace"}, "remove public_text"),
+        ({"public_text_limit": 9, "init": "random"}, "remove public_text_limit"),
+        (
+            {"public_text": ["more.txt", "./notes.txt"], "init": "public-gradient"},
+            "notes.txt', which is private",
+        ),
+        ({"public_text": "held_out.txt", "init": "public-gradient"}, "which is also data.evaluation"),
+        (
+            {"public_text": "public.txt", "init": "public-gradient", "public_text_limit": 0},
+            "public_text_limit=0",
+        ),
+    ],
+)
+def test_a_start_from_public_text_is_checked(adapter: dict[str, Any], message: str) -> None:
+    data = {**GOOD["data"], "evaluation": "held_out.txt"}
+    with pytest.raises(ConfigError) as error:
+        settings_from({**GOOD, "data": data, "adapter": adapter})
+    assert message in str(error.value)
+
+
+def test_a_start_from_public_text_survives_its_file(tmp_path: Path) -> None:
+    settings = settings_from(GOOD, ["adapter.init=public-gradient", "adapter.public_text=public.txt"])
+    assert settings.adapter.public_texts == 384
+    (tmp_path / "run.yaml").write_text(settings.to_yaml())
+    assert load_settings(tmp_path / "run.yaml") == settings
+    limited = load_settings(tmp_path / "run.yaml", ["adapter.public_text_limit=9"])
+    assert limited.adapter.public_texts == 9
+    back = load_settings(tmp_path / "run.yaml", ["adapter.init=random", "adapter.public_text=null"])
+    assert back.adapter.public_text is None

@@ -35,6 +35,8 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     }
     if settings.data.evaluation is not None:
         small["data.evaluation"] = write_records(folder / f"public{suffix}", 6, first=100, make=make)
+    if settings.adapter.public_text is not None:
+        small["adapter.public_text"] = write_records(folder / f"similar{suffix}", 12, first=200, make=make)
     if settings.privacy.max_batch_size is not None:
         small |= {
             "privacy.max_batch_size": 8,

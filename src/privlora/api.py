@@ -11,6 +11,7 @@ import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
+from privlora.data.batching import pad_token
 from privlora.errors import ConfigError, RunError
 from privlora.reporting import write_release
 from privlora.training.files import RunFolder, write_atomically
@@ -18,6 +19,7 @@ from privlora.training.loop import Observer, load, train
 from privlora.training.session import (
     Data,
     Parts,
+    PublicStart,
     build_parts,
     load_data,
     load_model,
@@ -172,7 +174,7 @@ def _run(
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
     data = load_data(settings, tokenizer, records, evaluation)
     with unchanged_afterwards(model):
-        parts = build_parts(settings, model)
+        parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             if fresh:
                 folder.create()
@@ -203,14 +205,6 @@ def _finish_training(
     with Ledger.open(folder.ledger) if plan is None else Ledger.create(folder.ledger, plan) as ledger:
         train(parts, data, folder, pad_token_id=pad_token_id, ledger=ledger, observer=observer)
         ledger.finish()
-
-
-def pad_token(tokenizer: Any) -> int:
-    """Any id serves: padding is masked and carries no weight."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    return 0
 
 
 def _result(folder: RunFolder, summary: LedgerSummary | None, steps: int) -> Result:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from privlora.data.tasks import TASKS
 from privlora.errors import ConfigError
 
 
@@ -67,7 +68,31 @@ class AdapterSettings(_Group):
     init: str | None = None
     """Start of the adapter; null takes the method's own. random (the update is zero, as in LoRA), w0-subspace (a zero
     update inside the top singular vectors of the frozen weights), spectral-split (the update starts as the top part of
-    the frozen weights; the exported rank is 2r), or the folder of an adapter that was trained on other data."""
+    the frozen weights; the exported rank is 2r), public-gradient (a zero update inside the top singular vectors of the
+    mean gradient on public_text), or the folder of an adapter that was trained on other data."""
+    public_text: str | list[str] | None = None
+    """PUBLIC records for init=public-gradient, of the form that the group data describes. Never private ones."""
+    public_text_limit: int | None = Field(default=None, ge=1)
+    """Take the first so many of them; null takes 384."""
+
+    @property
+    def public_texts(self) -> int:
+        """How many records of public_text are used at most."""
+        return self.public_text_limit or 384
+
+    @model_validator(mode="after")
+    def _text_for_the_start(self) -> AdapterSettings:
+        if self.init == "public-gradient" and self.public_text is None:
+            raise ValueError(
+                "init=public-gradient needs public_text. Fix: give a file of public records in the columns of the "
+                "private ones, or another init"
+            )
+        given = [k for k in ("public_text", "public_text_limit") if getattr(self, k) is not None]
+        if self.init != "public-gradient" and given:
+            raise ValueError(
+                f"{given[0]} is read for init=public-gradient only. Fix: set adapter.init to it, or remove {given[0]}"
+            )
+        return self
 
 
 class DataSettings(_Group):
@@ -76,6 +101,9 @@ class DataSettings(_Group):
     path: str | list[str]
     """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as name:split."""
     format: Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"] = "auto"
+    task: str | None = None
+    """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp): its own
+    prompt and completion from the records' usual columns, loss_on=completion, its metric in `privlora evaluate`."""
     text: str | None = None
     """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
     prompt: str | None = None
@@ -94,18 +122,40 @@ class DataSettings(_Group):
     @property
     def columns(self) -> dict[str, str | None]:
         """The arguments of data.examples.Template; the column "text" where none is named."""
+        if self.task is not None:  # what data.tasks.task_records makes
+            return {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
         named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
         return named if any(named.values()) else {**named, "text": "text"}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _answers_of_a_task(cls, values: Any) -> Any:
+        is_task = isinstance(values, Mapping) and values.get("task") is not None
+        return {"loss_on": "completion", **values} if is_task else values
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str | None) -> str | None:
+        if task is not None and task not in TASKS:
+            raise ValueError(f"unknown task {task!r}. Fix: {nearest(task, TASKS)}")
+        return task
+
     @model_validator(mode="after")
     def _one_form(self) -> DataSettings:
+        own = [k for k in ("text", "prompt", "completion", "messages") if getattr(self, k) is not None]
+        if self.task is not None and own:
+            raise ValueError(
+                f"task={self.task} brings its own prompt and completion. Fix: remove {', '.join(own)}, or task"
+            )
+        if self.task is not None and self.loss_on != "completion":
+            raise ValueError(f"task={self.task} trains on the answers. Fix: remove loss_on, or task")
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms.append(self.messages is not None)
         if sum(forms) > 1:
             raise ValueError("give only one of: text, or prompt and completion, or messages")
         if (self.prompt is None) != (self.completion is None):
             raise ValueError("prompt and completion go together")
-        if self.loss_on == "completion" and (self.text is not None or not any(forms)):
+        if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
             raise ValueError("loss_on=completion needs prompt and completion, or messages")
         shared = _paths(self.path) & _paths(self.evaluation) - _paths(IN_MEMORY)
         if shared:
@@ -220,8 +270,17 @@ class MethodSettings(_Group):
     warmup_steps: int | None = Field(default=None, ge=0)
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
+    clipping: Literal["flat", "automatic", "spectral"] | None = None
+    """How a unit's gradient is brought to clip_norm: flat scales long ones down; automatic scales all to about it;
+    spectral evens out modules and directions first. The same epsilon for all three."""
     beta1: float | None = Field(default=None, ge=0, lt=1)
     beta2: float | None = Field(default=None, ge=0, lt=1)
+    weight_decay: float | None = Field(default=None, ge=0)
+    """Decoupled, as in AdamW. Refused, as what follows, where the optimizer has no such setting."""
+    learning_rate_ratio: float | None = Field(default=None, gt=0)
+    """lora+: the left factor's learning rate over the right one's."""
+    floor: float | None = Field(default=None, gt=0)
+    """dp-adambc: the smallest second moment that is divided by, in units of the noise's variance."""
 
 
 class RunSettings(_Group):
@@ -255,6 +314,21 @@ class Settings(_Group):
         warmup = self.method.warmup_steps
         if warmup is not None and warmup > self.privacy.steps:
             raise ValueError(f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}")
+        if self.method.clipping is not None and not self.privacy.private:
+            raise ValueError("method.clipping contradicts privacy.private=false, which clips nothing")
+        public_text = _paths(self.adapter.public_text)
+        private = public_text & _paths(self.data.path) - _paths(IN_MEMORY)
+        if private:
+            raise ValueError(
+                f"adapter.public_text names {min(private)!r}, which is private: the start would reveal it. "
+                "Fix: give public records, or another adapter.init"
+            )
+        seen = public_text & _paths(self.data.evaluation) - _paths(IN_MEMORY)
+        if seen:
+            raise ValueError(
+                f"adapter.public_text names {min(seen)!r}, which is also data.evaluation: the held-out loss would be "
+                "that of texts that shaped the start. Fix: divide the file"
+            )
         return self
 
     def to_yaml(self) -> str:
@@ -263,6 +337,11 @@ class Settings(_Group):
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
     """Read a YAML file and apply ``group.key=value`` overrides. Raises ConfigError."""
+    return settings_from(read_yaml(path), overrides, source=str(path))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; a key that is given twice is an error. Raises ConfigError."""
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -280,7 +359,7 @@ def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
         raise ConfigError(
             f"{str(path)!r} holds no settings", fix="write groups such as model:, data:, privacy:"
         )
-    return settings_from(content, overrides, source=str(path))
+    return content
 
 
 def settings_from(
@@ -325,7 +404,7 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
     groups = Settings.model_fields
     for group, values in merged.items():
         if group not in groups:
-            raise ConfigError(f"{source}: unknown group {group!r}", fix=_nearest(group, groups))
+            raise ConfigError(f"{source}: unknown group {group!r}", fix=nearest(group, groups))
         kind = groups[group].annotation
         assert isinstance(kind, type)
         assert issubclass(kind, BaseModel)
@@ -341,11 +420,12 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                 raise ConfigError(
                     f"{source}: unknown setting {group}.{key}",
                     why="a setting that is ignored may be one that privacy rests on",
-                    fix=_nearest(str(key), kind.model_fields),
+                    fix=nearest(str(key), kind.model_fields),
                 )
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not among ``known``."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 

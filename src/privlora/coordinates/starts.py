@@ -2,6 +2,8 @@
 
 random          the update is zero; subspaces are uniformly random (factor methods: peft's own start of lora_A).
 w0-subspace     the update is zero; subspaces are the top singular vectors of the frozen weights.
+public-gradient the update is zero; subspaces are given: those of the mean gradient on public texts
+                (training.public_start; factor methods take V as their right factor).
 spectral-split  the update starts as the top-r part of the frozen weights, which is subtracted from them: the model is
                 unchanged and Z is far from zero; the exported rank is 2r (as PRISM's authors do; tangent only).
 <folder>        the factors of an adapter that was trained before, on other data.
@@ -9,7 +11,7 @@ spectral-split  the update starts as the top-r part of the frozen weights, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,12 +24,21 @@ from privlora.errors import ConfigError, ModelError
 from privlora.geometry.fixed_rank import Point, factors, point_at_zero, point_from_factors
 
 RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
+PUBLIC_GRADIENT = "public-gradient"
+
+Subspaces = Mapping[str, tuple[Tensor, Tensor]]
+"""Site name -> orthonormal U (m, r) and V (n, r), which depend on public things only."""
 
 
 def tangent_start(
-    adapter: LowRankAdapter, init: str, *, seed: int, dtype: torch.dtype = torch.float32
+    adapter: LowRankAdapter,
+    init: str,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    subspaces: Subspaces | None = None,
 ) -> TangentCoordinates:
-    """Canonical points of every group of modules; ``seed`` is public."""
+    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient."""
     generator = torch.Generator().manual_seed(seed)
     if init == RANDOM:
         points = [
@@ -36,6 +47,8 @@ def tangent_start(
         ]
     elif init == W0_SUBSPACE:
         points = [point_at_zero(u, v) for u, _, v in (_top(g, adapter.rank, seed) for g in adapter.groups)]
+    elif init == PUBLIC_GRADIENT:
+        points = [point_at_zero(u, v) for u, v in (_given(g, subspaces) for g in adapter.groups)]
     elif init == SPECTRAL_SPLIT:
         points = []
         for g in adapter.groups:
@@ -50,25 +63,37 @@ def tangent_start(
 
 
 def factor_start(
-    adapter: LowRankAdapter, init: str, *, seed: int, scale: float, dtype: torch.dtype = torch.float32
+    adapter: LowRankAdapter,
+    init: str,
+    *,
+    seed: int,
+    scale: float,
+    dtype: torch.dtype = torch.float32,
+    kind: type[FactorCoordinates] = FactorCoordinates,
+    subspaces: Subspaces | None = None,
 ) -> FactorCoordinates:
-    """Factors of W = W0 + scale * left right^T; left starts at zero unless an adapter is given."""
+    """Factors of W = W0 + scale * left right^T; left starts at zero unless an adapter is given.
+
+    kind: which of them are trained, FactorCoordinates or OneFactorCoordinates. subspaces: for public-gradient.
+    """
     generator = torch.Generator().manual_seed(seed)
     pairs: list[tuple[Tensor, Tensor]]
     if init == SPECTRAL_SPLIT:
         raise ConfigError(f"adapter.init={init!r} is for tangent methods", fix="use random or w0-subspace")
-    if init in (RANDOM, W0_SUBSPACE):
+    if init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         right_of: Callable[[Group], Tensor]
         if init == RANDOM:  # kaiming_uniform_(a=sqrt(5)): entries uniform in +-1/sqrt(n)
             right_of = lambda g: (2 * _uniform(g, adapter, generator) - 1) / g.n**0.5  # noqa: E731
-        else:  # the same mean square entries, 1 / (3 n)
+        elif init == W0_SUBSPACE:  # the same mean square entries, 1 / (3 n)
             right_of = lambda g: _top(g, adapter.rank, seed)[2] / 3**0.5  # noqa: E731
+        else:
+            right_of = lambda g: _given(g, subspaces)[1] / 3**0.5  # noqa: E731
         pairs = [(torch.zeros(len(g.sites), g.m, adapter.rank), right_of(g)) for g in adapter.groups]
     else:
         root = scale**0.5
         pairs = [(a / root, b / root) for a, b in _read_groups(adapter, init)]
     placed = [(a.to(adapter.device, dtype), b.to(adapter.device, dtype)) for a, b in pairs]
-    return FactorCoordinates(adapter, placed, scale, dtype)
+    return kind(adapter, placed, scale, dtype)
 
 
 def _normal(group: Group, rows: int, adapter: LowRankAdapter, generator: torch.Generator) -> Tensor:
@@ -92,6 +117,17 @@ def _top(group: Group, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
             triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
     u, s, v = (torch.stack(ts) for ts in zip(*triplets, strict=True))
     return u, s, v
+
+
+def _given(group: Group, subspaces: Subspaces | None) -> tuple[Tensor, Tensor]:
+    """U (L, m, r) and V (L, n, r) of a group, from those of its sites."""
+    if subspaces is None:
+        raise ConfigError(
+            f"adapter.init={PUBLIC_GRADIENT!r} starts from public texts, and none are at hand",
+            fix="set adapter.public_text; in Python, pass build_parts a PublicStart",
+        )
+    u, v = (torch.stack(ts) for ts in zip(*(subspaces[site.name] for site in group.sites), strict=True))
+    return u, v
 
 
 def _weight(site: Site) -> Tensor:

@@ -17,13 +17,17 @@ from privlora.accounting.ledger import Plan
 from privlora.adapters import LowRankAdapter
 from privlora.config import DataSettings, ModelSettings, PrivacySettings, Settings
 from privlora.coordinates import Coordinates
+from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
+from privlora.data.batching import pad_token
 from privlora.data.examples import Examples, Template, build_examples
 from privlora.data.records import load_records
 from privlora.data.sampling import PoissonSampler
+from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
 from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
+from privlora.training.public_start import mean_gradient_subspaces
 
 ADJACENCY: Final = "add-or-remove-one"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -127,6 +131,8 @@ def load_data(
 def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
     """The records as examples; ``data`` says which columns and how long."""
     template = Template(**data.columns)
+    if data.task is not None:
+        records = task_records(find_task(data.task), records)
     return build_examples(
         records, template, tokenizer, max_length=data.max_length, loss_on=data.loss_on, add_eos=data.add_eos
     )
@@ -210,20 +216,52 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
             module._forward_hooks.update(hooks)
 
 
-def build_parts(settings: Settings, model: torch.nn.Module) -> Parts:
-    """Attach the adapter and start the method's state."""
+class PublicStart:
+    """Finds the subspaces of adapter.init=public-gradient for one model that does not change.
+
+    Keeps those of the last adapter and texts, one for each seed: runs that differ in method, privacy or learning rate
+    share them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._key = ""
+        self._found: dict[int, Subspaces] = {}
+
+    def subspaces(self, settings: Settings, model: torch.nn.Module) -> Subspaces:
+        """A function of the model, the public texts, the adapter's shape and the public seed alone.
+
+        Raises DataError for texts that cannot be read or used.
+        """
+        lora, data, run = settings.adapter, settings.data, settings.run
+        template = data.model_dump_json(exclude={"path", "evaluation", "limit"})
+        key = f"{settings.model.model_dump_json()} {lora.model_dump_json()} {template} {run.tokens_per_micro_batch}"
+        if key != self._key:
+            self._key, self._found = key, {}
+        if run.seed not in self._found:
+            assert lora.public_text is not None
+            records = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
+            self._found[run.seed] = mean_gradient_subspaces(
+                _adapter(settings, model, dropout=0.0),
+                tokenise(records, data, self._tokenizer),
+                seed=run.seed,
+                max_tokens=run.tokens_per_micro_batch,
+                pad_token_id=pad_token(self._tokenizer),
+            )
+        return self._found[run.seed]
+
+
+def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart | None = None) -> Parts:
+    """Attach the adapter and start the method's state. public: needed where adapter.init=public-gradient."""
     method = find_method(settings.method.name)
     lora = settings.adapter
-    hyper = method.resolve(settings.method, lora.init, settings.privacy.steps)
+    privacy = settings.privacy
+    hyper = method.resolve(settings.method, lora.init, privacy.steps, private=privacy.private)
     _set_checkpointing(model, settings.model.gradient_checkpointing)
-    adapter = LowRankAdapter(
-        model,
-        rank=lora.r,
-        target_modules=lora.target_modules,
-        exclude_modules=lora.exclude_modules,
-        layers_to_transform=lora.layers_to_transform,
-        dropout=lora.lora_dropout,
-    )
+    subspaces = None
+    if hyper.init == PUBLIC_GRADIENT and public is not None:
+        subspaces = public.subspaces(settings, model)
+    adapter = _adapter(settings, model, dropout=lora.lora_dropout)
     double = next(model.parameters()).dtype == torch.float64
     coordinates, optimizer = build(
         method,
@@ -233,12 +271,25 @@ def build_parts(settings: Settings, model: torch.nn.Module) -> Parts:
         seed=settings.run.seed,
         lora_alpha=lora.lora_alpha,
         use_rslora=lora.use_rslora,
-        betas=(hyper.beta1, hyper.beta2),
+        settings=hyper.settings,
         dtype=torch.float64 if double else torch.float32,
+        subspaces=subspaces,
     )
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     adapter.attach()  # last: a setting that is refused leaves the model alone
     return Parts(method, adapter, coordinates, optimizer, average, settings, hyper)
+
+
+def _adapter(settings: Settings, model: torch.nn.Module, *, dropout: float) -> LowRankAdapter:
+    lora = settings.adapter
+    return LowRankAdapter(
+        model,
+        rank=lora.r,
+        target_modules=lora.target_modules,
+        exclude_modules=lora.exclude_modules,
+        layers_to_transform=lora.layers_to_transform,
+        dropout=dropout,
+    )
 
 
 def _set_checkpointing(model: Any, kind: str) -> None:
