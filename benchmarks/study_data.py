@@ -17,6 +17,7 @@ from pathlib import Path
 FILES = {
     "math-train": ("math/train", 10_000),
     "math-heldout": ("math/gsm8k_test", 400),
+    "math-public": ("math/mawps_validation", 400),
     "pubmed-train": ("pubmed/train", 10_000),
     "pubmed-heldout": ("pubmed/validation", 400),
     "biorxiv-train": ("biorxiv/train", 10_000),

@@ -58,5 +58,7 @@ def test_root_norms() -> None:
     squares = torch.tensor([[16.0, 0.0], [1e-2, 0.0], [1e-12, 0.0]], dtype=torch.float64)
     norms = root_norms(squares) * squares.sqrt()
     # The last module's norm, 1e-6, is below 1 % of the first one's, 0.04: as there, and once more in proportion.
-    expected = torch.tensor([[2.0, 0.0], [10**-0.5, 0.0], [1e-6 / 0.2 * 1e-6 / 0.04, 0.0]], dtype=torch.float64)
+    expected = torch.tensor(
+        [[2.0, 0.0], [10**-0.5, 0.0], [1e-6 / 0.2 * 1e-6 / 0.04, 0.0]], dtype=torch.float64
+    )
     torch.testing.assert_close(norms, expected)
