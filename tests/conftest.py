@@ -1,9 +1,13 @@
 """One thread (the models are tiny), and a seed for whatever a test does not seed itself."""
 
+import signal
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# Whoever starts the tests in the background may have ctrl-C ignored, which they and their child processes inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

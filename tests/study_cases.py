@@ -32,7 +32,7 @@ CONTENT: dict[str, Any] = {
 
 def content(**changes: Any) -> dict[str, Any]:
     """The study above with other values at its top level."""
-    return {**copy.deepcopy(CONTENT), **changes}
+    return copy.deepcopy({**CONTENT, **changes})
 
 
 def on_disk(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -80,6 +80,7 @@ ALLOWED = {
     "method.schedule",
     "method.warmup_steps",
     "method.averaging",
+    "method.clipping",
     "method.beta1",
     "method.beta2",
     "method.steps",

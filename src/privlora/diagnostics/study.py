@@ -228,7 +228,7 @@ def _total_steps(wanted: tuple[str, ...], others: int, steps: int) -> int:
 def _facts(bench: Workbench, steps: int) -> dict[str, Any]:
     settings, plan = bench.settings, bench.plan
     return {
-        "model": settings.model.name,
+        "model": "(embedded)" if settings.model.name == str(model_path()) else settings.model.name,
         "data": settings.data.path,
         "baseline": BASELINE,
         "steps": steps,
