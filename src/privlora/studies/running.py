@@ -179,7 +179,7 @@ class Workbench:
                         with Ledger.create(folder.ledger, plan) as ledger:
                             train(parts, data, folder, pad_token_id=self._pad, ledger=ledger)
                             ledger.finish()
-                    _install_result(parts)
+                    parts.install_result()
                     scores = self._score(loaded, job, share)
                     if job.keep:
                         _write_adapter(folder, parts)
@@ -211,13 +211,6 @@ def _share(job: Job, count: int) -> tuple[int, ...]:
             fix='give more, or set selection.records: "all of evaluation"',
         )
     return share
-
-
-def _install_result(parts: Parts) -> None:
-    """Let the model compute with what would be exported: the averaged update where averaging is on."""
-    if parts.average is not None:
-        for group, (a, b) in zip(parts.adapter.groups, parts.average.factors(), strict=True):
-            parts.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
 
 
 def _write_adapter(folder: RunFolder, parts: Parts) -> None:

@@ -164,9 +164,8 @@ def _evaluate(
     """Held-out loss of what would be exported now, on public records, into release/."""
     if not len(data.evaluation) or any(row["step"] == step for row in read_lines(folder.evaluations)):
         return
-    if parts.average is not None and step:
-        for group, (a, b) in zip(parts.adapter.groups, parts.average.factors(), strict=True):
-            parts.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+    if step:
+        parts.install_result()
     result = evaluate_next_token(parts.adapter.model, data.evaluation, pad_token_id=pad_token_id)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **result.to_dict()})

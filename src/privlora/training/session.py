@@ -66,6 +66,12 @@ class Parts:
         trained = self.average or self.coordinates
         return self.adapter.relative_to_w0(trained.named_factors())
 
+    def install_result(self) -> None:
+        """Let the model compute with what would be exported; ``coordinates.install`` goes back to training."""
+        if self.average is not None:
+            for group, (a, b) in zip(self.adapter.groups, self.average.factors(), strict=True):
+                self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
