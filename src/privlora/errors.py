@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PrivloraError(Exception):
     """A problem that the user can mend: what is wrong and where, why it matters, how to mend it.
@@ -38,3 +41,9 @@ class PrivacyError(PrivloraError):
 
 class RunError(PrivloraError):
     """A run directory cannot be created, resumed or read."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not among ``known``."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -15,7 +15,7 @@ class OneFactorCoordinates(FactorCoordinates):
 
     Only dloss/dleft = s P is clipped, noised and counted, so W moves inside the row space of right, and noise on left
     is linear in W: no product of two noises appears (Sun et al. 2024, FFA-LoRA). A unit whose Q is not finite counts
-    as long as its P is: Q enters nothing.
+    as long as its P is: Q enters nothing (spectral clipping drops it all the same).
     """
 
     def norms_squared(self, captured: Captured) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, nearest
 
 SCORE_STEP = 0.2
 """STS-B's scores are trained on and scored in steps of a fifth (Raffel et al. 2020, section 2.4)."""
@@ -149,9 +148,7 @@ def find_task(name: str) -> Task:
     """A row of TASKS. Raises ConfigError with the nearest name."""
     if name in TASKS:
         return TASKS[name]
-    near = difflib.get_close_matches(name, TASKS, n=1)
-    known = f"known: {', '.join(TASKS)}"
-    raise ConfigError(f"unknown task {name!r}", fix=f"did you mean {near[0]!r}?" if near else known)
+    raise ConfigError(f"unknown task {name!r}", fix=nearest(name, TASKS))
 
 
 def questions(task: Task, records: Sequence[Mapping[str, Any]]) -> list[Question]:

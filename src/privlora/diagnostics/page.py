@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import privlora
 from privlora.diagnostics.findings import TEXTS
 from privlora.diagnostics.study import Diagnostics
 from privlora.diagnostics.style import as_png, as_svg
 from privlora.errors import RunError
+from privlora.reporting.render import page_template
 from privlora.reporting.wording import number
 from privlora.training.files import write_atomically
 
@@ -35,13 +34,6 @@ def findings(diagnostics: Diagnostics) -> dict[str, str]:
 
 def render(diagnostics: Diagnostics) -> str:
     """The page: no script, no resource from elsewhere; every text of a user is escaped."""
-    environment = Environment(
-        loader=PackageLoader("privlora.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     found = findings(diagnostics)
     figures = [
         {
@@ -53,7 +45,7 @@ def render(diagnostics: Diagnostics) -> str:
         }
         for name, result in diagnostics.figures.items()
     ]
-    return environment.get_template("diagnostics.html.j2").render(
+    return page_template("diagnostics.html.j2", "privlora.diagnostics").render(
         public=diagnostics.public,
         model=diagnostics.facts["model"],
         seed=diagnostics.facts["seed"],

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from privlora.config import Settings, nearest, settings_from
+from privlora.config import Settings, settings_from
 from privlora.coordinates import FactorCoordinates
 from privlora.demo import model_path, private_records
 from privlora.diagnostics.bench import BASELINE, CLIPPING, FactorPairs, Workbench, open_workbench, snapshot
@@ -31,7 +31,7 @@ from privlora.diagnostics.preconditioning import (
     stress_series,
 )
 from privlora.diagnostics.sweep import GaugeSweep, gauge_sweep
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, nearest
 from privlora.methods import METHODS
 
 SCHEMA_VERSION: Final = 1

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from privlora.reporting import plots, wording
 from privlora.reporting.wording import Report, is_private, nats, number, rounded_up
 
 
-def render(report: Report) -> str:
-    """report.html: no script, no resource from elsewhere; every text of a user is escaped."""
+def page_template(name: str, package: str = "privlora.reporting") -> Template:
+    """A page's template in a room's folder ``templates``: texts are escaped, a missing name is an error."""
     environment = Environment(
-        loader=PackageLoader("privlora.reporting"),
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(number=number)
-    return environment.get_template("report.html.j2").render(
+    return environment.get_template(name)
+
+
+def render(report: Report) -> str:
+    """report.html: no script, no resource from elsewhere; every text of a user is escaped."""
+    return page_template("report.html.j2").render(
         report=report,
         private=is_private(report),
         sentence=wording.sentence(report),

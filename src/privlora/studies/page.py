@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from privlora.reporting.render import page_template
 from privlora.reporting.wording import number
 from privlora.studies import figures, wording
 from privlora.studies.summary import Summary
@@ -13,15 +12,7 @@ from privlora.studies.summary import Summary
 
 def render(summary: Summary) -> str:
     """No script, no resource from elsewhere; every text of a user is escaped."""
-    environment = Environment(
-        loader=PackageLoader("privlora.studies"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=number)
-    return environment.get_template("study.html.j2").render(
+    return page_template("study.html.j2", "privlora.studies").render(
         summary=summary,
         wording=wording,
         sections=[_section(summary, rule) for rule in summary["rules"]],

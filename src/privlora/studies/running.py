@@ -181,7 +181,9 @@ class Workbench:
                             ledger.finish()
                     parts.install_result()
                     scores = self._score(loaded, job, share)
-                    if job.keep:
+                    if (
+                        job.keep and plan is not None and not plan.insecure_noise
+                    ):  # an adapter that may be published
                         _write_adapter(folder, parts)
         finally:
             if folder.private.exists():

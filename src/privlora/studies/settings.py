@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from privlora.config import Settings, checked, nearest, read_yaml, settings_from
-from privlora.errors import ConfigError
+from privlora.config import Settings, checked, read_yaml, settings_from
+from privlora.errors import ConfigError, nearest
 from privlora.methods import find_method
 
 Groups = dict[str, dict[str, Any]]

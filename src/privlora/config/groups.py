@@ -1,22 +1,16 @@
-"""Settings of one run: one YAML file with six groups, each field documented below it.
-
-Precedence: defaults, then the file, then ``group.key=value`` on the command line. Unknown keys and
-contradictions are errors. Every setting is public: it is written to ``release/config.resolved.yaml``.
-"""
+"""The groups of a run's settings, each field documented below it."""
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from privlora.data.tasks import TASKS
-from privlora.errors import ConfigError
+from privlora.errors import nearest
 
 
 class _Group(BaseModel):
@@ -35,8 +29,6 @@ class _Group(BaseModel):
 
 IN_MEMORY = "(in memory)"
 """Stands for a path when a Python caller passes the records themselves."""
-
-_Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class ModelSettings(_Group):
@@ -335,117 +327,6 @@ class Settings(_Group):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
-    """Read a YAML file and apply ``group.key=value`` overrides. Raises ConfigError."""
-    return settings_from(read_yaml(path), overrides, source=str(path))
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; a key that is given twice is an error. Raises ConfigError."""
-    try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {str(path)!r} ({type(error).__name__})", fix="check the path"
-        ) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or type(error).__name__
-        raise ConfigError(
-            f"{str(path)!r}{where} is not valid YAML ({problem})", fix="check indentation, colons and names"
-        ) from None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{str(path)!r} holds no settings", fix="write groups such as model:, data:, privacy:"
-        )
-    return content
-
-
-def settings_from(
-    content: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "settings"
-) -> Settings:
-    """Check plain nested mappings (as from YAML) and overrides. Raises ConfigError."""
-    merged: dict[str, Any] = {}
-    for group, values in content.items():
-        merged[group] = dict(values) if isinstance(values, Mapping) else values
-    for override in overrides:
-        _apply(merged, override)
-    _refuse_unknown(merged, source)
-    return checked(Settings, merged, source)
-
-
-def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Checked:
-    """A group of settings, or all of them, from plain values. Raises ConfigError in one line."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        raise _readable(error, source) from None
-
-
-def _apply(merged: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    group, dot, name = key.strip().partition(".")
-    if not (equals and dot and name):
-        raise ConfigError(
-            f"cannot read override {override!r}", fix="write group.key=value, as privacy.steps=100"
-        )
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError(f"the value of override {key!r} is not valid YAML", fix="quote it") from None
-    section = merged.setdefault(group, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{group!r} is not a group of settings", fix="write group.key=value")
-    section[name] = parsed
-
-
-def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
-    groups = Settings.model_fields
-    for group, values in merged.items():
-        if group not in groups:
-            raise ConfigError(f"{source}: unknown group {group!r}", fix=nearest(group, groups))
-        kind = groups[group].annotation
-        assert isinstance(kind, type)
-        assert issubclass(kind, BaseModel)
-        if values is None:
-            raise ConfigError(f"{source}: group {group!r} is empty", fix="remove it or give it settings")
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"{source}: {group!r} must be a group of settings",
-                fix=f"write {group}.key: value as two levels",
-            )
-        for key in values:
-            if key not in kind.model_fields:
-                raise ConfigError(
-                    f"{source}: unknown setting {group}.{key}",
-                    why="a setting that is ignored may be one that privacy rests on",
-                    fix=nearest(str(key), kind.model_fields),
-                )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not among ``known``."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-
-
-def _readable(error: ValidationError, source: str) -> ConfigError:
-    """The first problem. Deeper parts of a location are branches of a union, which say nothing to a user."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][:2])
-    prefix = f"{source}: {where}" if where else source
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
-    shown = (
-        ""
-        if isinstance(first["input"], Mapping) or first["type"] == "value_error"
-        else f"={first['input']!r}"
-    )
-    return ConfigError(f"{prefix}{shown}: {message}")
-
-
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) or (annotation,)
 
@@ -453,17 +334,3 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 def _paths(value: str | list[str] | None) -> set[str]:
     given = [value] if isinstance(value, str) else value or []
     return {os.path.abspath(os.path.expanduser(path)) for path in given}
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's plain types, and no key twice in a mapping: one of two clip_norm would be lost silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key_node.value} is given twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)

@@ -1,0 +1,32 @@
+"""Settings of one run: one YAML file with six groups, each field documented below it.
+
+Precedence: defaults, then the file, then ``group.key=value`` on the command line. Unknown keys and
+contradictions are errors. Every setting is public: it is written to ``release/config.resolved.yaml``.
+"""
+
+from privlora.config.groups import (
+    IN_MEMORY,
+    AdapterSettings,
+    DataSettings,
+    MethodSettings,
+    ModelSettings,
+    PrivacySettings,
+    RunSettings,
+    Settings,
+)
+from privlora.config.reading import checked, load_settings, read_yaml, settings_from
+
+__all__ = [
+    "IN_MEMORY",
+    "AdapterSettings",
+    "DataSettings",
+    "MethodSettings",
+    "ModelSettings",
+    "PrivacySettings",
+    "RunSettings",
+    "Settings",
+    "checked",
+    "load_settings",
+    "read_yaml",
+    "settings_from",
+]

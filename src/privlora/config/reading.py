@@ -1,0 +1,134 @@
+"""Settings from a YAML file or plain mappings, with ``group.key=value`` laid over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from privlora.config.groups import Settings
+from privlora.errors import ConfigError, nearest
+
+_Checked = TypeVar("_Checked", bound=BaseModel)
+
+
+def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read a YAML file and apply ``group.key=value`` overrides. Raises ConfigError."""
+    return settings_from(read_yaml(path), overrides, source=str(path))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; a key that is given twice is an error. Raises ConfigError."""
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {str(path)!r} ({type(error).__name__})", fix="check the path"
+        ) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(
+            f"{str(path)!r}{where} is not valid YAML ({problem})", fix="check indentation, colons and names"
+        ) from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{str(path)!r} holds no settings", fix="write groups such as model:, data:, privacy:"
+        )
+    return content
+
+
+def settings_from(
+    content: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "settings"
+) -> Settings:
+    """Check plain nested mappings (as from YAML) and overrides. Raises ConfigError."""
+    merged: dict[str, Any] = {}
+    for group, values in content.items():
+        merged[group] = dict(values) if isinstance(values, Mapping) else values
+    for override in overrides:
+        _apply(merged, override)
+    _refuse_unknown(merged, source)
+    return checked(Settings, merged, source)
+
+
+def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Checked:
+    """A group of settings, or all of them, from plain values. Raises ConfigError in one line."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise _readable(error, source) from None
+
+
+def _apply(merged: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    group, dot, name = key.strip().partition(".")
+    if not (equals and dot and name):
+        raise ConfigError(
+            f"cannot read override {override!r}", fix="write group.key=value, as privacy.steps=100"
+        )
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of override {key!r} is not valid YAML", fix="quote it") from None
+    section = merged.setdefault(group, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{group!r} is not a group of settings", fix="write group.key=value")
+    section[name] = parsed
+
+
+def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
+    groups = Settings.model_fields
+    for group, values in merged.items():
+        if group not in groups:
+            raise ConfigError(f"{source}: unknown group {group!r}", fix=nearest(group, groups))
+        kind = groups[group].annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, BaseModel)
+        if values is None:
+            raise ConfigError(f"{source}: group {group!r} is empty", fix="remove it or give it settings")
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{source}: {group!r} must be a group of settings",
+                fix=f"write {group}.key: value as two levels",
+            )
+        for key in values:
+            if key not in kind.model_fields:
+                raise ConfigError(
+                    f"{source}: unknown setting {group}.{key}",
+                    why="a setting that is ignored may be one that privacy rests on",
+                    fix=nearest(str(key), kind.model_fields),
+                )
+
+
+def _readable(error: ValidationError, source: str) -> ConfigError:
+    """The first problem. Deeper parts of a location are branches of a union, which say nothing to a user."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][:2])
+    prefix = f"{source}: {where}" if where else source
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
+    shown = (
+        ""
+        if isinstance(first["input"], Mapping) or first["type"] == "value_error"
+        else f"={first['input']!r}"
+    )
+    return ConfigError(f"{prefix}{shown}: {message}")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's plain types, and no key twice in a mapping: one of two clip_norm would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key_node.value} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
