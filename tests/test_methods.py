@@ -50,6 +50,8 @@ def test_the_rows() -> None:
         "lamb",
         "lora-rite",
         "riemannian",
+        "projected",
+        "wishart-m2",
         "adamw",
     ]
     assert [name for name, row in METHODS.items() if not row.private] == ["adamw"]

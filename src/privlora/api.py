@@ -124,7 +124,7 @@ def train_run(
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists."""
     RunFolder(Path(settings.run.output)).refuse_if_used()
-    plan = plan_privacy(settings)[0] if settings.privacy.private else None
+    plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=True)
 
 
@@ -150,7 +150,7 @@ def resume_run(
     )
     plan = None
     if settings.privacy.private and not has_plan(folder.ledger):  # crashed before anything was released
-        plan = plan_privacy(settings)[0]
+        plan = plan_privacy(settings, model)[0]
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=False)
 
 

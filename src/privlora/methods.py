@@ -12,9 +12,16 @@ import torch
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import MethodSettings
-from privlora.coordinates import Coordinates, OneFactorCoordinates
-from privlora.coordinates.starts import Subspaces, factor_start, tangent_start
+from privlora.coordinates import (
+    Coordinates,
+    OneFactorCoordinates,
+    ProjectedCoordinates,
+    WishartCoordinates,
+)
+from privlora.coordinates.projected import projected_layers
+from privlora.coordinates.starts import Subspaces, factor_start, projected_start, tangent_start
 from privlora.errors import ConfigError
+from privlora.mechanisms import CLIPPING
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     FactorAdamBC,
@@ -26,6 +33,8 @@ from privlora.optimizers import (
     FactorRite,
     FactorSGD,
     Optimizer,
+    ProjectedAdamW,
+    ProjectedSGD,
 )
 
 
@@ -50,6 +59,21 @@ def _tangent_start(
     return tangent_start(adapter, init, seed=seed, dtype=dtype, subspaces=subspaces)
 
 
+def _projected_start(
+    adapter: LowRankAdapter,
+    init: str,
+    *,
+    seed: int,
+    scale: float,
+    dtype: torch.dtype,
+    subspaces: Subspaces | None,
+    kind: type[ProjectedCoordinates],
+) -> Coordinates:
+    return projected_start(adapter, init, seed=seed, dtype=dtype, kind=kind)
+
+
+_PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
+
 SPACES: dict[str, Space] = {
     "tangent": Space(_tangent_start, TANGENT_OPTIMIZERS),
     "factors": Space(
@@ -67,6 +91,8 @@ SPACES: dict[str, Space] = {
     "one-factor": Space(
         partial(factor_start, kind=OneFactorCoordinates), {"adamw": FactorAdamW, "lora-fa": FactorLoraFA}
     ),
+    "projected": Space(partial(_projected_start, kind=ProjectedCoordinates), _PROJECTED),
+    "wishart": Space(partial(_projected_start, kind=WishartCoordinates), _PROJECTED),
 }
 
 
@@ -80,7 +106,7 @@ class Method:
     name: str
     summary: str
     reference: str
-    space: Literal["tangent", "factors", "one-factor"]
+    space: Literal["tangent", "factors", "one-factor", "projected", "wishart"]
     optimizers: tuple[str, ...]
     private: bool
     learning_rate: float
@@ -89,6 +115,7 @@ class Method:
     warmup_fraction: float = 0.0
     averaging: float = 0.0
     clipping: str = "flat"
+    clippings: tuple[str, ...] = CLIPPING
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -121,19 +148,30 @@ class Method:
                 )
         return {name: given.get(name, self.settings.get(name, default)) for name, default in own.items()}
 
+    def event_layers(self, adapter: LowRankAdapter) -> tuple[tuple[int, int], ...]:
+        """StepEvent.projections of the row's releases on an adapter, which may be one without weights."""
+        return projected_layers(adapter) if self.space == "wishart" else ()
+
     def resolve(
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
     ) -> Hyperparameters:
         """The settings that a run uses: what was chosen, else this row's defaults. Raises ConfigError."""
         given = {name: value for name, value in chosen.model_dump().items() if value is not None}
         optimizer = self.choose_optimizer(chosen.optimizer)
+        clipping = given.get("clipping", self.clipping)
+        if clipping not in self.clippings:
+            raise ConfigError(
+                f"method {self.name!r} cannot clip as clipping={clipping!r} does",
+                why="it clips whole gradients, whose singular values are never known",
+                fix=f"one of {', '.join(self.clippings)}",
+            )
         names = ("learning_rate", "schedule", "averaging")
         return Hyperparameters(
             optimizer=optimizer,
             init=init or self.init,
             warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
             **{name: given.get(name, getattr(self, name)) for name in names},
-            clipping=given.get("clipping", self.clipping) if private else "none",
+            clipping=clipping if private else "none",
             settings=self.optimizer_settings(
                 optimizer, {name: given[name] for name in OPTIMIZER_SETTINGS if name in given}
             ),
@@ -257,6 +295,25 @@ METHODS: dict[str, Method] = {
             optimizers=("riemannian",),
             private=True,
             learning_rate=3e-3,
+        ),
+        Method(
+            name="projected",
+            summary="dense update; gradients projected on r fresh random directions, then clipped and noised",
+            reference="Hu et al. 2026, with the clip after the projection",
+            space="projected",
+            optimizers=("sgd", "adamw"),
+            private=True,
+            learning_rate=3e-3,
+        ),
+        Method(
+            name="wishart-m2",
+            summary="dense update; whole gradients clipped and noised, then projected on r fresh random directions",
+            reference="Hu et al. 2026 (Wishart projection mechanism, M2), accounted exactly",
+            space="wishart",
+            optimizers=("sgd", "adamw"),
+            private=True,
+            learning_rate=3e-3,
+            clippings=("flat", "automatic"),
         ),
         Method(
             name="adamw",

@@ -12,6 +12,7 @@ EVENTS = [
     poisson(64 / 9919, 0.6413174),
     poisson(1, 10),
     StepEvent(TruncatedPoissonSampling(0.01, max_batch_size=20, dataset_size=1000), 0.7),
+    StepEvent(PoissonSampling(0.02), 0.2125, ((24, 768), (64, 2048))),
 ]
 
 
@@ -27,6 +28,24 @@ def test_dictionary_is_stable():
         "noise_multiplier": 2.0,
         "sampling": {"kind": "poisson", "sample_rate": 0.5},
     }
+
+
+def test_dictionary_of_a_projected_step_is_stable():
+    event = StepEvent(PoissonSampling(0.5), 2.0, ((64, 2048), (24, 768), (64, 2048)))
+    assert event.to_dict() == {
+        "mechanism": "projected_gaussian",
+        "noise_multiplier": 2.0,
+        "sampling": {"kind": "poisson", "sample_rate": 0.5},
+        "projections": [[24, 768], [64, 2048]],
+    }
+
+
+def test_layers_with_the_same_projection_are_one_entry_in_any_order():
+    sampling = PoissonSampling(0.5)
+    first = StepEvent(sampling, 2.0, ((64, 2048), (24, 768), (64, 2048)))
+    assert first == StepEvent(sampling, 2.0, ((24, 768), (64, 2048)))
+    assert first.projections == ((24, 768), (64, 2048))
+    assert first != StepEvent(sampling, 2.0)
 
 
 def _without(data, key):
@@ -65,6 +84,38 @@ def test_unreadable_dictionaries_are_refused(change):
         StepEvent.from_dict(change(poisson(0.1, 1.0).to_dict()))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: _without(d, "projections"),
+        lambda d: d | {"mechanism": "gaussian"},
+        lambda d: d | {"projections": []},
+        lambda d: d | {"projections": "64 of 2048"},
+        lambda d: d | {"projections": [[64]]},
+        lambda d: d | {"projections": [[64, 2048.0]]},
+        lambda d: d | {"projections": [[True, 2048]]},
+        lambda d: d | {"projections": [[2048, 64]]},
+        lambda d: d | {"projections": [64, 2048]},
+    ],
+)
+def test_unreadable_projections_are_refused(change):
+    with pytest.raises(PrivacyError):
+        StepEvent.from_dict(change(EVENTS[3].to_dict()))
+
+
+@pytest.mark.parametrize(
+    "projections", [((0, 4),), ((5, 4),), ((1.0, 4),), ([1, 4],), [(1, 4)], ((1, 4, 2),)]
+)
+def test_unusable_projections_are_refused(projections):
+    with pytest.raises(PrivacyError, match="projection"):
+        StepEvent(PoissonSampling(0.1), 1.0, projections)
+
+
+def test_projected_steps_do_not_truncate_their_batches():
+    with pytest.raises(PrivacyError, match="truncated Poisson"):
+        StepEvent(TruncatedPoissonSampling(0.1, 20, 100), 1.0, ((4, 8),))
+
+
 @pytest.mark.parametrize("sample_rate", [-0.1, 1.1, float("nan")])
 def test_sample_rate_must_be_a_probability(sample_rate):
     with pytest.raises(PrivacyError, match="sample_rate"):
@@ -88,6 +139,13 @@ def test_truncation_needs_positive_sizes(max_batch_size, dataset_size):
 def test_describe_names_noise_and_sampling():
     assert EVENTS[2].describe() == (
         "Gaussian mechanism, sigma=0.7, Poisson sampling cut to 20, q=0.01, 1000 privacy units"
+    )
+
+
+def test_describe_names_the_projections():
+    assert EVENTS[3].describe() == (
+        "Gaussian mechanism on a fresh random projection of clipped gradients (24 of 768, 64 of 2048), "
+        "sigma=0.2125, Poisson sampling, q=0.02"
     )
 
 

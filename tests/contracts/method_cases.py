@@ -16,8 +16,8 @@ from tiny_models import VOCAB, tiny_model, uneven_examples
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.adapters import LowRankAdapter, write_adapter
-from privlora.coordinates import Coordinates, Vector
+from privlora.adapters import Captured, LowRankAdapter, write_adapter
+from privlora.coordinates import Coordinates, Vector, WishartCoordinates
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource, Release
@@ -82,15 +82,19 @@ class Case:
     ) -> Mechanism:
         if not self.row.private:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
-        return GaussianMechanism(
+        saved = {name: t.clone() for name, t in self.coordinates.state_dict().items()}
+        mechanism = GaussianMechanism(
             self.coordinates,
             clip_norm=clip_norm,
-            event=StepEvent(PoissonSampling(0.01), sigma),
+            event=StepEvent(PoissonSampling(0.01), sigma, self.coordinates.event_layers),
             expected_batch_size=batch,
             ledger=ledger or CountingLedger(),
             noise=NoiseSource(seed),
             clipping=clipping,
         )
+        if isinstance(self.coordinates, WishartCoordinates):  # keeps its projections, which a run would not
+            self.coordinates.load_state_dict(saved)
+        return mechanism
 
     def feed(
         self,
@@ -123,6 +127,24 @@ class Case:
         release = mechanism.release()
         self.optimizer.step(release, learning_rate)
         return release
+
+    def releases(self, mechanism: Mechanism, count: int) -> Tensor:
+        """(count, coordinates): releases of empty batches, without a step in between."""
+        found = []
+        for _ in range(count):
+            found.append(flat(mechanism.release().vector))
+            if isinstance(self.coordinates, WishartCoordinates):
+                self.coordinates.refresh()
+        return torch.stack(found)
+
+    def gradients(self, p: list[Tensor], q: list[Tensor]) -> Captured:
+        """Gradients from nowhere, as the adapter would give them."""
+        squares = torch.stack([t.square().sum(dim=(-2, -1)).double() for t in p]).sum(dim=0)
+        return Captured(p, q, 2 * squares if self.adapter.dense_norms else None)
+
+    def reached(self, usual: float) -> float:
+        """The least of C by which a clipped unit moves the sum; a projection after the clip leaves a part of it."""
+        return 0.2 if self.coordinates.event_layers else usual
 
     def weights(self) -> Tensor:
         """All dense updates Z, end to end."""

@@ -13,6 +13,7 @@ from tiny_models import uneven_examples
 from torch import Tensor
 
 from privlora.coordinates import Vector
+from privlora.methods import METHODS
 
 SIGMA, CLIP_NORM, BATCH = 0.8, 0.5, 4.0
 TAU = SIGMA * CLIP_NORM / BATCH
@@ -43,7 +44,7 @@ def data_directions(case: Case) -> Tensor:
 def empty_releases(case: Case, count: int) -> Tensor:
     """(count, coordinates): releases of empty batches, in units of tau."""
     mechanism = case.mechanism(sigma=SIGMA, clip_norm=CLIP_NORM, batch=BATCH, seed=5)
-    return torch.stack([flat(mechanism.release().vector) for _ in range(count)]) / TAU
+    return case.releases(mechanism, count) / TAU
 
 
 @by_case
@@ -128,8 +129,8 @@ def test_public_seeds_do_not_fix_it(variant: tuple[str, str], tmp_path: Path) ->
 
 @by_space
 def test_it_never_repeats_within_a_run(variant: tuple[str, str], tmp_path: Path) -> None:
-    mechanism = make_case(variant, tmp_path).mechanism()
-    first, second = (flat(mechanism.release().vector) for _ in range(2))
+    case = make_case(variant, tmp_path)
+    first, second = case.releases(case.mechanism(), 2)
     assert unrelated(first, second)
 
 
@@ -138,6 +139,8 @@ def test_it_never_repeats_within_a_run(variant: tuple[str, str], tmp_path: Path)
 def test_it_is_float32_whatever_the_models_dtype(
     variant: tuple[str, str], dtype: torch.dtype, tmp_path: Path
 ) -> None:
+    if METHODS[variant[0]].space == "wishart" and dtype == torch.bfloat16:
+        return  # refused: test_one_record_of_a_bfloat16_model
     case = make_case(variant, tmp_path, model=poisoned_model(dtype))
     mechanism = case.mechanism()
     case.feed(mechanism, uneven_examples())

@@ -23,8 +23,10 @@ from tiny_models import random_example, uneven_examples
 from torch import Tensor
 
 from privlora.adapters import Captured
-from privlora.coordinates import OneFactorCoordinates
+from privlora.coordinates import OneFactorCoordinates, ProjectedCoordinates
 from privlora.data.examples import Example
+from privlora.errors import ConfigError
+from privlora.methods import METHODS
 
 
 def hard_batch() -> list[Example]:
@@ -36,7 +38,12 @@ def hard_batch() -> list[Example]:
 
 
 def check_remove_one(
-    case: Case, examples: list[Example], units: list[Any], clip_norm: float, clipping: str = "flat"
+    case: Case,
+    examples: list[Example],
+    units: list[Any],
+    clip_norm: float,
+    clipping: str = "flat",
+    tolerance: float = 1e-6,
 ) -> list[float]:
     """Norms of the change of the sum when each unit leaves, in units of C."""
     options: dict[str, Any] = {"clip_norm": clip_norm, "clipping": clipping}
@@ -46,7 +53,7 @@ def check_remove_one(
     for left_out in range(len(units)):
         rest = units[:left_out] + units[left_out + 1 :]
         changes.append(float((whole - case.clipped_sum(examples, rest, **options)).norm()) / clip_norm)
-    assert max(changes) <= 1 + 1e-6
+    assert max(changes) <= 1 + tolerance
     return changes
 
 
@@ -55,17 +62,22 @@ def test_one_record(variant: tuple[str, str], state: str, tmp_path: Path) -> Non
     case = make_case(variant, tmp_path, state)
     examples = hard_batch()
     changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3)
-    assert min(changes[:6]) > 0.9999  # every ordinary row is clipped to C: the bound is reached
+    assert min(changes[:6]) > case.reached(0.9999)  # every ordinary row is clipped to C: the bound is reached
     assert max(changes[6:]) < 1e-6  # no label, one token, empty, NaN, inf: nothing but rounding
     check_remove_one(case, examples, list(range(len(examples))), clip_norm=1.0)
 
 
 @by_space
 def test_one_record_of_a_bfloat16_model(variant: tuple[str, str], tmp_path: Path) -> None:
-    case = make_case(variant, tmp_path, model=poisoned_model(torch.bfloat16))
+    model = poisoned_model(torch.bfloat16)
+    if METHODS[variant[0]].space == "wishart":
+        with pytest.raises(ConfigError, match="needs float32 layers"):
+            make_case(variant, tmp_path, model=model)
+        return
+    case = make_case(variant, tmp_path, model=model)
     examples = hard_batch()
-    changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3)
     # The longest row takes the padding with it, which changes how bfloat16 kernels round the other rows.
+    changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3, tolerance=2e-3)
     assert min(changes[:6]) > 0.99
 
 
@@ -74,7 +86,7 @@ def test_one_user(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     units = [np.array(u) for u in ([0, 3, 5], [1, 2], [4], [6, 7, 8], [9])]
     changes = check_remove_one(case, hard_batch(), units, clip_norm=1e-3)
-    assert min(changes[:3]) > 0.9999
+    assert min(changes[:3]) > case.reached(0.9999)
     # A user with a NaN record contributes nothing at all.
     assert changes[4] < 1e-6
 
@@ -84,7 +96,8 @@ def test_one_record_where_a_module_is_used_twice(variant: tuple[str, str], tmp_p
     model = poisoned_model()
     model.model.layers[1] = model.model.layers[0]
     case = make_case(variant, tmp_path, model=model)
-    assert min(check_remove_one(case, uneven_examples(), list(range(6)), clip_norm=1e-3)) > 0.9999
+    changes = check_remove_one(case, uneven_examples(), list(range(6)), clip_norm=1e-3)
+    assert min(changes) > case.reached(0.9999)
 
 
 @by_space
@@ -101,11 +114,11 @@ def test_one_bad_entry_anywhere_removes_its_unit(
 ) -> None:
     case = make_case(variant, tmp_path)
     sizes = [(site.m, site.n) for site in case.adapter.sites]
-    clean = Captured([torch.randn(4, m, 3) for m, _ in sizes], [torch.randn(4, n, 3) for _, n in sizes])
+    clean = case.gradients([torch.randn(4, m, 3) for m, _ in sizes], [torch.randn(4, n, 3) for _, n in sizes])
     clean.zero(torch.tensor([False, True, False, False]))
-    one_factor = isinstance(case.coordinates, OneFactorCoordinates)  # in which Q enters nothing
-    for side, place in (("p", 0),) if one_factor else (("p", 0), ("q", -1)):
-        bad = Captured([t.clone() for t in clean.p], [t.clone() for t in clean.q])
+    one_sided = isinstance(case.coordinates, OneFactorCoordinates | ProjectedCoordinates)  # Q enters nothing
+    for side, place in (("p", 0),) if one_sided else (("p", 0), ("q", -1)):
+        bad = Captured([t.clone() for t in clean.p], [t.clone() for t in clean.q], clean.dense_squares)
         getattr(bad, side)[place][1, 2, 1] = value
         torch.testing.assert_close(_released(case, bad), _released(case, clean), rtol=0, atol=0)
 

@@ -32,9 +32,9 @@ from privlora.errors import PrivacyError, PrivloraError
 from privlora.mechanisms import Mechanism, Release
 
 
-def plan(steps: int) -> Plan:
+def plan(steps: int, case: Case) -> Plan:
     return Plan(
-        event=StepEvent(PoissonSampling(0.01), 1.0),
+        event=StepEvent(PoissonSampling(0.01), 1.0, case.coordinates.event_layers),
         steps=steps,
         delta=1e-5,
         target_epsilon=None,
@@ -50,7 +50,7 @@ def plan(steps: int) -> Plan:
 
 def some_gradients(case: Case, units: int = 3) -> Captured:
     sites = [(site.m, site.n) for site in case.adapter.sites]
-    return Captured(
+    return case.gradients(
         [torch.randn(units, m, 3) for m, _ in sites], [torch.randn(units, n, 3) for _, n in sites]
     )
 
@@ -76,7 +76,7 @@ def test_an_empty_batch_is_a_full_step(variant: tuple[str, str], tmp_path: Path)
 @by_space
 def test_step_t_plus_1_is_refused_and_releases_nothing(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
-    with Ledger.create(tmp_path / "ledger.jsonl", plan(steps=3)) as ledger:
+    with Ledger.create(tmp_path / "ledger.jsonl", plan(3, case)) as ledger:
         mechanism = case.mechanism(ledger=ledger)
         for _ in range(3):
             case.step(mechanism, uneven_examples())
@@ -190,14 +190,14 @@ def test_charges_cover_releases_wherever_an_exception_strikes(
     steps = 2
     case = make_case(variant, tmp_path, targets="q_proj|.*layers.0.*proj")
     trace, lines = injecting(at=-1)
-    with Ledger.create(tmp_path / "dry.jsonl", plan(steps)) as ledger:
+    with Ledger.create(tmp_path / "dry.jsonl", plan(steps, case)) as ledger:
         train(case, ledger, [], trace)
     assert lines[0] > 300
     lost = 0
     for at in range(1, lines[0], max(1, lines[0] // 40)):
         path, releases = tmp_path / f"{at}.jsonl", []
         trace, _ = injecting(at)
-        with Ledger.create(path, plan(steps)) as ledger, pytest.raises(Injected):
+        with Ledger.create(path, plan(steps, case)) as ledger, pytest.raises(Injected):
             train(case, ledger, releases, trace)
         with Ledger.open(path) as ledger:
             assert len(releases) <= ledger.charges <= len(releases) + 1

@@ -13,8 +13,10 @@ from privlora.coordinates import (
     Coordinates,
     FactorCoordinates,
     OneFactorCoordinates,
+    ProjectedCoordinates,
     TangentCoordinates,
     Vector,
+    WishartCoordinates,
 )
 from privlora.geometry.fixed_rank import Point, random_point
 from privlora.mechanisms import Release
@@ -30,9 +32,13 @@ def label(pair: tuple[str, str]) -> str:
 
 
 def coordinates_at(adapter: LowRankAdapter, space: str, points: list[Point]) -> Coordinates:
-    """The points in a space; factor spaces hold them as left = U S / s, right = V."""
+    """The points in a space; factor spaces hold them as left = U S / s, right = V, projected ones as products."""
     if space == "tangent":
         return TangentCoordinates(adapter, points, points[0].S.dtype)
+    if space in ("projected", "wishart"):
+        dense_kind = WishartCoordinates if space == "wishart" else ProjectedCoordinates
+        updates = [p.U * p.S[:, None] @ p.V.mT for p in points]
+        return dense_kind(adapter, updates, dtype=points[0].S.dtype)
     kind = OneFactorCoordinates if space == "one-factor" else FactorCoordinates
     pairs = [(p.U * p.S[:, None] / SCALE, p.V) for p in points]
     return kind(adapter, pairs, SCALE, points[0].S.dtype)

@@ -16,6 +16,12 @@ every_optimizer = pytest.mark.parametrize("pair", EVERY_OPTIMIZER, ids=label)
 RATES = {
     ("factors", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
     ("tangent", "sgd"): {"logistic": 1.0},
+    # Estimates through fresh projections keep their spread, and Adam its step, however near the end is.
+    **{(space, "adamw"): {"recovery": 0.01, "from zero": 0.01} for space in ("projected", "wishart")},
+    **{
+        (space, "sgd"): {"quadratic": 0.01, "recovery": 0.1, "logistic": 1.0}
+        for space in ("projected", "wishart")
+    },
 }
 
 
@@ -37,7 +43,7 @@ def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> N
     problem = Problem(*pair, target_rank=1, from_zero=True)
     before = problem.loss()
     for _ in range(250):
-        problem.step(0.1 if pair[1] == "sgd" else 0.03)
+        problem.step(RATES.get(pair, {}).get("from zero", 0.1 if pair[1] == "sgd" else 0.03))
     assert problem.loss() < 1e-2 * before
 
 
@@ -88,7 +94,8 @@ def test_names_shapes_and_dtypes_stay(pair: tuple[str, str], dtype: torch.dtype)
         seen.append({name: (t.shape, t.dtype) for name, t in state.items()})
         # Counters aside, everything is in the dtype of the factors.
         assert {t.dtype for t in state.values() if t.dim()} <= {dtype}
-        assert {t.dtype for t in problem.coordinates.state_dict().values()} == {dtype}
+        kept = problem.coordinates.state_dict().values()
+        assert {t.dtype for t in kept if t.is_floating_point()} == {dtype}
         assert all(bool(t.isfinite().all()) for t in state.values())
     assert all(names == seen[0] for names in seen)
 
@@ -138,7 +145,8 @@ def test_nothing_moves_but_what_is_trained(pair: tuple[str, str]) -> None:
     for _ in range(3):
         problem.step(0.05, noise_std=0.1)
     frozen = {name for name, t in problem.coordinates.state_dict().items() if torch.equal(t, before[name])}
-    assert frozen == ({n for n in before if n.endswith("right")} if pair[0] == "one-factor" else set())
+    public = {"one-factor": "right", "projected": "key", "wishart": "key"}.get(pair[0], "nothing")
+    assert frozen == {name for name in before if name.endswith(public)}
 
 
 @every_optimizer

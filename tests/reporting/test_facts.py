@@ -10,6 +10,7 @@ import torch
 from reporting_cases import STEPS, Run, leaf_paths, make_run
 
 from privlora.reporting.facts import evaluation_rows, gather
+from privlora.reporting.wording import privacy_table, sentence
 
 # Every value that a report may hold. Whoever adds a line states that it is public.
 ALLOWED = {
@@ -28,6 +29,7 @@ ALLOWED = {
     "statement.sampling.max_batch_size",
     "statement.sampling.dataset_size",
     "statement.noise_multiplier",
+    "statement.projections",
     "statement.clip_norm",
     "statement.expected_batch_size",
     "statement.steps_planned",
@@ -190,3 +192,15 @@ def test_the_unit_decides_what_is_not_protected(tmp_path: Path, report: dict[str
     statement = load(run)["statement"]
     assert (statement["unit"], statement["records_per_user"]) == ("user", 4)
     assert any("same person" in text for text in report["not_protected"])
+
+
+def test_a_projected_mechanism_is_named_with_its_layers(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "wishart-m2", privacy={"noise_multiplier": 1.0})
+    report = load(run)
+    sizes = {(3, site.n) for site in run.parts.adapter.sites}
+    assert report["statement"]["projections"] == [list(pair) for pair in sorted(sizes)]
+    assert report["statement"]["epsilon_replace_one"] is None
+    assert "fresh random projections" in sentence(report)
+    rows = dict(privacy_table(report))
+    assert rows["ε if one unit is replaced"] == "not known for this mechanism"
+    assert "3 of 16, 3 of 24 input dimensions" in rows["Mechanism"]

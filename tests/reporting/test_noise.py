@@ -6,7 +6,12 @@ import pytest
 import torch
 from reporting_cases import Run, make_run
 
-from privlora.coordinates import FactorCoordinates, OneFactorCoordinates, TangentCoordinates
+from privlora.coordinates import (
+    FactorCoordinates,
+    OneFactorCoordinates,
+    ProjectedCoordinates,
+    TangentCoordinates,
+)
 from privlora.reporting.noise import noise_on_weights
 
 STD = 0.25
@@ -55,6 +60,20 @@ def test_noise_on_one_factor_equals_the_norm_of_dense_updates(tmp_path: Path) ->
             expected = STD * coordinates.scale * float(dense.square().sum(dim=(-2, -1)).mean()) ** 0.5
             assert modules[site.name]["closed_form"] == pytest.approx(expected, rel=0.05)
             assert modules[site.name]["measured"] == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("method", ["projected", "wishart-m2"])
+def test_noise_through_a_projection_equals_the_norm_of_estimates(method: str, tmp_path: Path) -> None:
+    coordinates = make_run(tmp_path / "run", method, privacy={"noise_multiplier": 1.0}).parts.coordinates
+    assert isinstance(coordinates, ProjectedCoordinates)
+    modules = noise_on_weights(coordinates, STD)["modules"]
+    estimates = [coordinates.gradients(coordinates.standard_normal(torch.randn)) for _ in range(100)]
+    for g, group in enumerate(coordinates.adapter.groups):
+        squares = torch.stack([e[g].square().sum(dim=(-2, -1)) for e in estimates]).mean(dim=0)
+        for k, site in enumerate(group.sites):
+            dense = STD * float(squares[k]) ** 0.5
+            assert modules[site.name]["closed_form"] == pytest.approx(dense, rel=0.1)
+            assert modules[site.name]["measured"] == pytest.approx(dense, rel=0.2)
 
 
 def test_each_report_draws_afresh(private_run: Run) -> None:

@@ -6,6 +6,8 @@ are second opinions on request. The central limit theorem of Gaussian DP is not 
 rates it states half the true epsilon. An accountant that does not know an event or an adjacency refuses;
 nothing falls back to another accountant.
 
+Projected steps are priced by `projection.composition` for gradients of any rank, and composed with the others.
+
 dp_accounting takes most of a second to import, so it is imported inside the functions that need it.
 
 Edge cases of `epsilon`:
@@ -67,7 +69,8 @@ def epsilon(
         events: pairs (event, count).
         delta: total delta of the composition, in (0, 1).
         accountant: "pld" (the one to print); "rdp" (looser; add-or-remove-one and plain Poisson only); "prv"
-            (upper end of its interval, about 0.01 above PLD; same limits; needs the package prv-accountant).
+            (upper end of its interval, about 0.01 above PLD; same limits, and no projected steps; needs the
+            package prv-accountant).
         adjacency: which data sets count as neighbours. Under "add-or-remove-one", truncated Poisson sampling
             is accounted for a unit replaced by an empty one among `dataset_size` (arXiv:2508.15089).
         grid: spacing of the discretised privacy loss, PLD only. A result below 0.1 is computed once more at
@@ -114,18 +117,30 @@ def delta_of(
     """The delta for which the composition of `events` is (epsilon, delta)-DP: a PLD upper bound in [0, 1].
 
     Raises:
-        PrivacyError: epsilon is negative or NaN, or a count is out of range.
+        PrivacyError: epsilon is negative or NaN, a count is out of range, or the adjacency is not supported.
     """
-    if not epsilon >= 0:
-        raise PrivacyError(f"epsilon={epsilon} is not >= 0", fix="give an epsilon of 0 or more")
+    return delta_curve(events, [epsilon], adjacency=adjacency, grid=grid)[0]
+
+
+def delta_curve(
+    events: Events,
+    epsilons: Sequence[float],
+    *,
+    adjacency: Adjacency = "add-or-remove-one",
+    grid: float = DEFAULT_GRID,
+) -> list[float]:
+    """`delta_of` at each of `epsilons`, from one composition. Errors as there."""
+    for value in epsilons:
+        if not value >= 0:
+            raise PrivacyError(f"epsilon={value} is not >= 0", fix="give an epsilon of 0 or more")
     costly = _merge(events)
-    check_adjacency(adjacency)
+    _check_supported("pld", adjacency, events)
     if not costly:
-        return 0.0
+        return [0.0 for _ in epsilons]
     if any(event.noise_multiplier == 0 for event in costly):
-        return 1.0
-    delta = _compose(costly, adjacency, grid).get_delta_for_epsilon(epsilon)
-    return min(1.0, max(0.0, float(delta)))
+        return [1.0 for _ in epsilons]
+    composed = _compose(costly, adjacency, grid)
+    return [min(1.0, max(0.0, float(composed.get_delta_for_epsilon(value)))) for value in epsilons]
 
 
 def epsilon_curve(
@@ -163,17 +178,35 @@ def rough_epsilon(events: dict[StepEvent, int]) -> float:
     density /= density.sum()
     mean = variance = largest = 0.0
     for event, count in events.items():
-        q, mu = event.sampling.sample_rate, 1 / event.noise_multiplier
+        q = event.sampling.sample_rate
+        mu = math.sqrt(typical_energy(event)) / event.noise_multiplier
+        at_most = math.sqrt(_extreme_energy(event)) / event.noise_multiplier
         with np.errstate(divide="ignore"):
-            outside, inside = (
-                np.logaddexp(np.log1p(-q), np.log(q) + mu * (z + at) - mu**2 / 2) for at in (0.0, mu)
+            outside, inside, extreme = (
+                np.logaddexp(np.log1p(-q), np.log(q) + shift * (z + at) - shift**2 / 2)
+                for shift, at in ((mu, 0.0), (mu, mu), (at_most, at_most))
             )
         first = float((density * ((1 - q) * outside + q * inside)).sum())
         second = float((density * ((1 - q) * outside**2 + q * inside**2)).sum())
         mean += count * first
         variance += count * (second - first**2)
-        largest = max(largest, float(inside[-1]))
+        largest = max(largest, float(extreme[-1]))
     return max(mean + 5 * math.sqrt(max(variance, 0.0)), largest / 4)
+
+
+def typical_energy(event: StepEvent) -> float:
+    """The mean share of a unit's squared norm that a step lets through: 1 without projections."""
+    if not event.is_cheaper_by_projection:
+        return 1.0
+    return max(rank / dimension for rank, dimension in event.projections)
+
+
+def _extreme_energy(event: StepEvent) -> float:
+    """A share that is exceeded with probability 1e-12: Laurent and Massart (2000), chi-square_r over d."""
+    if not event.is_cheaper_by_projection:
+        return 1.0
+    tail = math.sqrt(2 * math.log(1e12))
+    return min(1.0, max((math.sqrt(rank) + tail) ** 2 / dimension for rank, dimension in event.projections))
 
 
 def pld_epsilon(events: dict[StepEvent, int], delta: float, adjacency: Adjacency, grid: float) -> float:
@@ -186,6 +219,18 @@ def check_adjacency(adjacency: str) -> None:
     if adjacency not in get_args(Adjacency):
         raise PrivacyError(
             f"adjacency={adjacency!r} is unknown", fix=f"choose one of {', '.join(get_args(Adjacency))}"
+        )
+
+
+def check_covered(event: StepEvent, adjacency: Adjacency) -> None:
+    """Raise PrivacyError unless steps like `event` can be accounted under `adjacency`."""
+    check_adjacency(adjacency)
+    if event.projections and adjacency != "add-or-remove-one":
+        raise PrivacyError(
+            f"projected steps are not accounted under adjacency={adjacency}",
+            why="replacing a unit changes the clipped sum by up to 2 C, and no sampled bound for projections "
+            "covers it",
+            fix="use adjacency=add-or-remove-one",
         )
 
 
@@ -217,8 +262,16 @@ def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Event
         raise PrivacyError(
             f"accountant={accountant!r} is unknown", fix=f"choose one of {', '.join(get_args(Accountant))}"
         )
+    for event, _ in events:
+        check_covered(event, adjacency)
     if accountant == "pld":
         return
+    if accountant == "prv" and any(event.projections for event, _ in events):
+        raise PrivacyError(
+            "accountant=prv does not support projected steps",
+            why="it knows the Gaussian mechanism only",
+            fix="use accountant=pld, or rdp for a second opinion",
+        )
     if adjacency != "add-or-remove-one":
         # dp_accounting's RDP reads a replace-one noise multiplier as std / sensitivity, not std / C.
         raise PrivacyError(
@@ -239,6 +292,11 @@ def _step_pld(event: StepEvent, relation: NeighboringRelation, grid: float) -> P
     """The privacy loss of one step. Kept, because building it takes longer than composing it."""
     from dp_accounting.pld import privacy_loss_distribution
 
+    if event.is_cheaper_by_projection:
+        # Of Poisson batches, an empty unit in place of one is the same as none: `relation` does not matter.
+        from privlora.accounting.projection.composition import rank_free_pld
+
+        return rank_free_pld(event.noise_multiplier, event.projections, event.sampling.sample_rate, grid)
     if isinstance(event.sampling, TruncatedPoissonSampling):
         return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
             dataset_size=event.sampling.dataset_size,
@@ -268,7 +326,7 @@ def _compose(events: dict[StepEvent, int], adjacency: Adjacency, grid: float) ->
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     total = privacy_loss_distribution.identity(value_discretization_interval=grid)
     for event, count in events.items():
-        if event.sampling == PoissonSampling(1.0):
+        if event.sampling == PoissonSampling(1.0) and not event.is_cheaper_by_projection:
             # Gaussian steps on the whole data compose to one Gaussian step, without any discretisation error.
             single = StepEvent(event.sampling, event.noise_multiplier / math.sqrt(count))
             part = _step_pld(single, relation, grid)
@@ -282,12 +340,30 @@ def _rdp_epsilon(events: dict[StepEvent, int], delta: float) -> float:
     import dp_accounting
     from dp_accounting import rdp
 
+    if any(event.is_cheaper_by_projection for event in events):
+        return _rank_free_rdp_epsilon(events, delta)
     accountant = rdp.RdpAccountant(orders=rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
     for event, count in events.items():
         gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
         sampled = dp_accounting.PoissonSampledDpEvent(event.sampling.sample_rate, gaussian)
         accountant.compose(sampled, count)
     return max(0.0, float(accountant.get_epsilon(delta)))
+
+
+def _rank_free_rdp_epsilon(events: dict[StepEvent, int], delta: float) -> float:
+    """As `_rdp_epsilon`, by the closed form for projected steps, which has integer orders only."""
+    import numpy as np
+    from dp_accounting import rdp
+
+    from privlora.accounting.projection.renyi import rank_free_rdp
+
+    every_order = rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS
+    orders = sorted({int(order) for order in every_order if order >= 2 and float(order).is_integer()})
+    total = np.zeros(len(orders))
+    for event, count in events.items():
+        step = rank_free_rdp(orders, event.noise_multiplier, event.projections, event.sampling.sample_rate)
+        total += count * step
+    return float(rdp.compute_epsilon(orders, total, delta)[0])
 
 
 def _require_prv() -> None:

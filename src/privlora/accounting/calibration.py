@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,19 @@ from privlora.accounting.accountants import (
     REFINE_BELOW_EPSILON,
     Adjacency,
     accountant_versions,
-    check_adjacency,
+    check_covered,
     check_delta,
     pld_epsilon,
     rough_epsilon,
+    typical_energy,
 )
-from privlora.accounting.events import Sampling, StepEvent
+from privlora.accounting.events import Projections, Sampling, StepEvent
 from privlora.errors import PrivacyError
 
 _log = logging.getLogger(__name__)
 
-# Below, epsilon is in the hundreds and means nothing; above, no training signal would be left.
+# Below, epsilon is in the hundreds and means nothing; above, no training signal would be left. The lower one is
+# per square root of the share of a gradient's energy that a projection lets through.
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
 _SMALLEST_TARGET = 1e-3  # the accountant's grid resolves no less
 _FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
@@ -103,6 +105,7 @@ def calibrate_noise_multiplier(
     adjacency: Adjacency = "add-or-remove-one",
     tolerance: float = 1e-6,
     cache: bool = True,
+    projections: Projections = (),
 ) -> Calibration:
     """The smallest noise multiplier with which `steps` steps are (target_epsilon, delta)-DP.
 
@@ -114,9 +117,12 @@ def calibrate_noise_multiplier(
         adjacency: which data sets are neighbours.
         tolerance: relative accuracy of sigma, in [1e-7, 0.1]; the result is at most twice this too large.
         cache: reuse and keep results under `cache_folder()`.
+        projections: (rank, input dimension) of the layers that each step projects afresh after clipping the whole
+            gradient; empty if it projects nothing. See `StepEvent`.
 
     Raises:
-        PrivacyError: an argument is out of range, or no sensible noise reaches the target.
+        PrivacyError: an argument is out of range, the adjacency does not cover projections, or no sensible noise
+            reaches the target.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise PrivacyError(f"steps={steps!r} is not a positive integer", fix="give the exact number of steps")
@@ -130,14 +136,16 @@ def calibrate_noise_multiplier(
             f"tolerance={tolerance} is not between 1e-7 and 0.1", fix="leave the default of 1e-6"
         )
     check_delta(delta)
-    check_adjacency(adjacency)
+    step = StepEvent(sampling, 0.0, projections)
+    check_covered(step, adjacency)
     if sampling.sample_rate == 0:
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
 
     request = {
-        "sampling": StepEvent(sampling, 0.0).to_dict()["sampling"],
+        "sampling": step.to_dict()["sampling"],
+        "projections": step.projections,
         "steps": steps,
         "target_epsilon": float(target_epsilon),
         "delta": float(delta),
@@ -147,12 +155,12 @@ def calibrate_noise_multiplier(
     }
     found = _read_cache(request) if cache else None
     if found is None:
-        found = _solve(sampling, steps, target_epsilon, delta, adjacency, tolerance)
+        found = _solve(step, steps, target_epsilon, delta, adjacency, tolerance)
         if cache:
             _write_cache(request, *found)
     sigma, spent = found
     return Calibration(
-        event=StepEvent(sampling, sigma),
+        event=replace(step, noise_multiplier=sigma),
         steps=steps,
         target_epsilon=float(target_epsilon),
         epsilon=spent,
@@ -164,12 +172,12 @@ def calibrate_noise_multiplier(
 
 
 def _solve(
-    sampling: Sampling, steps: int, target: float, delta: float, adjacency: Adjacency, tolerance: float
+    step: StepEvent, steps: int, target: float, delta: float, adjacency: Adjacency, tolerance: float
 ) -> tuple[float, float]:
-    """sigma, rounded up, and its epsilon on the fine grid."""
+    """sigma, rounded up, and its epsilon on the fine grid, for events like `step`."""
 
     def pld_or_huge(sigma: float, grid: float) -> float:
-        events = {StepEvent(sampling, sigma): steps}
+        events = {replace(step, noise_multiplier=sigma): steps}
         # Far from the root PLD needs gigabytes, and its inf, where delta is below the tail, stops the root finder.
         if not rough_epsilon(events) <= _FAR * max(1.0, target):
             return _HUGE * target
@@ -183,17 +191,19 @@ def _solve(
     coarse, medium, fine = epsilon_at(ratio * grid), epsilon_at(ratio**0.5 * grid), epsilon_at(grid)
 
     digits = math.ceil(-math.log10(tolerance)) + 1
-    root = _root(coarse, target, start=1.0, factor=2.0, rtol=_COARSE_TOLERANCE)
+    scale = math.sqrt(typical_energy(step))
+    smallest = _SMALLEST_SIGMA * scale
+    root = _root(coarse, target, smallest, start=scale, factor=2.0, rtol=_COARSE_TOLERANCE)
     slope = (coarse(root * (1 + _COARSE_TOLERANCE)) - coarse(root)) / _COARSE_TOLERANCE  # by log sigma
     if slope < 0:
         # The grid's error is of second order, so two coarse values foretell the fine one: mostly enough.
         foretold = medium(root) - (coarse(root) - medium(root)) / ratio
-        step = (target - foretold) / slope
-        root = _round_up(root * math.exp(max(-0.1, min(0.1, step))), digits)
+        change = (target - foretold) / slope
+        root = _round_up(root * math.exp(max(-0.1, min(0.1, change))), digits)
         if target + 2 * tolerance * slope <= fine(root) <= target:
             return root, fine(root)
 
-    root = _root(fine, target, start=root, factor=1.01, rtol=tolerance / 4)
+    root = _root(fine, target, smallest, start=root, factor=1.01, rtol=tolerance / 4)
     for units in range(4):
         sigma = _round_up(root * (1 + units * tolerance), digits)
         if fine(sigma) <= target:
@@ -206,7 +216,13 @@ def _solve(
 
 
 def _root(
-    epsilon: Callable[[float], float], target: float, *, start: float, factor: float, rtol: float
+    epsilon: Callable[[float], float],
+    target: float,
+    smallest: float,
+    *,
+    start: float,
+    factor: float,
+    rtol: float,
 ) -> float:
     """The noise multiplier at which the falling `epsilon` meets the target, sought from `start`."""
     from scipy.optimize import brentq
@@ -222,7 +238,7 @@ def _root(
         low, high = high, high * factor
         factor = min(2.0, factor * factor)
     while epsilon(low) <= target:
-        if low < _SMALLEST_SIGMA:
+        if low < smallest:
             raise PrivacyError(
                 f"target_epsilon={target} is met even with noise_multiplier={low:g}",
                 why="so little noise protects nobody",

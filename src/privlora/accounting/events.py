@@ -1,4 +1,4 @@
-"""What happened: one frozen record for each release of the Gaussian mechanism, whatever it costs.
+"""What happened: one frozen record for each noisy release, whatever it costs.
 
 The sampler writes these, the ledger stores them, and `accountants` prices them: what is accounted is what
 was sampled.
@@ -77,21 +77,39 @@ _SAMPLINGS: dict[str, type[PoissonSampling] | type[TruncatedPoissonSampling]] = 
 }
 
 
+Projections = tuple[tuple[int, int], ...]
+"""(rank r_l, input dimension d_l) of the layers that a step projects; empty for a step that projects nothing."""
+
+
 @dataclass(frozen=True)
 class StepEvent:
-    """One release of the Gaussian mechanism: a sum over a sampled batch, plus noise.
+    """One release: a sum over a sampled batch plus Gaussian noise, projected at random if `projections` says so.
+
+    Without projections it is the Gaussian mechanism. With them it is the noisy projection mechanism M2 of
+    Hu et al. (2026): each unit's whole gradient, all layers jointly, is clipped to C; then the input side of
+    layer l is projected on a random subspace of r_l of its d_l dimensions, whose law is invariant under
+    rotations (Haar, Wishart). The subspaces are drawn afresh in every step, independently of the data and of
+    everything that happened before, and may be published. The noise is measured per coordinate of an
+    orthonormal basis of the subspace.
 
     Attributes:
         sampling: how the batch was drawn.
         noise_multiplier: sigma = standard deviation of the noise in one coordinate / clip_norm C, where no
-            privacy unit contributes more than C in norm to the sum. Zero means that epsilon is infinite.
+            privacy unit contributes more than C in norm to the sum, before any projection. Zero means that
+            epsilon is infinite.
+        projections: (r_l, d_l) of the projected layers, 1 <= r_l <= d_l; kept sorted and without repeats,
+            because the cost depends on the distinct pairs only. A layer that is released without projection
+            under the same clip counts as (d_l, d_l), and makes the whole step cost what the Gaussian
+            mechanism costs.
 
     Raises:
-        PrivacyError: `noise_multiplier` is negative or not finite.
+        PrivacyError: `noise_multiplier` is negative or not finite; a pair of `projections` is unusable; or
+            a projected step samples otherwise than by plain Poisson sampling.
     """
 
     sampling: Sampling
     noise_multiplier: float
+    projections: Projections = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
@@ -99,19 +117,40 @@ class StepEvent:
                 f"noise_multiplier={self.noise_multiplier} is not a finite number >= 0",
                 fix="give the noise's standard deviation divided by clip_norm, or calibrate it",
             )
+        _check_projections(self.projections)
+        if self.projections and not isinstance(self.sampling, PoissonSampling):
+            raise PrivacyError(
+                "a projected step cannot use truncated Poisson sampling",
+                why="one unit can push another out of a truncated batch, which no bound for projections covers",
+                fix="do without max_batch_size, or without projections",
+            )
+        object.__setattr__(self, "projections", tuple(sorted(set(self.projections))))
+
+    @property
+    def is_cheaper_by_projection(self) -> bool:
+        """Whether the step may cost less than the Gaussian mechanism: every layer loses some dimensions."""
+        return bool(self.projections) and all(rank < dimension for rank, dimension in self.projections)
 
     def describe(self) -> str:
         """One line for reports."""
-        return f"Gaussian mechanism, sigma={self.noise_multiplier:.6g}, {self.sampling.describe()}"
+        mechanism = "Gaussian mechanism"
+        if self.projections:
+            pairs = ", ".join(f"{rank} of {dimension}" for rank, dimension in self.projections)
+            mechanism = f"Gaussian mechanism on a fresh random projection of clipped gradients ({pairs})"
+        return f"{mechanism}, sigma={self.noise_multiplier:.6g}, {self.sampling.describe()}"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; `from_dict` gives back an equal event."""
         kind = next(name for name, cls in _SAMPLINGS.items() if isinstance(self.sampling, cls))
-        return {
+        content: dict[str, Any] = {
             "mechanism": "gaussian",
             "noise_multiplier": self.noise_multiplier,
             "sampling": {"kind": kind, **asdict(self.sampling)},
         }
+        if self.projections:
+            content["mechanism"] = "projected_gaussian"
+            content["projections"] = [list(pair) for pair in self.projections]
+        return content
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepEvent:
@@ -120,9 +159,14 @@ class StepEvent:
         Raises:
             PrivacyError: a field is missing, unknown or of the wrong type.
         """
-        values = exact_fields(data, {"mechanism", "noise_multiplier", "sampling"}, "event")
-        if values["mechanism"] != "gaussian":
-            raise PrivacyError(f"event has unknown mechanism {values['mechanism']!r}")
+        mechanism = data.get("mechanism")
+        if mechanism not in ("gaussian", "projected_gaussian"):
+            raise PrivacyError(f"event has unknown mechanism {mechanism!r}")
+        projected = mechanism == "projected_gaussian"
+        expected_fields = {"mechanism", "noise_multiplier", "sampling"} | (
+            {"projections"} if projected else set()
+        )
+        values = exact_fields(data, expected_fields, "event")
         sampling = values["sampling"]
         kind = sampling.get("kind") if isinstance(sampling, Mapping) else None
         if not isinstance(kind, str) or kind not in _SAMPLINGS:
@@ -137,7 +181,29 @@ class StepEvent:
                 raise PrivacyError(
                     f"event field {name}={value!r} is not {'an integer' if wants_int else 'a number'}"
                 )
-        return cls(sampling_cls(**arguments), values["noise_multiplier"])
+        projections = _read_projections(values["projections"]) if projected else ()
+        return cls(sampling_cls(**arguments), values["noise_multiplier"], projections)
+
+
+def _check_projections(projections: object) -> None:
+    if not isinstance(projections, tuple):
+        raise PrivacyError(
+            f"projections={projections!r} is not a tuple", fix="give ((rank, input dimension), ...)"
+        )
+    for pair in projections:
+        good = isinstance(pair, tuple) and len(pair) == 2 and all(type(number) is int for number in pair)
+        if not (good and 1 <= pair[0] <= pair[1]):
+            raise PrivacyError(
+                f"projection {pair!r} is not (rank, input dimension), two integers with 1 <= rank <= dimension",
+                why="the share of a gradient that a random subspace captures depends on both",
+                fix="give the rank of the projection and the width of the layer's input, e.g. (64, 2048)",
+            )
+
+
+def _read_projections(content: object) -> Projections:
+    if not isinstance(content, list) or not content or not all(isinstance(pair, list) for pair in content):
+        raise PrivacyError(f"event has unreadable projections {content!r}")
+    return tuple(tuple(pair) for pair in content)
 
 
 def exact_fields(data: Mapping[str, Any], expected: set[str], what: str) -> Mapping[str, Any]:

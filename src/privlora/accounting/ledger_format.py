@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
-from privlora.accounting.accountants import Adjacency, check_adjacency, check_delta, epsilon
+from privlora.accounting.accountants import Adjacency, check_covered, check_delta, epsilon
 from privlora.accounting.events import StepEvent, exact_fields
 from privlora.errors import PrivacyError, RunError
 
@@ -69,7 +69,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
-        check_adjacency(self.adjacency)
+        check_covered(self.event, self.adjacency)
         bound = self.records_per_user
         good = {
             "steps": _is_integer(self.steps) and self.steps >= 1,

@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
+from privlora.adapters.dense_norms import dense_norms
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.errors import ModelError, PrivacyError
 
@@ -41,12 +43,15 @@ class Site:
     offset: tuple[Tensor, Tensor] | None = None  # fixed A0 (m, k), B0 (n, k): the layer is W0 - A0 B0^T
     p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the micro-batch under way
     q: Tensor | None = None  # (rows, n, r)
+    norms: Tensor | None = None  # (rows,) float64: ||G_i||_F, kept where the adapter wants them
+    update: Tensor | None = None  # (m, n): while attached, the layer computes with W0 + update
+    frozen: torch.nn.Parameter | None = None  # W0, while another weight stands in its place
 
     @property
     def weight(self) -> Tensor:
         """The frozen W0, as the layer stores it (a Conv1D's is transposed, a quantised one is packed)."""
         weight: Any = self.module.weight
-        return weight
+        return weight if self.frozen is None else self.frozen
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,13 @@ class Group:
 class Captured:
     """Gradients of one micro-batch, per privacy unit: lists over ``adapter.sites`` (groups laid end to end).
 
-    p[s]: (units, m_s, r), q[s]: (units, n_s, r); float32, or float64 for a float64 model. Private data.
+    p[s]: (units, m_s, r), q[s]: (units, n_s, r); float32, or float64 for a float64 model. dense_squares: (units,)
+    float64, at least ||G_i||_F^2 over all sites, where the adapter wants it. Private data.
     """
 
     p: list[Tensor]
     q: list[Tensor]
+    dense_squares: Tensor | None = None
 
     @property
     def units(self) -> int:
@@ -81,7 +88,9 @@ class Captured:
     def cat(parts: Sequence[Captured]) -> Captured:
         """The units of all parts, in order."""
         p = [torch.cat(ts) for ts in zip(*(part.p for part in parts), strict=True)]
-        return Captured(p, [torch.cat(ts) for ts in zip(*(part.q for part in parts), strict=True)])
+        q = [torch.cat(ts) for ts in zip(*(part.q for part in parts), strict=True)]
+        squares = [part.dense_squares for part in parts if part.dense_squares is not None]
+        return Captured(p, q, torch.cat(squares) if squares else None)
 
     def rescaled(self, factors: Tensor) -> Captured:
         """The gradients of site s and unit i times factors[s, i]; factors: (sites, units)."""
@@ -143,6 +152,8 @@ class LowRankAdapter:
     dropout: float = 0.0
     sites: list[Site] = field(init=False)
     groups: list[Group] = field(init=False)
+    dense_norms: bool = field(default=False, init=False)
+    """Whether to keep the norms of whole gradients too; they cost about as much as the low-rank ones."""
 
     def __post_init__(self) -> None:
         names = find_targets(
@@ -195,6 +206,7 @@ class LowRankAdapter:
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
         for site in self.sites:
             self._handles.append(site.module.register_forward_hook(self._hook(site)))
+            _show_update(site)
         # Re-entrant checkpointing runs a block's backward only if the block's input requires a gradient.
         model: Any = self.model
         embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
@@ -210,7 +222,10 @@ class LowRankAdapter:
             p.requires_grad_(flag)
         self._handles, self._requires_grad = [], []
         for site in self.sites:
-            site.p = site.q = None
+            site.p = site.q = site.norms = None
+            if site.frozen is not None:
+                module: Any = site.module
+                module.weight, site.frozen = site.frozen, None
 
     def __enter__(self) -> LowRankAdapter:
         return self if self.attached else self.attach()
@@ -224,6 +239,21 @@ class LowRankAdapter:
             weight = site.weight
             dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16  # 4-bit base weights
             site.left, site.mid, site.right = (t[k].to(weight.device, dtype) for t in (left, mid, right))
+
+    def install_update(self, group: Group, update: Tensor) -> None:
+        """Let a group compute with W0 + update while attached; update: (L, m, n), any rank.
+
+        The user's weight is not written to: another one stands in its place until ``detach``.
+        """
+        for k, site in enumerate(group.sites):
+            if not site.weight.dtype.is_floating_point:
+                raise ModelError(
+                    f"the weights of {site.name!r} are quantised, and this method adds a dense update to them",
+                    fix="load the model unquantised, or use another method",
+                )
+            site.update = update[k]
+            if self.attached:
+                _show_update(site)
 
     def subtract(self, group: Group, a0: Tensor, b0: Tensor) -> None:
         """Train as if the frozen weights were W0 - A0 B0^T; a0: (L, m, k), b0: (L, n, k), public and fixed."""
@@ -252,7 +282,7 @@ class LowRankAdapter:
         """
         self._rows, self._summed = rows, summed
         for site in self.sites:
-            site.p = site.q = None
+            site.p = site.q = site.norms = None
         try:
             yield
         finally:
@@ -268,13 +298,14 @@ class LowRankAdapter:
         self._check_complete()
         p = [site.p for site in self.sites if site.p is not None]
         q = [site.q for site in self.sites if site.q is not None]
+        norms = [site.norms for site in self.sites if site.norms is not None]
         for site in self.sites:
-            site.p = site.q = None
+            site.p = site.q = site.norms = None
         if unit_index is not None:
             units = int(unit_index.max()) + 1 if units is None else units
             if not torch.equal(unit_index, torch.arange(units, device=unit_index.device)):
-                p, q = ([_add_rows(t, unit_index, units) for t in ts] for ts in (p, q))
-        return Captured(p, q)
+                p, q, norms = ([_add_rows(t, unit_index, units) for t in ts] for ts in (p, q, norms))
+        return Captured(p, q, torch.stack(norms).square().sum(dim=0) if norms else None)
 
     def _check_complete(self) -> None:
         for site in self.sites:
@@ -332,6 +363,23 @@ class LowRankAdapter:
         # A layer that is called twice contributes one gradient: add before any norm is taken.
         site.p = p if site.p is None else site.p + p
         site.q = q if site.q is None else site.q + q
+        if self.dense_norms and not self._summed:
+            norms = dense_norms(e, x)
+            site.norms = norms if site.norms is None else site.norms + norms
+
+
+@torch.no_grad()
+def _show_update(site: Site) -> None:
+    """Put W0 + update in the place of the layer's weight, computed in the update's dtype and rounded once."""
+    if site.update is None:
+        return
+    module: Any = site.module
+    if site.frozen is None:
+        # A parameter of its own: where W0 is shared (tied embeddings), the other layer keeps it.
+        site.frozen = module.weight
+        module.weight = torch.nn.Parameter(module.weight.clone(), requires_grad=False)
+    update = site.update.T if isinstance(module, Conv1D) else site.update
+    module.weight.copy_(site.weight.to(update.dtype) + update)
 
 
 def _checkpoints(model: torch.nn.Module) -> bool:

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
-from privlora.errors import ModelError
 from privlora.methods import Method
+from privlora.training.session import load_skeleton
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 
@@ -25,11 +24,12 @@ class MemoryEstimate:
         weight_bytes: their size in the model's dtype.
         modules: adapted layers.
         trained_numbers: degrees of freedom a module: r (m + n - r) in tangent space, r (m + n) in factors, r m
-            in one factor.
+            in one factor and through a projection.
         adapter_bytes: the exported factors, float32.
         gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32.
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
         gradient_bytes: per-example gradients of such a micro-batch.
+        update_bytes: dense updates, float32, and the weights with them, in the model's dtype; 0 for most methods.
     """
 
     model_parameters: int
@@ -40,6 +40,7 @@ class MemoryEstimate:
     gradient_bytes_per_record: int
     records_per_micro_batch: int
     gradient_bytes: int
+    update_bytes: int
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -50,15 +51,7 @@ def estimate_memory(settings: Settings, method: Method) -> MemoryEstimate | None
     folder = Path(settings.model.name).expanduser()
     if not folder.is_dir():
         return None
-    try:
-        config = AutoConfig.from_pretrained(str(folder))
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ModelError(
-            f"cannot read the model in {str(folder)!r}: {reason}", fix="check its config.json"
-        ) from None
+    model = load_skeleton(settings.model)
     lora = settings.adapter
     adapter = LowRankAdapter(
         model,
@@ -67,14 +60,18 @@ def estimate_memory(settings: Settings, method: Method) -> MemoryEstimate | None
         exclude_modules=lora.exclude_modules,
         layers_to_transform=lora.layers_to_transform,
     )
-    stored = settings.model.dtype if settings.model.dtype != "auto" else config.dtype or torch.float32
+    stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
     dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
+    frozen = sum(lora.r * site.n for site in adapter.sites)
     removed = {
         "tangent": len(adapter.sites) * lora.r**2,
-        "one-factor": sum(lora.r * site.n for site in adapter.sites),
+        "one-factor": frozen,
+        "projected": frozen,
+        "wishart": frozen,
     }.get(method.space, 0)
+    dense = sum(site.m * site.n for site in adapter.sites) if method.space in ("projected", "wishart") else 0
     records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
     if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
         records = max(records, settings.privacy.max_records_per_user)
@@ -87,4 +84,5 @@ def estimate_memory(settings: Settings, method: Method) -> MemoryEstimate | None
         gradient_bytes_per_record=factors * _GRADIENT_BYTES,
         records_per_micro_batch=records,
         gradient_bytes=factors * _GRADIENT_BYTES * records,
+        update_bytes=dense * (4 + dtype.itemsize),
     )

@@ -107,7 +107,10 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
     cost = {
         "epsilon": curve[-1],
         "over_steps": [{"step": s, "epsilon": e} for s, e in zip(steps, curve, strict=True)],
-        "epsilon_replace_one": epsilon(whole, planned.delta, adjacency=_REPLACE_ONE),
+        # No bound for replacing is known where gradients are clipped before they are projected.
+        "epsilon_replace_one": None
+        if planned.event.projections
+        else epsilon(whole, planned.delta, adjacency=_REPLACE_ONE),
     }
     if cross_check:
         accountants: tuple[Accountant, ...] = ("rdp", "prv")
@@ -156,9 +159,15 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
 
 def _cost_rows(cost: dict[str, Any], delta: float) -> list[tuple[str, str]]:
     over = ", ".join(f"{point['epsilon']:.4g} after {point['step']}" for point in cost["over_steps"])
+    replace_one = cost["epsilon_replace_one"]
     rows = [
         ("epsilon", f"{over} (delta {delta:g})"),
-        ("replace-one", f"{cost['epsilon_replace_one']:.4g} for one unit replaced by another"),
+        (
+            "replace-one",
+            "not known for this method"
+            if replace_one is None
+            else f"{replace_one:.4g} for one unit replaced by another",
+        ),
     ]
     for name, opinion in cost.get("cross_check", {}).items():
         known = opinion["epsilon"] is not None
@@ -170,7 +179,8 @@ def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
         return "unknown: the model is not a local folder"
     mebibyte = 2**20
-    return (
+    dense = f"dense updates {memory.update_bytes / mebibyte:.0f} MiB; " if memory.update_bytes else ""
+    return dense + (
         f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
         f"{memory.modules} modules; per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a "
         f"micro-batch of {memory.records_per_micro_batch} records of full length; activations not counted"

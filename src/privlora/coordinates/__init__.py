@@ -3,13 +3,16 @@
 from privlora.coordinates.base import Coordinates, Vector, add_vectors
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
+from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
 from privlora.coordinates.tangent import TangentCoordinates
 
 __all__ = [
     "Coordinates",
     "FactorCoordinates",
     "OneFactorCoordinates",
+    "ProjectedCoordinates",
     "TangentCoordinates",
     "Vector",
+    "WishartCoordinates",
     "add_vectors",
 ]

@@ -29,6 +29,11 @@ class Coordinates(ABC):
     # Whether the coordinates are isometric for weight updates, so that the noise on W has a closed form.
     intrinsic: bool
 
+    @property
+    def event_layers(self) -> tuple[tuple[int, int], ...]:
+        """StepEvent.projections of a release here; () where a unit moves the coordinates by C itself."""
+        return ()
+
     def __init__(self, adapter: LowRankAdapter, dtype: torch.dtype = torch.float32) -> None:
         self.adapter = adapter
         self.dtype = dtype
@@ -69,6 +74,14 @@ class Coordinates(ABC):
     @abstractmethod
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the state and install it."""
+
+    @property
+    def draws(self) -> int | None:
+        """Which projection releases go through, where each must have its own; else None."""
+        return None
+
+    def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
+        """Called by a mechanism whose noise is secure, when it is made."""
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
         """sum_i weights_i (P_i, Q_i), stacked by group; weights: (units,). Private until noised."""

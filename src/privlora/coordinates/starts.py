@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters import Group, LowRankAdapter, Site, read_adapter
 from privlora.coordinates.factors import FactorCoordinates
+from privlora.coordinates.projected import ProjectedCoordinates
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError, ModelError
 from privlora.geometry.fixed_rank import Point, factors, point_at_zero, point_from_factors
@@ -94,6 +95,30 @@ def factor_start(
         pairs = [(a / root, b / root) for a, b in _read_groups(adapter, init)]
     placed = [(a.to(adapter.device, dtype), b.to(adapter.device, dtype)) for a, b in pairs]
     return kind(adapter, placed, scale, dtype)
+
+
+def projected_start(
+    adapter: LowRankAdapter,
+    init: str,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    kind: type[ProjectedCoordinates] = ProjectedCoordinates,
+) -> ProjectedCoordinates:
+    """Dense updates that are zero, or those of an adapter of the same modules and rank.
+
+    ``seed`` is public; the projections of a WishartCoordinates (``kind``) follow from it in tests alone.
+    """
+    if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
+        raise ConfigError(
+            f"adapter.init={init!r} chooses subspaces, and this method draws new ones at every step",
+            fix="use random, or the folder of an adapter",
+        )
+    if init == RANDOM:
+        updates = [torch.zeros(len(g.sites), g.m, g.n) for g in adapter.groups]
+    else:
+        updates = [a @ b.mT for a, b in _read_groups(adapter, init)]
+    return kind(adapter, updates, key=seed, dtype=dtype)
 
 
 def _normal(group: Group, rows: int, adapter: LowRankAdapter, generator: torch.Generator) -> Tensor:

@@ -71,6 +71,12 @@ class GaussianMechanism(Mechanism):
                     why="the noise is calibrated to it",
                     fix=f"set privacy.{name}",
                 )
+        if event.projections != coordinates.event_layers:
+            raise PrivacyError(
+                f"the event has the projections {event.projections}, the coordinates {coordinates.event_layers}",
+                why="the noise was calibrated for another mechanism",
+                fix="build the event with projections=coordinates.event_layers",
+            )
         self.coordinates = coordinates
         self.clip_norm = clip_norm
         self.event = event
@@ -78,6 +84,9 @@ class GaussianMechanism(Mechanism):
         self.ledger = ledger
         self.noise = noise or NoiseSource()
         self.clipping = clipping
+        self._last_draw: int | None = None
+        if self.noise.secure:
+            coordinates.begin()
 
     @property
     def noise_std(self) -> float:
@@ -104,6 +113,7 @@ class GaussianMechanism(Mechanism):
         # Taken first: a batch whose release fails must not stay in the next sum, where its units would count twice.
         clipped_sum, self._sum = self._sum, None
         step = self.ledger.charge(self.event)
+        self._refuse_used_projection()
         total = None if clipped_sum is None else self.coordinates.to_vector(clipped_sum)
         noise = self.coordinates.standard_normal(self._draw)
         scale = self.event.noise_multiplier * self.clip_norm
@@ -112,6 +122,15 @@ class GaussianMechanism(Mechanism):
             clipped = (None,) * len(parts) if total is None else total[g]
             vector.append(tuple(self._noised(c, xi, scale) for c, xi in zip(clipped, parts, strict=True)))
         return Release(vector, self.noise_std, step)
+
+    def _refuse_used_projection(self) -> None:
+        if self.coordinates.draws is not None and self.coordinates.draws == self._last_draw:
+            raise PrivacyError(
+                "this projection was released upon before",
+                why="the accounting holds for projections that are independent of all that was released",
+                fix="step the optimizer between two releases: it draws the next projection",
+            )
+        self._last_draw = self.coordinates.draws
 
     def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
         """Factors (units,) that give each unit the norm of ``lengths``, but C at most."""

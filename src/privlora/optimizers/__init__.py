@@ -12,6 +12,7 @@ from privlora.optimizers.factor_torch import (
     FactorRiemannian,
     FactorSGD,
 )
+from privlora.optimizers.projected import ProjectedAdamW, ProjectedSGD
 from privlora.optimizers.schedules import SCHEDULES, learning_rate_at
 from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
 
@@ -28,6 +29,8 @@ __all__ = [
     "FactorSGD",
     "IterateAverage",
     "Optimizer",
+    "ProjectedAdamW",
+    "ProjectedSGD",
     "TangentOptimizer",
     "learning_rate_at",
 ]

@@ -9,7 +9,7 @@ import torch
 from peft.optimizers import create_loraplus_optimizer, create_riemannian_optimizer
 from torch import Tensor
 
-from privlora.coordinates import FactorCoordinates, Vector
+from privlora.coordinates import FactorCoordinates, ProjectedCoordinates, Vector
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
 
@@ -35,7 +35,7 @@ class _Slot(NamedTuple):
 
 
 class TorchOptimizer(Optimizer):
-    """A torch.optim.Optimizer that works on views of the coordinates' factors.
+    """A torch.optim.Optimizer that works on views of what the coordinates train.
 
     make: from a module that holds them under peft's names <k>.lora_B.weight and <k>.lora_A.weight, built at learning
     rate 1, so that the rate of each of its parameter groups is that group's multiple of the run's rate. per_site: one
@@ -45,12 +45,12 @@ class TorchOptimizer(Optimizer):
 
     def __init__(
         self,
-        coordinates: FactorCoordinates,
+        coordinates: FactorCoordinates | ProjectedCoordinates,
         make: Callable[[torch.nn.Module], torch.optim.Optimizer],
         *,
         per_site: bool = False,
     ) -> None:
-        self.coordinates = coordinates
+        self.coordinates: FactorCoordinates | ProjectedCoordinates = coordinates
         module, self._slots = _module_of_views(coordinates, per_site)
         self._inner = make(module)
         self._rates = [group["lr"] for group in self._inner.param_groups]
@@ -235,6 +235,7 @@ class FactorLoraFA(FactorAdamW):
     """
 
     settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
+    coordinates: FactorCoordinates
 
     def __init__(self, coordinates: FactorCoordinates, *, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         super().__init__(coordinates, betas=betas)
@@ -251,8 +252,10 @@ class FactorLoraFA(FactorAdamW):
         return torch.linalg.pinv(right.mT @ right + _DAMPING * eye)
 
 
-def _module_of_views(coordinates: FactorCoordinates, per_site: bool) -> tuple[torch.nn.Module, list[_Slot]]:
-    """Parameters that share the memory of the coordinates' factors, so that what is written there is the state."""
+def _module_of_views(
+    coordinates: FactorCoordinates | ProjectedCoordinates, per_site: bool
+) -> tuple[torch.nn.Module, list[_Slot]]:
+    """Parameters that share the memory of what is trained, so that what is written there is the state."""
     module, slots = torch.nn.Module(), []
     for g, tensors in enumerate(coordinates.trained):
         for site in range(len(tensors[0])) if per_site else (None,):

@@ -66,10 +66,12 @@ def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
             "epsilon_over_steps": [],
         }
     total = summary.epsilon()
-    replace_one = epsilon(summary.events(), summary.plan.delta, adjacency="replace-one")
+    replace_one = None
+    if not summary.plan.event.projections:  # for which no bound under replacement is known
+        replace_one = finite(epsilon(summary.events(), summary.plan.delta, adjacency="replace-one"))
     return {
         "stamp": {"text": PRIVATE, "reason": None},
-        "statement": _statement(summary, finite(total), finite(replace_one)),
+        "statement": _statement(summary, finite(total), replace_one),
         "epsilon_over_steps": _curve(summary, total),
     }
 
@@ -114,6 +116,7 @@ def _statement(
         "epsilon_replace_one": epsilon_replace_one,
         "sampling": {"kind": "truncated_poisson" if truncated else "poisson", **asdict(sampling)},
         "noise_multiplier": plan.event.noise_multiplier,
+        "projections": [list(pair) for pair in plan.event.projections],
         "clip_norm": plan.clip_norm,
         "expected_batch_size": plan.expected_batch_size,
         "steps_planned": plan.steps,

@@ -11,6 +11,7 @@ from privlora.coordinates import (
     Coordinates,
     FactorCoordinates,
     OneFactorCoordinates,
+    ProjectedCoordinates,
     TangentCoordinates,
     Vector,
 )
@@ -27,8 +28,8 @@ def noise_on_weights(coordinates: Coordinates, noise_std: float) -> dict[str, An
     """Root mean square of ||effect of the noise on W||_F for each module, to first order at its state.
 
     noise_std: tau = sigma C / b. "closed_form" is tau sqrt(r (m + n - r)) in tangent coordinates (PRISM
-    Eq. 21), tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8) and
-    tau s sqrt(m) ||right|| where left alone is trained.
+    Eq. 21), tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8),
+    tau s sqrt(m) ||right|| where left alone is trained, and tau sqrt(m r) (n / r) / scale through a projection.
     "measured" takes fresh draws: the norm of the noise that a release contains must stay secret, because it
     would help to subtract that noise.
     """
@@ -65,6 +66,11 @@ def _effect(coordinates: Coordinates, noise: Vector) -> list[tuple[Tensor, Tenso
             (torch.cat([p.U @ M + Up, p.U], dim=-1), torch.cat([p.V, Vp], dim=-1))
             for p, (M, Up, Vp) in zip(coordinates.points, noise, strict=True)
         ]
+    if isinstance(coordinates, ProjectedCoordinates):
+        return [
+            (c, coordinates.estimate_factor(g) * q)
+            for g, ((c,), q) in enumerate(zip(noise, coordinates.projections, strict=True))
+        ]
     assert isinstance(coordinates, FactorCoordinates)
     s = coordinates.scale
     if isinstance(coordinates, OneFactorCoordinates):
@@ -82,6 +88,12 @@ def _expected_squares(coordinates: Coordinates) -> list[Tensor]:
         return [
             torch.full((len(g.sites),), float(tangent_dimension(g.m, g.n, rank)), dtype=torch.float64)
             for g in coordinates.adapter.groups
+        ]
+    if isinstance(coordinates, ProjectedCoordinates):
+        rank, groups = coordinates.adapter.rank, coordinates.adapter.groups
+        return [
+            torch.full((len(g.sites),), g.m * rank * coordinates.estimate_factor(k) ** 2, dtype=torch.float64)
+            for k, g in enumerate(groups)
         ]
     assert isinstance(coordinates, FactorCoordinates)
     noisy_right = not isinstance(coordinates, OneFactorCoordinates)

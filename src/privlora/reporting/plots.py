@@ -155,9 +155,10 @@ def noise_plot(report: Report) -> Markup | None:
 def spectrum_plot(report: Report) -> Markup | None:
     """Singular values of the update Z: modules downwards, index to the right, logarithmic colour."""
     modules = report["adapter"]["modules"]
-    values = np.array(
-        [[np.nan if v is None else v for v in m["singular_values"]] for m in modules], dtype=float
-    )
+    spectra = [[np.nan if v is None else v for v in m["singular_values"]] for m in modules]
+    longest = max(map(len, spectra), default=0)
+    # Updates that are trained densely may have more singular values in larger modules.
+    values = np.array([s + [np.nan] * (longest - len(s)) for s in spectra], dtype=float)
     if not np.nanmax(values, initial=0.0) > 0:
         return None
     kinds = by_kind([m["name"] for m in modules])

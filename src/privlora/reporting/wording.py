@@ -48,10 +48,11 @@ def sentence(report: Report) -> str:
     s = report["statement"]
     if not is_private(report):
         return f"This adapter is NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
+    projected = " on fresh random projections of clipped gradients" if s["projections"] else ""
     return (
         f"The adapter and every file beside it are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
         f"differentially private under {adjacency(s)}. They derive from {s['steps_charged']} releases of the "
-        f"Gaussian mechanism with noise multiplier {number(s['noise_multiplier'])} and clipping norm "
+        f"Gaussian mechanism{projected} with noise multiplier {number(s['noise_multiplier'])} and clipping norm "
         f"{number(s['clip_norm'])}, on batches drawn by {sampling(s)}; epsilon is an upper bound by the PLD "
         f"accountant of dp-accounting {report['versions']['dp-accounting']}."
     )
@@ -91,7 +92,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         ]
     target = report["target_epsilon"]
     rows = [
-        ("Mechanism", f"Gaussian mechanism on clipped per-{s['unit']} gradients, {coordinates(report)}"),
+        ("Mechanism", mechanism(report)),
         ("Privacy unit", unit(s)),
         ("Adjacency", adjacency(s)),
     ]
@@ -99,7 +100,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         rows += [
             ("Guarantee (ε, δ)", f"({rounded_up(s['epsilon'])}, {number(s['delta'])})"),
             ("Target ε", "none: the noise was given" if target is None else number(target)),
-            ("ε if one unit is replaced", rounded_up(s["epsilon_replace_one"])),
+            ("ε if one unit is replaced", _replaced(s)),
             ("Accountant", f"PLD of dp-accounting {versions['dp-accounting']}, an upper bound"),
         ]
     else:
@@ -120,11 +121,29 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def coordinates(report: Report) -> str:
-    """The space in which gradients were clipped."""
-    if report["method"]["coordinates"] == "tangent":
-        return "in isometric coordinates of the tangent space at the low-rank update"
-    return "in the entries of both LoRA factors"
+# The space in which gradients were clipped and noised.
+_COORDINATES = {
+    "tangent": "in isometric coordinates of the tangent space at the low-rank update",
+    "factors": "in the entries of both LoRA factors",
+    "one-factor": "in the entries of the trained LoRA factor",
+    "projected": "after a fresh random projection of the whole gradient",
+}
+
+
+def mechanism(report: Report) -> str:
+    """What was noised."""
+    s, space = report["statement"], report["method"]["coordinates"]
+    if s["projections"]:
+        layers = ", ".join(f"{r} of {d}" for r, d in s["projections"])
+        return (
+            f"M2: whole per-{s['unit']} gradients clipped, then a fresh random projection ({layers} input "
+            "dimensions), Gaussian noise in it"
+        )
+    return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {_COORDINATES[space]}"
+
+
+def _replaced(s: Mapping[str, Any]) -> str:
+    return "not known for this mechanism" if s["projections"] else rounded_up(s["epsilon_replace_one"])
 
 
 def seeds(report: Report) -> str:

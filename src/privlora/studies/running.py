@@ -165,7 +165,7 @@ class Workbench:
         folder = RunFolder(job.folder)
         _clear(folder)
         settings = job.settings
-        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
         data = Data(loaded.data.examples, loaded.data.units, Examples([]))  # scored here, on the role's share
         try:
             with unchanged_afterwards(self._model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -66,8 +66,11 @@ def train(
     pad_token_id: int,
     ledger: Ledger | None,
     observer: Observer | None = None,
+    instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> int:
     """Run the remaining steps of the plan; returns the number of the last step. ``ledger`` None: non-private mode.
+
+    instrument: for audits; what the loop is to use in the place of its mechanism.
 
     Takes up the run's checkpoint if there is one. A step that was charged but lost in a crash stays charged, so the
     number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
@@ -79,6 +82,8 @@ def train(
     done = ledger.charges if ledger is not None else saved
     draws = sampler(privacy, len(data.units))
     mechanism = _mechanism(parts, ledger, done, draws)
+    if instrument is not None:
+        mechanism = instrument(mechanism)
     model = parts.adapter.model
     if saved == 0 and done == 0:
         _evaluate(parts, data, folder, 0, pad_token_id, observer)
@@ -150,7 +155,7 @@ def _mechanism(parts: Parts, ledger: Ledger | None, done: int, draws: PoissonSam
         parts.coordinates,
         clip_norm=plan.clip_norm,
         # What is charged is what is sampled; the ledger refuses it if it is not what was planned.
-        event=StepEvent(draws.sampling, plan.event.noise_multiplier),
+        event=StepEvent(draws.sampling, plan.event.noise_multiplier, parts.coordinates.event_layers),
         expected_batch_size=plan.expected_batch_size,
         ledger=ledger,
         noise=NoiseSource(privacy.insecure_noise_seed),

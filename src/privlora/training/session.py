@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
 from privlora.accounting.events import StepEvent
@@ -155,8 +155,24 @@ def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
     )
 
 
-def plan_privacy(settings: Settings) -> tuple[Plan, Calibration | None]:
-    """What the run will release and cost, before any record is read."""
+def load_skeleton(settings: ModelSettings) -> Any:
+    """The base model without weights, from its configuration alone. Raises ModelError in one line."""
+    try:
+        config = AutoConfig.from_pretrained(settings.name, revision=settings.revision)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"cannot read the configuration of model {settings.name!r}: {reason}", fix="check its config.json"
+        ) from None
+
+
+def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tuple[Plan, Calibration | None]:
+    """What the run will release and cost, before any record is read.
+
+    model: the base model where it is at hand; else its configuration is read if the cost depends on it.
+    """
     privacy = settings.privacy
     assert privacy.private
     assert privacy.delta is not None
@@ -167,16 +183,25 @@ def plan_privacy(settings: Settings) -> tuple[Plan, Calibration | None]:
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
     sampling = sampler(privacy, 0).sampling
+    projections: tuple[tuple[int, int], ...] = ()
+    if method.space == "wishart":
+        skeleton = load_skeleton(settings.model) if model is None else model
+        projections = method.event_layers(_adapter(settings, skeleton, dropout=0.0))
     calibration = None
     sigma = privacy.noise_multiplier
     if sigma is None:
         assert privacy.target_epsilon is not None
         calibration = calibrate_noise_multiplier(
-            sampling, privacy.steps, privacy.target_epsilon, privacy.delta, adjacency=ADJACENCY
+            sampling,
+            privacy.steps,
+            privacy.target_epsilon,
+            privacy.delta,
+            adjacency=ADJACENCY,
+            projections=projections,
         )
         sigma = calibration.noise_multiplier
     plan = Plan(
-        event=StepEvent(sampling, sigma),
+        event=StepEvent(sampling, sigma, projections),
         steps=privacy.steps,
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
