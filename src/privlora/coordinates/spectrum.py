@@ -22,13 +22,14 @@ def root_spectrum(t: Tensor) -> Tensor:
 
     Commutes with rotations of both sides, so no choice of basis plays a part. Entries must be finite.
     """
-    # In float64: the square of the condition number would leave float32 nothing of the small ones.
-    size = t.abs().amax(dim=(-2, -1), keepdim=True).double()
-    unit = t.double() / size.clamp_min(_TINY)
-    values, vectors = torch.linalg.eigh(unit.mT @ unit)
+    size = t.abs().amax(dim=(-2, -1), keepdim=True)
+    unit = t / size.clamp_min(_TINY)
+    # The Gram matrix's rounding, 1e-7 of the largest, is small beside _LEAST^2; a copy of t in float64 would cost more
+    # than all the rest.
+    values, vectors = torch.linalg.eigh((unit.mT @ unit).double())
     values = torch.maximum(values, _LEAST**2 * values[..., -1:]).clamp_min(_TINY)
     roots = (vectors * values.unsqueeze(-2) ** -0.25) @ vectors.mT  # (units, r, r)
-    return (unit @ (roots * size.sqrt())).to(t.dtype)
+    return unit @ (roots * size.double().sqrt()).to(t.dtype)
 
 
 def root_norms(squares: Tensor) -> Tensor:
