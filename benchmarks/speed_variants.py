@@ -133,7 +133,7 @@ class Privlora:
         steps, batch = 1_000_000, float(self.setting.batch)
         if not private:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
-        event = StepEvent(self.sampler.sampling, SIGMA)
+        event = StepEvent(self.sampler.sampling, SIGMA, self.coordinates.event_layers)
         plan = Plan(
             event=event,
             steps=steps,
@@ -266,6 +266,8 @@ VARIANTS: dict[str, Callable[[Setting], Variant]] = {
     "privlora prism": lambda s: Privlora(s, "prism"),
     "privlora prism, flat clipping": lambda s: Privlora(s, "prism", clipping="flat"),
     "privlora prism, averaging": lambda s: Privlora(s, "prism", averaging=True),
+    "privlora projected": lambda s: Privlora(s, "projected"),
+    "privlora wishart-m2": lambda s: Privlora(s, "wishart-m2"),
     "Opacus DP-AdamW, hooks": Opacus,
     "PRISM authors, functorch": lambda s: Reference(s, "functorch"),
     "PRISM authors, hooks": lambda s: Reference(s, "hooks"),

@@ -379,7 +379,10 @@ def _show_update(site: Site) -> None:
         site.frozen = module.weight
         module.weight = torch.nn.Parameter(module.weight.clone(), requires_grad=False)
     update = site.update.T if isinstance(module, Conv1D) else site.update
-    module.weight.copy_(site.weight.to(update.dtype) + update)
+    if module.weight.dtype == update.dtype:
+        torch.add(site.weight, update, out=module.weight)
+    else:
+        module.weight.copy_(site.weight.to(update.dtype) + update)
 
 
 def _checkpoints(model: torch.nn.Module) -> bool:

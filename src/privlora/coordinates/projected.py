@@ -75,10 +75,14 @@ class ProjectedCoordinates(Coordinates):
 
     def gradients(self, vector: Vector) -> list[Tensor]:
         """The unbiased estimate (n / r) G Q Q^T of dense gradients, (L, m, n) a group, from coordinates."""
-        return [
-            (c * self.estimate_factor(g)) @ q.mT
-            for g, ((c,), q) in enumerate(zip(vector, self.projections, strict=True))
-        ]
+        estimates = [torch.zeros_like(z) for z in self.updates]
+        self.add_estimate(estimates, vector, 1.0)
+        return estimates
+
+    def add_estimate(self, to: list[Tensor], vector: Vector, factor: float) -> None:
+        """Add ``factor`` times the estimate of ``gradients`` to dense tensors, in place."""
+        for g, (total, (c,), q) in enumerate(zip(to, vector, self.projections, strict=True)):
+            total.baddbmm_(c * (factor * self.estimate_factor(g)), q.mT)
 
     def gradient_std(self, noise_std: float) -> float:
         """Root mean square of an entry of ``gradients`` that is noise of ``noise_std`` alone, in the noisiest group."""

@@ -1,4 +1,4 @@
-"""torch's optimizers on dense updates, fed with the estimates that projected releases give."""
+"""Rules on dense updates, fed with the estimates that projected releases give."""
 
 from __future__ import annotations
 
@@ -6,47 +6,59 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from privlora.coordinates import ProjectedCoordinates, Vector
 from privlora.mechanisms import Release
+from privlora.optimizers.base import Optimizer
 from privlora.optimizers.factor_torch import TorchOptimizer
 
 
-class ProjectedOptimizer(TorchOptimizer):
-    """A rule on Z itself, so that its moments outlive the projections; each step draws the next projection."""
+class ProjectedSGD(Optimizer):
+    """SGD with momentum beta1, in units of the noise on an entry of the estimate, as dp-sgd.
 
-    coordinates: ProjectedCoordinates
-
-    def _gradients(self, release: Release) -> Vector:
-        return [(g,) for g in self.coordinates.gradients(release.vector)]
-
-    def _update(self, release: Release, learning_rate: float) -> None:
-        super()._update(release, learning_rate)
-        self.coordinates.refresh()
-
-
-class ProjectedSGD(ProjectedOptimizer):
-    """torch.optim.SGD with momentum beta1, in units of the noise on an entry of the estimate, as dp-sgd.
-
-    Without momentum it keeps no state: Z <- Z - learning_rate / tau (n / r) P Q^T (Hu et al. 2026, Algorithm 3).
+    Without momentum, Z <- Z - learning_rate / tau (n / r) P Q^T (Hu et al. 2026, Algorithm 3) in place, and no dense
+    gradient is formed. With it, a buffer as large as Z is kept.
     """
 
     settings: ClassVar[Mapping[str, float]] = {"beta1": 0.0}
 
     def __init__(self, coordinates: ProjectedCoordinates, *, beta1: float = 0.0) -> None:
-        super().__init__(
-            coordinates, lambda module: torch.optim.SGD(module.parameters(), lr=1.0, momentum=beta1)
-        )
+        self.coordinates = coordinates
+        self._beta1 = beta1
+        self._momentum = [torch.zeros_like(z) for (z,) in coordinates.trained] if beta1 else []
+        self._count = 0
 
-    def _gradients(self, release: Release) -> Vector:
-        std = self.coordinates.gradient_std(release.noise_std)
-        return [tuple(t / std for t in parts) if std else parts for parts in super()._gradients(release)]
+    def _update(self, release: Release, learning_rate: float) -> None:
+        self._count += 1
+        unit = self.coordinates.gradient_std(release.noise_std) or 1.0
+        if self._beta1:
+            for buffer in self._momentum:
+                buffer.mul_(self._beta1)
+            self.coordinates.add_estimate(self._momentum, release.vector, 1 / unit)
+            for z, buffer in zip(self.coordinates.updates, self._momentum, strict=True):
+                z.sub_(buffer, alpha=learning_rate)
+        else:
+            self.coordinates.add_estimate(self.coordinates.updates, release.vector, -learning_rate / unit)
+        self.coordinates.install()
+        self.coordinates.refresh()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        # The count is there because a checkpoint has no empty parts.
+        tensors = {f"{g}.momentum": buffer for g, buffer in enumerate(self._momentum)}
+        return {"count": torch.tensor(self._count), **tensors}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self._count = int(tensors["count"])
+        for g, buffer in enumerate(self._momentum):
+            buffer.copy_(tensors[f"{g}.momentum"])
 
 
-class ProjectedAdamW(ProjectedOptimizer):
+class ProjectedAdamW(TorchOptimizer):
     """torch.optim.AdamW (Loshchilov and Hutter 2019) on the estimates; its moments are as large as Z, twice."""
 
     settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+    coordinates: ProjectedCoordinates
 
     def __init__(
         self,
@@ -61,3 +73,10 @@ class ProjectedAdamW(ProjectedOptimizer):
                 module.parameters(), lr=1.0, betas=betas, weight_decay=weight_decay
             ),
         )
+
+    def _gradients(self, release: Release) -> Vector:
+        return [(g,) for g in self.coordinates.gradients(release.vector)]
+
+    def _update(self, release: Release, learning_rate: float) -> None:
+        super()._update(release, learning_rate)
+        self.coordinates.refresh()
