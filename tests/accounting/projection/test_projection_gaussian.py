@@ -1,0 +1,86 @@
+"""The Gaussian curve against its definition, far into the tails, and at its ends."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from privlora.accounting.projection.gaussian import (
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+    one_sided_tail,
+    two_sided_tail,
+)
+from privlora.errors import PrivacyError
+
+
+@pytest.mark.parametrize("epsilon", [-3.0, -0.2, 0.0, 0.3, 2.0, 9.0])
+@pytest.mark.parametrize("eta", [1e-3, 0.2, 1.0, 7.0, 60.0])
+def test_is_the_integral_of_its_definition(epsilon: float, eta: float) -> None:
+    mu = math.sqrt(eta)
+    start = epsilon / mu + mu / 2  # where the loss mu x - mu^2 / 2 exceeds epsilon
+
+    def excess(x: float) -> float:
+        return float(norm.pdf(x - mu) - math.exp(epsilon) * norm.pdf(x))
+
+    expected = quad(excess, start, max(start, mu) + 40, epsabs=0, epsrel=1e-10, points=[mu], limit=200)[0]
+    assert float(gaussian_delta(epsilon, eta)) == pytest.approx(expected, rel=1e-8, abs=1e-290)
+
+
+def test_keeps_its_digits_where_both_terms_agree() -> None:
+    # 60-digit arithmetic.
+    for epsilon, eta, exact in (
+        (1, 0.01, 1.2369692480e-25),
+        (10, 1.0, 1.6205119e-22),
+        (1e-3, 1e-6, 8.3315e-5),
+    ):
+        assert float(gaussian_delta(epsilon, eta)) == pytest.approx(exact, rel=1e-3)
+    ratio = gaussian_delta([30.0], 1.0) / one_sided_tail([30.0], 1.0)
+    assert 0.02 < float(ratio[0]) < 0.05  # about 1 / (epsilon + 1)
+
+
+def test_order_and_ends() -> None:
+    eta = np.geomspace(1e-4, 1e3, 30)
+    for epsilon in (0.0, 0.1, 1.0, 8.0):
+        curves = [curve(epsilon, eta) for curve in (gaussian_delta, one_sided_tail, two_sided_tail)]
+        assert (curves[0] <= curves[1]).all()
+        assert (curves[1] <= curves[2]).all()
+        assert all((np.diff(curve) >= 0).all() for curve in curves[:2])
+    assert gaussian_delta([-1.0, 0.0, 1.0], 0.0).tolist() == [1 - math.exp(-1), 0.0, 0.0]
+    assert gaussian_delta([-1.0, 5.0, -math.inf, math.inf], [math.inf, math.inf, 1.0, 1.0]).tolist() == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert two_sided_tail([-1.0, 0.0, 1.0], 0.0).tolist() == [1.0, 0.0, 0.0]
+    assert gaussian_delta(np.zeros((3, 1)), np.ones(4)).shape == (3, 4)
+
+
+def test_reverse_order_is_the_other_half_of_one_curve() -> None:
+    eps = np.linspace(0.01, 5, 40)
+    there, back = gaussian_delta(eps, 2.0), gaussian_delta(-eps, 2.0)
+    assert np.allclose(back, 1 - np.exp(-eps) + np.exp(-eps) * there, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("epsilon", "sigma"), [(0.5, 7.03183), (1.0, 3.73063), (4.0, 1.08116)])
+def test_analytic_noise(epsilon: float, sigma: float) -> None:
+    assert gaussian_noise_multiplier(epsilon, 1e-5) == pytest.approx(sigma, abs=5e-6)
+    assert gaussian_epsilon(sigma**-2, 1e-5) == pytest.approx(epsilon, abs=1e-5)
+    assert gaussian_epsilon(1e-4, 0.5) == 0.0
+
+
+def test_refuses_what_is_no_argument() -> None:
+    for epsilon, eta in ((1.0, -1.0), (1.0, math.nan), (math.nan, 1.0)):
+        with pytest.raises(PrivacyError):
+            gaussian_delta(epsilon, eta)
+    for epsilon, delta in ((0.0, 1e-5), (1.0, 0.0), (1.0, 1.0)):
+        with pytest.raises(PrivacyError):
+            gaussian_noise_multiplier(epsilon, delta)
+    with pytest.raises(PrivacyError):
+        gaussian_epsilon(math.inf, 1e-5)
