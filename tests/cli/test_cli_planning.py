@@ -104,3 +104,23 @@ def test_without_privacy_nothing_is_promised(config: Path, capsys: pytest.Captur
     seeded = call(capsys, "plan", config, "privacy.insecure_noise_seed=3", "--json").json
     assert seeded["private"] is False
     assert seeded["cost"] is None
+
+
+def test_a_projection_that_is_clipped_before(
+    config: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = call(capsys, "plan", config, "method.name=wishart-m2", "--json").json
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    linear = [module for module in loaded.modules() if isinstance(module, torch.nn.Linear)]
+    layers = tuple((3, n) for n in sorted({m.in_features for m in linear if m is not loaded.lm_head}))
+    event = StepEvent(PoissonSampling(0.1), 2.0, layers)
+    assert found["cost"]["epsilon"] == epsilon([(event, 8)], 1e-3)
+    plain = call(capsys, "plan", config, "method.name=projected", "--json").json
+    assert found["cost"]["epsilon"] < plain["cost"]["epsilon"]
+    assert found["cost"]["epsilon_replace_one"] is None
+    assert any("replaced by another" in sentence for sentence in found["not_protected"])
+    numbers = sum(m.weight.numel() for m in linear if m is not loaded.lm_head)
+    assert found["memory"]["update_bytes"] == plain["memory"]["update_bytes"] == numbers * 8
+    text = call(capsys, "plan", config, "method.name=wishart-m2").out
+    assert "not known for this method" in text
+    assert "dense updates" in text

@@ -201,6 +201,7 @@ def test_a_projected_mechanism_is_named_with_its_layers(tmp_path: Path) -> None:
     assert report["statement"]["projections"] == [list(pair) for pair in sorted(sizes)]
     assert report["statement"]["epsilon_replace_one"] is None
     assert "fresh random projections" in sentence(report)
+    assert any("replaced by another" in text for text in report["not_protected"])
     rows = dict(privacy_table(report))
     assert rows["ε if one unit is replaced"] == "not known for this mechanism"
     assert "3 of 16, 3 of 24 input dimensions" in rows["Mechanism"]

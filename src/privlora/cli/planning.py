@@ -47,7 +47,12 @@ def plan(
         statement = None
         if planned is not None and cost is not None:
             sampling = planned.event.to_dict()["sampling"]
-            statement = {"epsilon": cost["epsilon"], "unit": planned.unit, "sampling": sampling}
+            statement = {
+                "epsilon": cost["epsilon"],
+                "unit": planned.unit,
+                "sampling": sampling,
+                "projections": planned.event.projections,
+            }
         limits = not_protected(statement, hyper.init)
     content = {
         **_facts(settings, hyper, planned),

@@ -39,6 +39,12 @@ _TRUNCATED = (
 )
 
 
+_PROJECTED = (
+    "One {unit} replaced by another. The bound for clipping before a random projection is one for adding or removing "
+    "a {unit}."
+)
+
+
 def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
     """Sentences for a report; ``statement`` and ``start`` (adapter.init) as in its JSON."""
     if statement is None or statement["epsilon"] is None:
@@ -47,6 +53,8 @@ def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
     sentences.insert(1, _RECORD if statement["unit"] == "record" else _USER)
     if statement["sampling"]["kind"] == "truncated_poisson":
         sentences.append(_TRUNCATED.format(unit=statement["unit"]))
+    if statement["projections"]:
+        sentences.append(_PROJECTED.format(unit=statement["unit"]))
     if start == PUBLIC_GRADIENT:
         sentences.insert(1, _PUBLIC_TEXTS)
     elif start not in (RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT):
