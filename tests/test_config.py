@@ -130,6 +130,23 @@ def test_a_start_from_public_text_is_checked(adapter: dict[str, Any], message: s
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["privacy.clip_quantile=1"], "clip_quantile=1"),
+        (["privacy.clip_quantile=0.5", "method.clipping=automatic"], "there is none to adapt"),
+        (
+            ["privacy.clip_quantile=0.5", "privacy.private=false", "privacy.target_epsilon=null"],
+            "remove clip_quantile",
+        ),
+    ],
+)
+def test_a_quantile_needs_something_to_adapt(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        settings_from(GOOD, overrides)
+    assert message in str(error.value)
+
+
 def test_a_start_from_public_text_survives_its_file(tmp_path: Path) -> None:
     settings = settings_from(GOOD, ["adapter.init=public-gradient", "adapter.public_text=public.txt"])
     assert settings.adapter.public_texts == 384

@@ -161,3 +161,13 @@ def test_the_frozen_factor_of_one_factor_rows_is_public(name: str) -> None:
     assert all(isinstance(end, OneFactorCoordinates) for end in ends)
     one, other = ([b for _, b in end.factors()] for end in ends)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_clipping_norm_that_adapts_goes_with_a_projection_before_the_clip_only(
+    tmp_path: Path, quick_reports: None
+) -> None:
+    _, result = tune(tmp_path / "after", "projected", **PRIVATE, clip_quantile=0.5)
+    assert result.epsilon is not None
+    with pytest.raises(ConfigError, match=r"clip_quantile.*wishart-m2"):
+        tune(tmp_path / "before", "wishart-m2", **PRIVATE, clip_quantile=0.5)
+    assert not (tmp_path / "before").exists()

@@ -34,6 +34,14 @@ def test_epsilon_over_the_run(config: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (config.parent / "run").exists()
 
 
+def test_a_quantile_is_in_the_same_epsilon(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = call(capsys, "plan", config, "--json").json
+    found = call(capsys, "plan", config, "privacy.clip_quantile=0.5", "--json").json
+    assert found["cost"] == plain["cost"]
+    assert found["noise_to_batch"] == pytest.approx(0.5 * 0.99**-0.5)
+    assert "0.5 of the norms" in call(capsys, "plan", config, "privacy.clip_quantile=0.5").out
+
+
 def test_other_accountants_on_request(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cost = call(capsys, "plan", config, "--cross-check", "--json").json["cost"]
     assert cost["cross_check"]["rdp"]["epsilon"] > cost["epsilon"]

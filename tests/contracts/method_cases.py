@@ -20,7 +20,14 @@ from privlora.adapters import Captured, LowRankAdapter, write_adapter
 from privlora.coordinates import Coordinates, Vector, WishartCoordinates
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource, Release
+from privlora.mechanisms import (
+    AdaptiveClipNorm,
+    GaussianMechanism,
+    MeanMechanism,
+    Mechanism,
+    NoiseSource,
+    Release,
+)
 from privlora.mechanisms.gaussian import Charges
 from privlora.methods import METHODS, Method, build
 from privlora.optimizers import Optimizer
@@ -79,6 +86,7 @@ class Case:
         ledger: Charges | None = None,
         steps: int = 10**6,
         clipping: str = "flat",
+        adaptive: AdaptiveClipNorm | None = None,
     ) -> Mechanism:
         if not self.row.private:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
@@ -91,6 +99,7 @@ class Case:
             ledger=ledger or CountingLedger(),
             noise=NoiseSource(seed),
             clipping=clipping,
+            adaptive=adaptive,
         )
         if isinstance(self.coordinates, WishartCoordinates):  # keeps its projections, which a run would not
             self.coordinates.load_state_dict(saved)

@@ -72,6 +72,7 @@ def make_run(
                 expected_batch_size=plan.expected_batch_size,
                 ledger=ledger,
                 noise=NoiseSource(insecure_seed=1),
+                adaptive=parts.adaptive,
             )
             for step in range(1, STEPS + 1):
                 parts.optimizer.step(mechanism.release(), parts.learning_rate(step))

@@ -45,6 +45,8 @@ ALLOWED = {
     "target_epsilon",
     "noise",
     "noise.noise_std",
+    "noise.clip_quantile",
+    "noise.last_clip_norm",
     "noise.intrinsic",
     "noise.draws",
     "noise.modules[].name",
@@ -129,6 +131,21 @@ def test_the_statement_is_the_ledgers(private_run: Run, report: dict[str, Any]) 
     assert statement["sampling"] == {"kind": "poisson", "sample_rate": 8 / 60}
     assert report["adapter"]["init"] == private_run.parts.method.init
     assert report["noise"]["noise_std"] == pytest.approx(1.0 * 1.0 / 8)
+
+
+def test_an_adapted_clipping_norm_is_public(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", privacy={"noise_multiplier": 1.0, "clip_quantile": 0.25})
+    report = load(run)
+    assert run.parts.adaptive is not None
+    assert report["noise"]["clip_quantile"] == 0.25
+    assert report["noise"]["last_clip_norm"] == run.parts.adaptive.value != 1.0
+    # What is stated is the cost of sum and counts together; the noise on the sum is 0.5 % larger.
+    assert report["statement"]["noise_multiplier"] == 1.0
+    assert report["noise"]["noise_std"] == pytest.approx(0.99**-0.5 / 8)
+    said = dict(privacy_table(report))
+    assert said["Clipping norm C"].startswith("1 at first, ")
+    assert "0.25 quantile" in sentence(report)
+    assert "0.5 % larger" in " ".join(said)
 
 
 def test_epsilon_over_steps_rises_to_the_statement(report: dict[str, Any]) -> None:

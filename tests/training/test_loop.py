@@ -16,6 +16,9 @@ import privlora.training.loop
 from privlora.accounting import read_ledger
 from privlora.data.batching import micro_batches
 from privlora.errors import PrivacyError
+from privlora.mechanisms import Release
+from privlora.optimizers import Optimizer
+from privlora.training.checkpoint import load_checkpoint
 from privlora.training.loop import Interrupted, StepReport
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -139,6 +142,35 @@ def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) ->
     (tmp_path / "one" / checkpoint).write_bytes((tmp_path / "two" / checkpoint).read_bytes())
     with pytest.raises(privlora.errors.RunError, match="belongs to another run"):
         bench.resume(tmp_path / "one")
+
+
+def test_an_adapted_clipping_norm_is_resumed(bench: Bench, tmp_path: Path) -> None:
+    """Its course goes on where the checkpoint left it, and the ledger shows one event of the whole cost."""
+    used: list[tuple[int, float]] = []
+    step = Optimizer.step
+
+    def noted(self: Optimizer, release: Release, learning_rate: float) -> None:
+        used.append((release.step, release.clip_norm))
+        step(self, release, learning_rate)
+
+    options: dict[str, Any] = {"privacy": {**PRIVACY, "clip_quantile": 0.5}, "run": {"checkpoint_every": 100}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "step", noted)
+        with pytest.raises(Interrupted):
+            bench.start(tmp_path / "run", observer=StopAt(5), **options)
+        _, states = load_checkpoint(
+            tmp_path / "run/private/checkpoint.safetensors",
+            run_id=read_ledger(tmp_path / "run/release/ledger.jsonl").run_id,
+        )
+        bench.resume(tmp_path / "run")
+    assert [number for number, _ in used] == list(range(1, STEPS + 1))
+    norms = [value for _, value in used]
+    assert norms[0] == 1.0
+    assert len(set(norms)) == STEPS
+    assert norms[5] == float(states["clip_norm"]["value"])
+    summary = read_ledger(tmp_path / "run/release/ledger.jsonl")
+    assert summary.charges == STEPS
+    assert summary.epsilon() <= PRIVACY["target_epsilon"]
 
 
 def test_resumed_noise_is_fresh_even_with_public_seeds(bench: Bench, tmp_path: Path) -> None:

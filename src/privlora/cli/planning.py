@@ -68,6 +68,8 @@ def plan(
 
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:
     """Numbers that follow from the settings alone."""
+    from privlora.mechanisms import split_noise_multiplier
+
     privacy = settings.privacy
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
@@ -81,12 +83,14 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     if planned is None:
         return facts
     sigma = planned.event.noise_multiplier
+    on_sum = sigma if privacy.clip_quantile is None else split_noise_multiplier(sigma)[0]
     return {
         **facts,
         "delta": planned.delta,
         "clip_norm": planned.clip_norm,
+        "clip_quantile": privacy.clip_quantile,
         "noise_multiplier": sigma,
-        "noise_to_batch": sigma * planned.clip_norm / planned.expected_batch_size,
+        "noise_to_batch": on_sum * planned.clip_norm / planned.expected_batch_size,
         "probability_above_cap": _overflow(settings),
         "adjacency": planned.adjacency,
         "accountant": "pld",
@@ -150,6 +154,9 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             ("noise", f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)"),
         ]
+        if content["clip_quantile"] is not None:
+            text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"
+            rows.append(("quantile", f"{content['clip_quantile']:g} {text}"))
         if content["probability_above_cap"] is not None:
             rows.append(("cap", f"exceeded with probability {content['probability_above_cap']:.3g} a step"))
     if content["cost"] is not None:

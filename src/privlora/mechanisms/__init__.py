@@ -1,8 +1,18 @@
 """Bound each privacy unit, sum, add noise once per logical batch: the only way out of the private side."""
 
+from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.gaussian import CLIPPING, GaussianMechanism
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.nonprivate import MeanMechanism
 from privlora.mechanisms.release import Mechanism, Release
 
-__all__ = ["CLIPPING", "GaussianMechanism", "MeanMechanism", "Mechanism", "NoiseSource", "Release"]
+__all__ = [
+    "CLIPPING",
+    "AdaptiveClipNorm",
+    "GaussianMechanism",
+    "MeanMechanism",
+    "Mechanism",
+    "NoiseSource",
+    "Release",
+    "split_noise_multiplier",
+]

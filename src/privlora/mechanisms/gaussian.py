@@ -11,6 +11,7 @@ from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Vector, add_vectors
 from privlora.errors import ConfigError, PrivacyError
+from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.release import Mechanism, Release
 
@@ -40,6 +41,10 @@ class GaussianMechanism(Mechanism):
     is charged before noise is drawn. ``clipping`` (CLIPPING) says how a unit is brought to norm C at most; whatever it
     does to a unit is a function of that unit alone.
 
+    ``adaptive`` clips at C_t instead and scales by the public C / C_t, so that units still have norm C at most and the
+    noise of all steps is equal. The same release then holds a noisy count of the norms that were C_t at most, from
+    which C_{t+1} follows; ``event`` stays what both cost together (``split_noise_multiplier``).
+
     | edge case                        | what happens                                            |
     |----------------------------------|---------------------------------------------------------|
     | no unit in the batch             | zero sum, full noise, charged                           |
@@ -61,9 +66,22 @@ class GaussianMechanism(Mechanism):
         ledger: Charges,
         noise: NoiseSource | None = None,
         clipping: str = "flat",
+        adaptive: AdaptiveClipNorm | None = None,
     ) -> None:
         if clipping not in CLIPPING:
             raise ConfigError(f"unknown clipping {clipping!r}", fix=f"one of {', '.join(CLIPPING)}")
+        if adaptive is not None and clipping == "automatic":
+            raise ConfigError(
+                "automatic clipping has no clipping norm to adapt",
+                why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
+                fix="use flat or spectral, or leave privacy.clip_quantile out",
+            )
+        if adaptive is not None and coordinates.draws is not None:
+            raise ConfigError(
+                "the clipping norm cannot be adapted beside a random projection",
+                why="the count is not projected, so the projection's event would not cover it",
+                fix="leave privacy.clip_quantile out, or use another method",
+            )
         for name, value in (("clip_norm", clip_norm), ("expected_batch_size", expected_batch_size)):
             if not 0 < value < float("inf"):
                 raise PrivacyError(
@@ -87,11 +105,17 @@ class GaussianMechanism(Mechanism):
         self._last_draw: int | None = None
         if self.noise.secure:
             coordinates.begin()
+        self.adaptive = adaptive
+        self._sum_multiplier, self._count_std = event.noise_multiplier, 0.0
+        if adaptive is not None:
+            self._sum_multiplier, self._count_std = split_noise_multiplier(event.noise_multiplier)
+        # Private: of the batch under way, +1/2 for each norm of C_t at most and -1/2 for others.
+        self._count = 0.0
 
     @property
     def noise_std(self) -> float:
         """tau = sigma C / b, the standard deviation of the noise in each coordinate of a release."""
-        return self.event.noise_multiplier * self.clip_norm / self.expected_batch_size
+        return self._sum_multiplier * self.clip_norm / self.expected_batch_size
 
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
         if adjacency == "add-or-remove-one":
@@ -100,28 +124,38 @@ class GaussianMechanism(Mechanism):
             return 2 * self.clip_norm
         raise PrivacyError(f"unknown adjacency {adjacency!r}", fix="add-or-remove-one or replace-one")
 
+    def discard(self) -> None:
+        super().discard()
+        self._count = 0.0
+
     def accumulate(self, captured: Captured) -> None:
-        lengths = self._norms(captured)
+        norms = self._norms(captured)
         if self.clipping == "spectral":
             captured.zero(~captured.finite())
             captured = self.coordinates.balance(captured)
-        weights = self._clip_weights(captured, lengths)
+        weights = self._clip_weights(captured, norms)
         part = self.coordinates.weighted_sum(captured, weights)
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
     def release(self) -> Release:
         # Taken first: a batch whose release fails must not stay in the next sum, where its units would count twice.
-        clipped_sum, self._sum = self._sum, None
+        clipped_sum, count = self._sum, self._count
+        self.discard()
         step = self.ledger.charge(self.event)
         self._refuse_used_projection()
         total = None if clipped_sum is None else self.coordinates.to_vector(clipped_sum)
         noise = self.coordinates.standard_normal(self._draw)
-        scale = self.event.noise_multiplier * self.clip_norm
+        scale = self._sum_multiplier * self.clip_norm
         vector: Vector = []
         for g, parts in enumerate(noise):
             clipped = (None,) * len(parts) if total is None else total[g]
             vector.append(tuple(self._noised(c, xi, scale) for c, xi in zip(clipped, parts, strict=True)))
-        return Release(vector, self.noise_std, step)
+        if self.adaptive is None:
+            return Release(vector, self.noise_std, step, self.clip_norm)
+        clipped_at = self.adaptive.value
+        noisy = count + self._count_std * float(self.noise.standard_normal((1,)))
+        self.adaptive.update(0.5 + noisy / self.expected_batch_size)
+        return Release(vector, self.noise_std, step, clipped_at)
 
     def _refuse_used_projection(self) -> None:
         if self.coordinates.draws is not None and self.coordinates.draws == self._last_draw:
@@ -133,13 +167,17 @@ class GaussianMechanism(Mechanism):
         self._last_draw = self.coordinates.draws
 
     def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
-        """Factors (units,) that give each unit the norm of ``lengths``, but C at most."""
+        """Factors (units,) that give each unit the norm of ``lengths`` (times C / C_t where adaptive), C at most."""
         norms = lengths if self.clipping == "flat" else self._norms(captured)
         finite = torch.isfinite(norms) & ~torch.isnan(lengths)
         captured.zero(~finite)
         bound = self.clip_norm * (1 - _SLACK)
         if self.clipping == "automatic":
             lengths = bound * norms / (norms + _STABILITY)
+        if self.adaptive is not None:
+            inside = (lengths <= self.adaptive.value).double() - 0.5
+            self._count += float(torch.where(finite & lengths.isfinite(), inside, 0.0).sum())
+            lengths = lengths * (self.clip_norm / self.adaptive.value)
         kept = torch.where(norms > 0, lengths.clamp(max=bound) / norms, 1.0)  # zero stays zero
         return torch.where(finite, kept, 0.0)
 

@@ -14,12 +14,14 @@ class Release:
     """One noisy mean gradient. Made by a mechanism, read by an optimizer; no private quantity is left in it.
 
     vector: coordinates in the space that made it. noise_std: the standard deviation tau = sigma C / b of the noise in
-    every coordinate (0 if the mode is not private). step: 1, 2, …, the number that the ledger gave it.
+    every coordinate (0 if the mode is not private). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
+    norm at which units were clipped, public; infinite where none was.
     """
 
     vector: Vector
     noise_std: float
     step: int
+    clip_norm: float = float("inf")
 
 
 class Mechanism(ABC):

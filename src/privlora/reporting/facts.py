@@ -20,6 +20,7 @@ import privlora
 from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
+from privlora.mechanisms import split_noise_multiplier
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.session import Parts
@@ -133,10 +134,15 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     if summary is None:
         return None
     plan, rank = summary.plan, parts.adapter.rank
-    noise_std = plan.event.noise_multiplier * plan.clip_norm / plan.expected_batch_size
+    adaptive, sigma = parts.adaptive, plan.event.noise_multiplier
+    if adaptive is not None:
+        sigma, _ = split_noise_multiplier(sigma)
+    noise_std = sigma * plan.clip_norm / plan.expected_batch_size
     effect = noise_on_weights(parts.coordinates, noise_std)
     return {
         "noise_std": noise_std,
+        "clip_quantile": None if adaptive is None else adaptive.quantile,
+        "last_clip_norm": None if adaptive is None else adaptive.value,
         "intrinsic": parts.coordinates.intrinsic,
         "draws": effect["draws"],
         "modules": [

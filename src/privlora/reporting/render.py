@@ -47,7 +47,7 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
             (
                 number(s["noise_multiplier"]),
                 "noise multiplier σ",
-                f"clipping norm C = {number(s['clip_norm'])}",
+                f"clipping norm C = {wording.clip_norm(report)}",
             ),
             (
                 number(s["steps_charged"]),

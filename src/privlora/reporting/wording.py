@@ -53,8 +53,19 @@ def sentence(report: Report) -> str:
         f"The adapter and every file beside it are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
         f"differentially private under {adjacency(s)}. They derive from {s['steps_charged']} releases of the "
         f"Gaussian mechanism{projected} with noise multiplier {number(s['noise_multiplier'])} and clipping norm "
-        f"{number(s['clip_norm'])}, on batches drawn by {sampling(s)}; epsilon is an upper bound by the PLD "
+        f"{clip_norm(report)}, on batches drawn by {sampling(s)}; epsilon is an upper bound by the PLD "
         f"accountant of dp-accounting {report['versions']['dp-accounting']}."
+    )
+
+
+def clip_norm(report: Report) -> str:
+    """C, and what became of it where it was adapted."""
+    first, noise = number(report["statement"]["clip_norm"]), report["noise"]
+    if noise["clip_quantile"] is None:
+        return first
+    return (
+        f"{first} at first, {number(noise['last_clip_norm'])} at last (led by noisy counts to the "
+        f"{number(noise['clip_quantile'])} quantile of norms)"
     )
 
 
@@ -110,15 +121,21 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         ("Sampling rate q", number(s["sampling"]["sample_rate"], 6)),
         ("Sampling", sampling(s)),
         ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
-        ("Clipping norm C", number(s["clip_norm"])),
+        ("Clipping norm C", clip_norm(report)),
         ("Expected batch size b", number(s["expected_batch_size"])),
-        ("Noise per coordinate τ = σC/b", number(report["noise"]["noise_std"])),
+        (_noise_name(report), number(report["noise"]["noise_std"])),
         ("Steps T", charged + (f", resumed {s['resumes']} times" if s["resumes"] else "")),
         ("Seeds", seeds(report)),
         ("Data set", s["dataset"]),
         ("Run", f"{s['run_id']}, {s['created']}"),
     ]
     return rows
+
+
+def _noise_name(report: Report) -> str:
+    if report["noise"]["clip_quantile"] is None:
+        return "Noise per coordinate τ = σC/b"
+    return "Noise per coordinate τ, for the first C; the counts make it 0.5 % larger than σC/b"
 
 
 # The space in which gradients were clipped and noised.

@@ -41,7 +41,7 @@ _BY_AXIS = {
     "privacy.insecure_noise_seed": "insecure_noise_seed",
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
-_METHODS_PRIVACY = ("clip_norm", "private")
+_METHODS_PRIVACY = ("clip_norm", "clip_quantile", "private")
 
 
 class _Checked(BaseModel):
@@ -296,8 +296,8 @@ def _contender(item: str | dict[str, Any], settings: StudySettings, source: str)
             raise ConfigError(
                 f"{source}: method {label!r} sets {group}.{next(iter(values))}",
                 why="methods are compared on the same data, at the same privacy and the same number of steps",
-                fix=f"set it in base or in a task; a method may set method.*, adapter.*, privacy.{_METHODS_PRIVACY[0]}"
-                f" and privacy.{_METHODS_PRIVACY[1]}",
+                fix="set it in base or in a task; a method may set method.*, adapter.*, "
+                f"{', '.join(f'privacy.{key}' for key in _METHODS_PRIVACY)}",
             )
     private = row.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:

@@ -125,6 +125,8 @@ def save(parts: Parts, folder: RunFolder, step: int, run_id: str) -> None:
     states = {"coordinates": parts.coordinates.state_dict(), "optimizer": parts.optimizer.state_dict()}
     if parts.average is not None:
         states["average"] = parts.average.state_dict()
+    if parts.adaptive is not None:
+        states["clip_norm"] = parts.adaptive.state_dict()
     save_checkpoint(folder.checkpoint, states, step=step, run_id=run_id)
 
 
@@ -137,6 +139,8 @@ def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
     parts.optimizer.load_state_dict(states["optimizer"])
     if parts.average is not None:
         parts.average.load_state_dict(states["average"])
+    if parts.adaptive is not None:
+        parts.adaptive.load_state_dict(states["clip_norm"])
     return step
 
 
@@ -160,6 +164,7 @@ def _mechanism(parts: Parts, ledger: Ledger | None, done: int, draws: PoissonSam
         ledger=ledger,
         noise=NoiseSource(privacy.insecure_noise_seed),
         clipping=parts.hyper.clipping,
+        adaptive=parts.adaptive,
     )
 
 

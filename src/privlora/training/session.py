@@ -25,6 +25,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
 from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
 from privlora.training.public_start import mean_gradient_subspaces
@@ -53,6 +54,8 @@ class Parts:
     average: IterateAverage | None
     settings: Settings
     hyper: Hyperparameters
+    adaptive: AdaptiveClipNorm | None = None
+    """Where privacy.clip_quantile is set."""
 
     def learning_rate(self, step: int) -> float:
         """Of step 1, 2, …; a function of public numbers."""
@@ -187,6 +190,12 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
     if method.space == "wishart":
         skeleton = load_skeleton(settings.model) if model is None else model
         projections = method.event_layers(_adapter(settings, skeleton, dropout=0.0))
+    if privacy.clip_quantile is not None and projections:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method {method.name!r}",
+            why="the count of norms is not projected, so the projection's event would not cover it",
+            fix="remove clip_quantile, or use another method",
+        )
     calibration = None
     sigma = privacy.noise_multiplier
     if sigma is None:
@@ -307,8 +316,10 @@ def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart 
         subspaces=subspaces,
     )
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
+    quantile = privacy.clip_quantile
+    adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
     adapter.attach()  # last: a setting that is refused leaves the model alone
-    return Parts(method, adapter, coordinates, optimizer, average, settings, hyper)
+    return Parts(method, adapter, coordinates, optimizer, average, settings, hyper, adaptive)
 
 
 def _adapter(settings: Settings, model: torch.nn.Module, *, dropout: float) -> LowRankAdapter:
