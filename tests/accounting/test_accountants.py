@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import privlora.accounting.accountants as accountants
 from privlora.accounting import (
+    PoissonSampling,
     StepEvent,
     TruncatedPoissonSampling,
     accountant_versions,
@@ -224,3 +225,62 @@ def test_more_exposure_never_costs_less(
 def test_an_epsilon_that_would_need_gigabytes_is_refused(q: float, sigma: float, steps: int) -> None:
     with pytest.raises(PrivacyError, match="above 500"):
         epsilon([(poisson(q, sigma), steps)], 1e-5)
+
+
+PROJECTED = StepEvent(PoissonSampling(0.1), 0.5, ((8, 64),))
+
+
+def test_projected_steps_cost_less_than_plain_ones_and_nothing_without_a_lower_rank():
+    plain = poisson(0.1, 0.5)
+    spent = epsilon([(plain, 20)], 1e-3, grid=1e-3)
+    assert epsilon([(PROJECTED, 20)], 1e-3, grid=1e-3) < 0.4 * spent
+    idle = StepEvent(plain.sampling, 0.5, ((8, 64), (32, 32)))
+    assert epsilon([(idle, 20)], 1e-3, grid=1e-3) == spent
+
+
+def test_projected_delta_matches_the_reference():
+    """Rank-free reference 3.194e-3, exact at rank one 3.08844e-3."""
+    assert 3.08844e-3 < delta_of([(PROJECTED, 20)], 1.0, grid=2e-4) < 3.1955e-3
+    two = StepEvent(PoissonSampling(0.02), 0.36, ((64, 768), (64, 2048)))
+    assert (
+        3.4e-6 < delta_of([(two, 500)], 2.0, grid=1e-3) < 3.68e-6
+    )  # reference 3.668e-6, rounded up more coarsely
+
+
+def test_plain_projected_and_truncated_steps_compose():
+    plain, truncated = poisson(0.1, 2.0), StepEvent(TruncatedPoissonSampling(0.1, 20, 100), 2.0)
+    for other in (plain, truncated):
+        parts = [epsilon([pair], 1e-3, grid=1e-3) for pair in ((PROJECTED, 5), (other, 5))]
+        together = epsilon([(PROJECTED, 5), (other, 5)], 1e-3, grid=1e-3)
+        assert max(parts) < together < sum(parts)
+    assert epsilon([(PROJECTED, 2), (PROJECTED, 3)], 1e-3) == epsilon([(PROJECTED, 5)], 1e-3)
+
+
+def test_rdp_composes_plain_and_projected_steps():
+    plain = poisson(0.1, 2.0)
+    parts = [epsilon([pair], 1e-5, accountant="rdp") for pair in ((PROJECTED, 5), (plain, 5))]
+    together = epsilon([(PROJECTED, 5), (plain, 5)], 1e-5, accountant="rdp")
+    assert max(parts) < together < sum(parts)
+    assert together > epsilon([(PROJECTED, 5), (plain, 5)], 1e-5, grid=1e-3)
+
+
+def test_projected_steps_are_refused_where_no_bound_covers_them():
+    for ask in (
+        lambda: epsilon([(PROJECTED, 1)], 1e-5, adjacency="replace-one"),
+        lambda: delta_of([(PROJECTED, 1)], 1.0, adjacency="replace-one"),
+        lambda: epsilon_curve(PROJECTED, [1], 1e-5, adjacency="replace-one"),
+    ):
+        with pytest.raises(PrivacyError, match="replace-one") as caught:
+            ask()
+        assert "2 C" in caught.value.why
+    with pytest.raises(PrivacyError, match="prv does not support projected"):
+        epsilon([(PROJECTED, 1)], 1e-5, accountant="prv")
+
+
+def test_edge_cases_of_projected_steps():
+    assert epsilon([(StepEvent(PoissonSampling(0.0), 1.0, ((8, 64),)), 9)], 1e-5) == 0
+    assert epsilon([(StepEvent(PoissonSampling(0.1), 0.0, ((8, 64),)), 1)], 1e-5) == math.inf
+    with pytest.raises(PrivacyError, match="above 500"):
+        epsilon([(StepEvent(PoissonSampling(1.0), 0.001, ((8, 64),)), 1)], 1e-5)
+    curve = epsilon_curve(StepEvent(PoissonSampling(1.0), 1.2, ((16, 256),)), [1, 10], 1e-2)
+    assert 0 < curve[0] < curve[1]

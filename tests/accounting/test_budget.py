@@ -3,7 +3,7 @@ import shutil
 import pytest
 from accounting_cases import make_plan, poisson
 
-from privlora.accounting import Ledger, compose_ledgers, epsilon
+from privlora.accounting import Ledger, PoissonSampling, StepEvent, compose_ledgers, epsilon
 from privlora.errors import PrivacyError
 
 FIRST, SECOND = poisson(0.1, 3.0), poisson(0.05, 2.0)
@@ -31,6 +31,13 @@ def test_total_is_the_composition_of_what_was_charged(run):
         0.0,
     ]
     assert statement.epsilon == epsilon([(FIRST, 3), (SECOND, 5)], 1e-5)
+    assert max(budget.epsilon for budget in statement.runs) < statement.epsilon
+
+
+def test_projected_and_plain_runs_compose(run):
+    projected = StepEvent(PoissonSampling(0.1), 0.9, ((8, 64),))
+    statement = compose_ledgers([run("a"), run("b", projected, charges=5)])
+    assert statement.epsilon == epsilon([(FIRST, 3), (projected, 5)], 1e-5)
     assert max(budget.epsilon for budget in statement.runs) < statement.epsilon
 
 

@@ -124,9 +124,10 @@ def test_cache_is_reused_for_the_same_question_only(solutions):
         (sampling, steps, target, 1e-6),
     ]:
         calibrate_noise_multiplier(*other)
+    calibrate_noise_multiplier(*EASY, projections=((4, 8),))
     calibrate_noise_multiplier(*EASY, adjacency="replace-one")
     calibrate_noise_multiplier(*EASY, tolerance=1e-5)
-    assert len(solutions) == 8
+    assert len(solutions) == 9
 
 
 def test_cache_depends_on_the_versions(monkeypatch, solutions):
@@ -208,3 +209,34 @@ def test_tolerance_out_of_range_is_refused(tolerance):
 def test_unknown_adjacency_is_refused():
     with pytest.raises(PrivacyError, match="adjacency"):
         calibrate_noise_multiplier(*EASY, adjacency="bounded")
+
+
+# Rank-free reference values, which are rounded up more coarsely, and exact ones of rank one, which ours may not meet.
+@pytest.mark.parametrize(
+    ("size", "target", "rank_one", "rank_free"),
+    [((64, 2048), 0.4, 0.70699, 0.70814), ((8, 2048), 8.0, 0.04944, 0.04958)],
+)
+def test_projected_reference_rows(size, target, rank_one, rank_free):
+    result = calibrate_noise_multiplier(PoissonSampling(0.02), 500, target, 1e-5, projections=(size,))
+    assert rank_one < result.noise_multiplier < rank_free
+    assert result.epsilon <= target
+    assert result.event.projections == (size,)
+    assert f"{size[0]} of {size[1]}" in result.describe()
+
+
+def test_projected_result_is_tight():
+    sampling, steps, target, delta = question = (PoissonSampling(1.0), 3, 1.0, 1e-5)
+    result = calibrate_noise_multiplier(*question, projections=((16, 256),))
+    less = type(result.event)(sampling, result.noise_multiplier * (1 - 1e-5), ((16, 256),))
+    assert (
+        epsilon([(result.event, steps)], delta) == result.epsilon <= target < epsilon([(less, steps)], delta)
+    )
+
+
+def test_projections_are_refused_where_nothing_covers_them():
+    with pytest.raises(PrivacyError, match="replace-one"):
+        calibrate_noise_multiplier(*EASY, projections=((8, 64),), adjacency="replace-one")
+    with pytest.raises(PrivacyError, match="truncated"):
+        calibrate_noise_multiplier(
+            TruncatedPoissonSampling(0.2, 25, 100), 10, 1.0, 1e-5, projections=((8, 64),)
+        )

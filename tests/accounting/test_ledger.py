@@ -11,7 +11,8 @@ import pytest
 from accounting_cases import make_plan, poisson
 
 import privlora.accounting.ledger as ledger_module
-from privlora.accounting import Ledger, Plan, epsilon, read_ledger
+from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
+from privlora.accounting.ledger_format import fingerprint
 from privlora.errors import PrivacyError, RunError
 
 
@@ -332,3 +333,21 @@ def test_unusable_plans_are_refused(change):
 def test_plans_with_unknown_fields_are_refused():
     with pytest.raises(PrivacyError, match="amnesty"):
         Plan.from_dict(make_plan().to_dict() | {"amnesty": True})
+
+
+def test_fingerprint_of_a_plain_step_is_what_older_ledgers_hold():
+    assert fingerprint(poisson(0.5, 2.0)) == "7575ea0f6e7a0335"
+
+
+def test_projected_plan_survives_the_file_and_charges_nothing_else(path):
+    event = StepEvent(PoissonSampling(0.02), 0.2, ((24, 768), (64, 2048)))
+    with Ledger.create(path, make_plan(event=event)) as ledger:
+        ledger.charge(StepEvent(PoissonSampling(0.02), 0.2, ((64, 2048), (24, 768))))
+        with pytest.raises(PrivacyError, match="planned"):
+            ledger.charge(StepEvent(PoissonSampling(0.02), 0.2))
+    assert read_ledger(path).events() == [(event, 1)]
+
+
+def test_projected_plan_under_replace_one_is_refused():
+    with pytest.raises(PrivacyError, match="replace-one"):
+        make_plan(event=StepEvent(PoissonSampling(0.02), 0.2, ((8, 64),)), adjacency="replace-one")

@@ -57,6 +57,26 @@ def test_a_cap_reaches_the_accountant(
     assert asked == [TruncatedPoissonSampling(0.1, 7, 40)]
 
 
+def test_projections_reach_the_accountant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def refuse(*_: object, projections: object, **__: object) -> None:
+        asked.append(projections)
+        raise PrivacyError("asked")
+
+    monkeypatch.setattr("privlora.cli.accounting.calibrate_noise_multiplier", refuse)
+    request = ["calibrate", "--epsilon", 2, "--delta", 1e-3, "--steps", 3, "--sample-rate", 0.1]
+    call(capsys, *request, "--projection", "64:2048", "--projection", "24:768")
+    call(capsys, *request)
+    assert asked == [((64, 2048), (24, 768)), ()]
+    wrong = call(capsys, *request, "--projection", "64/2048")
+    assert wrong.code == 2
+    assert "RANK:WIDTH" in wrong.err
+    assert len(asked) == 2
+
+
 def test_calibrate_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     request = ["--epsilon", 2, "--delta", 1e-3, "--steps", 3, "--sample-rate", 0.1]
     words = call(capsys, "calibrate", *request).out

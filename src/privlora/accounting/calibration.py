@@ -193,17 +193,20 @@ def _solve(
     digits = math.ceil(-math.log10(tolerance)) + 1
     scale = math.sqrt(typical_energy(step))
     smallest = _SMALLEST_SIGMA * scale
-    root = _root(coarse, target, smallest, start=scale, factor=2.0, rtol=_COARSE_TOLERANCE)
+    root = find_noise(coarse, target, smallest, start=scale, factor=2.0, rtol=_COARSE_TOLERANCE)
     slope = (coarse(root * (1 + _COARSE_TOLERANCE)) - coarse(root)) / _COARSE_TOLERANCE  # by log sigma
     if slope < 0:
-        # The grid's error is of second order, so two coarse values foretell the fine one: mostly enough.
-        foretold = medium(root) - (coarse(root) - medium(root)) / ratio
-        change = (target - foretold) / slope
-        root = _round_up(root * math.exp(max(-0.1, min(0.1, change))), digits)
-        if target + 2 * tolerance * slope <= fine(root) <= target:
-            return root, fine(root)
+        # The grid's error is of second order, so two coarse values foretell the fine one: mostly enough. Else the
+        # fine value itself says how far to go.
+        value = medium(root) - (coarse(root) - medium(root)) / ratio
+        for _ in range(3):
+            change = (target - value) / slope
+            root = _round_up(root * math.exp(max(-0.1, min(0.1, change))), digits)
+            value = fine(root)
+            if target + 2 * tolerance * slope <= value <= target:
+                return root, value
 
-    root = _root(fine, target, smallest, start=root, factor=1.01, rtol=tolerance / 4)
+    root = find_noise(fine, target, smallest, start=root, factor=1.01, rtol=tolerance / 4)
     for units in range(4):
         sigma = _round_up(root * (1 + units * tolerance), digits)
         if fine(sigma) <= target:
@@ -215,7 +218,7 @@ def _solve(
     )
 
 
-def _root(
+def find_noise(
     epsilon: Callable[[float], float],
     target: float,
     smallest: float,

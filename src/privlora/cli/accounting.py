@@ -43,6 +43,15 @@ def calibrate(
         int | None,
         typer.Option(help="Public cap on a batch (truncated Poisson sampling).", show_default=False),
     ] = None,
+    projection: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RANK:WIDTH",
+            help="Each step clips whole gradients, then projects a layer's input of this width on a fresh random "
+            "subspace of this rank. Repeat it for layers that differ.",
+            show_default=False,
+        ),
+    ] = None,
     adjacency: Annotated[
         Adjacency, typer.Option(help="Which data sets are neighbours.")
     ] = _DEFAULT_ADJACENCY,
@@ -56,12 +65,26 @@ def calibrate(
             fix="set it to a tenth of 1/N or less",
         )
     sampling = _sampling(sample_rate, expected_batch_size, public_dataset_size, max_batch_size)
-    found = calibrate_noise_multiplier(sampling, steps, epsilon, delta, adjacency=adjacency)
+    projections = tuple(_projection(text) for text in projection or ())
+    found = calibrate_noise_multiplier(
+        sampling, steps, epsilon, delta, adjacency=adjacency, projections=projections
+    )
     if as_json:
         emit({"noise_multiplier": found.noise_multiplier, **found.to_dict()})
         return
     out().print(f"noise_multiplier {found.noise_multiplier:.7g}")
     out().print(found.describe())
+
+
+def _projection(text: str) -> tuple[int, int]:
+    rank, _, width = text.partition(":")
+    if not (rank.isdecimal() and width.isdecimal()):
+        raise ConfigError(
+            f"--projection {text} is not RANK:WIDTH",
+            why="the share of a gradient that a random subspace captures depends on both",
+            fix="give the rank and the width of the layer's input, for example --projection 64:2048",
+        )
+    return int(rank), int(width)
 
 
 def _sampling(

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privlora.accounting.events import Projections
+from privlora.accounting.events import PoissonSampling, Projections, StepEvent
 from privlora.accounting.projection.energy import EnergyLaw, dominating_energy, energy_cells
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
+from privlora.errors import PrivacyError
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -51,7 +52,11 @@ def rank_free_delta(epsilon: ArrayLike, noise_multiplier: float, projections: Pr
         epsilon: any real numbers (n,).
         noise_multiplier: sigma = std of the noise per projected coordinate / clip_norm of the whole gradient, > 0.
         projections: (rank, input dimension) of each layer under that clip.
+
+    Raises:
+        PrivacyError: there is no noise or no projection, or one of them is unusable.
     """
+    _check(noise_multiplier, projections)
     eps = np.asarray(epsilon, np.float64)
     law = dominating_energy(projections)
     values = gaussian_delta(eps[:, None], law.points / noise_multiplier**2)
@@ -71,10 +76,13 @@ def rank_one_delta(epsilon: ArrayLike, noise_multiplier: float, rank: int, dimen
     Each cell of the energy's law is replaced by its ends where the curve is convex in the energy, by its mean
     where it is concave, and by the line of the steepest slope in the one cell where that changes.
 
-    Arguments as in `rank_free_delta`, for one layer. Only where every unit's clipped gradient has rank one, as
-    for a linear head on one feature vector per unit; not for layers that see several tokens.
+    Arguments and errors as in `rank_free_delta`, for one layer. Only where every unit's clipped gradient has rank
+    one, as for a linear head on one feature vector per unit; not for layers that see several tokens.
     """
+    _check(noise_multiplier, ((rank, dimension),))
     eps = np.asarray(epsilon, np.float64)
+    if rank == dimension:
+        return gaussian_delta(eps, noise_multiplier**-2)
     cells = energy_cells(rank, dimension)
     low, high = cells.edges[:-1], cells.edges[1:]
     at_edges = gaussian_delta(eps[:, None], cells.edges / noise_multiplier**2)
@@ -98,7 +106,11 @@ def rank_free_pld(
         noise_multiplier, projections: as in `rank_free_delta`.
         sample_rate: q, in (0, 1].
         grid: spacing of the discretised loss.
+
+    Raises:
+        PrivacyError: as `rank_free_delta`, or `sample_rate` is out of range.
     """
+    _check(noise_multiplier, projections, sample_rate)
     return _connect_dots(lambda eps: rank_free_delta(eps, noise_multiplier, projections), sample_rate, grid)
 
 
@@ -106,9 +118,20 @@ def rank_one_pld(
     noise_multiplier: float, rank: int, dimension: int, sample_rate: float, grid: float
 ) -> PrivacyLossDistribution:
     """As `rank_free_pld`, for one layer whose differences all have rank one; see `rank_one_delta`."""
+    _check(noise_multiplier, ((rank, dimension),), sample_rate)
     return _connect_dots(
         lambda eps: rank_one_delta(eps, noise_multiplier, rank, dimension), sample_rate, grid
     )
+
+
+def _check(noise_multiplier: float, projections: Projections, sample_rate: float = 1.0) -> None:
+    event = StepEvent(PoissonSampling(sample_rate), noise_multiplier, projections)
+    if sample_rate == 0 or noise_multiplier == 0 or not event.projections:
+        raise PrivacyError(
+            f"[{event.describe()}] has no curve of a projection",
+            why="without noise nothing is private, without sampling nothing is spent",
+            fix="give sample_rate and noise_multiplier above 0 and at least one (rank, dimension)",
+        )
 
 
 def _inflection(eps: Floats, sigma: float) -> Floats:
@@ -211,7 +234,7 @@ def _until_negligible(deltas_at: Curve, grid: float) -> tuple[NDArray[np.int64],
     dots = _dots(grid)
     values: list[Floats] = []
     for start in range(0, len(dots), _CHUNK):
-        values.append(deltas_at(dots[start : start + _CHUNK] * grid))
+        values.append(deltas_at(grid * dots[start : start + _CHUNK].astype(np.float64)))
         if values[-1][-1] <= _NEGLIGIBLE:
             break
     deltas = np.concatenate(values)
