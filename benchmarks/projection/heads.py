@@ -1,0 +1,173 @@
+"""Accuracy of one private linear head: against epsilon, and against rank (Figure 3 and F.2 of Hu et al. 2026, smaller).
+
+    python benchmarks/projection/heads.py --assets ASSETS --work WORK --out benchmarks/results/projection/heads.json
+
+SST-2 (positive or negative sentences) by a head on frozen hidden states of a small language model, d = 640. Every
+method has the same steps, batches and delta, and its own best rate and clipping norm of one common grid, chosen on
+other seeds and other sentences than those reported. ASSETS holds models/ and data/; WORK keeps finished cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from cells import Cells, write
+from features import Split, sentences
+from torch import Tensor
+
+from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
+from privlora.accounting.projection.calibration import split_noise_multiplier
+from privlora.heads import HeadSettings, train_heads
+
+RECORDS, VALIDATION = 8_000, 2_000
+STEPS, SAMPLE_RATE, DELTA = 40, 0.05, 1e-5
+RATES, CLIPS = (2.0, 8.0, 32.0, 128.0), (0.1, 0.5)
+EPSILONS = (0.1, 0.5, 2.0, 8.0)
+RANK, RANKS, RANK_EPSILON = 64, (8, 32, 64, 128), 0.5
+CHOOSE_SEEDS, REPORT_SEEDS = 4, 20
+
+SAMPLING = PoissonSampling(SAMPLE_RATE)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method and how its noise is calibrated. settings: of HeadSettings, beyond rank, rate, clip and noise."""
+
+    method: str
+    settings: dict[str, Any]
+    noise: Callable[[float, int, int], float]
+
+
+def plain(epsilon: float, rank: int, columns: int) -> float:
+    return calibrate_noise_multiplier(SAMPLING, STEPS, epsilon, DELTA).noise_multiplier
+
+
+def exact(epsilon: float, rank: int, columns: int) -> float:
+    pair = ((rank, columns),)
+    return calibrate_noise_multiplier(SAMPLING, STEPS, epsilon, DELTA, projections=pair).noise_multiplier
+
+
+def theorem_5(epsilon: float, rank: int, columns: int) -> float:
+    return split_noise_multiplier(SAMPLING, STEPS, epsilon, DELTA, ((rank, columns),))
+
+
+VARIANTS = {
+    "dp-sgd": Variant("dp-sgd", {}, plain),
+    "lora-fa": Variant("lora-fa", {}, plain),
+    "m2": Variant("m2", {}, exact),
+    "m2 by Theorem 5": Variant("m2", {"projection": "wishart"}, theorem_5),
+    "project-then-clip": Variant("project-then-clip", {"fresh": True}, plain),
+    "project-then-clip frozen": Variant("project-then-clip", {}, plain),
+}
+
+
+class Study:
+    """Accuracies on validation or test sentences, in cells."""
+
+    def __init__(self, data: Split, cells: Cells) -> None:
+        self.data, self.cells = data, cells
+
+    def accuracies(self, settings: HeadSettings, first_seed: int, count: int, *, test: bool) -> list[float]:
+        data = self.data
+        rows, labels = data.train[:RECORDS], data.train_labels[:RECORDS]
+        heads = train_heads(
+            rows,
+            labels,
+            settings,
+            classes=2,
+            members=torch.ones(count, len(rows), dtype=torch.bool),
+            expected_batch_size=SAMPLE_RATE * len(rows),
+            sample_rate=SAMPLE_RATE,
+            seeds=range(first_seed, first_seed + count),
+        )
+        found: Tensor = (
+            heads.accuracy(data.test, data.test_labels)
+            if test
+            else heads.accuracy(data.train[RECORDS:], data.train_labels[RECORDS:])
+        )
+        return [round(float(value), 4) for value in found]
+
+    def best(self, name: str, epsilon: float, rank: int) -> dict[str, Any]:
+        """A variant at its own best rate and clipping norm: the row of the tables."""
+        variant = VARIANTS[name]
+        cell = {"variant": name, "epsilon": epsilon, "rank": None if name == "dp-sgd" else rank}
+        return self.cells(cell, lambda: self._tuned(variant, epsilon, cell["rank"]))
+
+    def _tuned(self, variant: Variant, epsilon: float, rank: int | None) -> dict[str, Any]:
+        sigma = variant.noise(epsilon, rank or 0, self.data.train.shape[1])
+        grid = [
+            HeadSettings(variant.method, STEPS, rate, sigma, clip, rank, **variant.settings)
+            for rate in RATES
+            for clip in CLIPS
+        ]
+        means = [
+            sum(self.accuracies(settings, 1000, CHOOSE_SEEDS, test=False)) / CHOOSE_SEEDS for settings in grid
+        ]
+        settings = grid[means.index(max(means))]
+        values = torch.tensor(self.accuracies(settings, 0, REPORT_SEEDS, test=True), dtype=torch.float64)
+        return {
+            "noise_multiplier": sigma,
+            "learning_rate": settings.learning_rate,
+            "clip_norm": settings.clip_norm,
+            "validation": [round(mean, 4) for mean in means],
+            "test_accuracies": [round(float(value), 4) for value in values],
+            "test_mean": round(float(values.mean()), 4),
+            "test_deviation": round(float(values.std()), 4),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder that keeps features and finished cells"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.work.mkdir(parents=True, exist_ok=True)
+    data = sentences(args.assets, RECORDS + VALIDATION, args.work / "sst2.pt")
+    study = Study(data, Cells(args.work / "heads.jsonl"))
+    without_noise = study.cells(
+        {"variant": "no noise"},
+        lambda: {
+            "test_mean": max(
+                sum(study.accuracies(HeadSettings("dp-sgd", STEPS, rate), 0, 4, test=True)) / 4
+                for rate in RATES
+            )
+        },
+    )
+    against_epsilon = [study.best(name, epsilon, RANK) for epsilon in EPSILONS for name in VARIANTS]
+    against_rank = [study.best(name, RANK_EPSILON, rank) for rank in RANKS for name in VARIANTS]
+    write(
+        args.out,
+        {
+            "data": {
+                "task": "SST-2",
+                "records": RECORDS,
+                "dimensions": data.train.shape[1],
+                "test": len(data.test),
+                "majority": round(float(data.test_labels.double().mean()), 4),
+            },
+            "training": {"steps": STEPS, "sample_rate": SAMPLE_RATE, "delta": DELTA},
+            "grid": {"learning_rate": RATES, "clip_norm": CLIPS},
+            "variants": {
+                name: asdict(variant) | {"noise": variant.noise.__name__}
+                for name, variant in VARIANTS.items()
+            },
+            "no_noise": without_noise,
+            "against_epsilon": against_epsilon,
+            "against_rank": against_rank,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

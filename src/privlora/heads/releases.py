@@ -1,0 +1,200 @@
+"""The release of one step for N heads at once: bound each record, sum, add noise, project, in each method's order.
+
+Shapes: N heads, c classes, d features, b places of a batch (the longest of the N batches; shorter ones are padded with
+places of weight zero), r the rank. Residuals are softmax - one-hot; a record's gradient is residual x^T.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
+from privlora.heads.settings import HeadSettings
+
+# Norms are computed in the features' precision; shrinking by more than their rounding keeps every record within C.
+_SLACK = 1e-5
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What N heads see in one step. features: (b, d) where all see the same rows, else (N, b, d).
+
+    labels: (b,) or (N, b), int64. weights: (N, b), 1 for a record that is in a head's batch, 0 for one that is not.
+    """
+
+    features: Tensor
+    labels: Tensor
+    weights: Tensor
+
+    def logits(self, heads: Tensor) -> Tensor:
+        """(N, c, b) from heads (N, c, d)."""
+        if self.features.dim() == 2:
+            return (heads.flatten(0, 1) @ self.features.T).unflatten(0, heads.shape[:2])
+        return heads @ self.features.mT
+
+    def residuals(self, heads: Tensor) -> Tensor:
+        """softmax - one-hot (N, c, b); zero where a record is absent or the loss is not finite."""
+        found = torch.softmax(self.logits(heads), dim=1)
+        at = torch.atleast_2d(self.labels)[:, None, :].expand(len(heads), 1, -1)
+        found.scatter_add_(1, at, torch.full_like(found[:, :1], -1.0))
+        return torch.where((self.weights > 0)[:, None, :] & found.isfinite(), found, 0.0)
+
+    def gradient(self, residuals: Tensor) -> Tensor:
+        """Sum over the batch of residual x^T, (N, c, d)."""
+        if self.features.dim() == 2:
+            return (residuals.flatten(0, 1) @ self.features).unflatten(0, residuals.shape[:2])
+        return residuals @ self.features
+
+
+class HeadRelease(ABC):
+    """One method. ``width``: columns of what is trained. ``noise``: one private generator for each head."""
+
+    def __init__(
+        self, settings: HeadSettings, columns: int, dtype: torch.dtype, noise: Sequence[np.random.Generator]
+    ) -> None:
+        self.settings, self.columns, self.dtype, self.noise = settings, columns, dtype, noise
+        self.width = columns
+
+    @abstractmethod
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        """(N, c, width): the released sum, before the division by the expected batch size."""
+
+    def weights(self, trained: Tensor) -> Tensor:
+        """What the trained values (N, c, width) add to the starting weights, (N, c, d)."""
+        return trained
+
+    @property
+    def bound(self) -> float:
+        """What one record contributes to the sum at most."""
+        return float("inf") if self.settings.clip_norm is None else self.settings.clip_norm
+
+    def _clipped(self, residuals: Tensor, lengths: Tensor) -> Tensor:
+        """``residuals`` scaled so that residual times a vector of ``lengths`` ((b,) or (N, b)) is within the bound."""
+        if self.settings.clip_norm is None:
+            return residuals
+        norms = residuals.norm(dim=1) * lengths
+        factors = (self.bound * (1 - _SLACK) / norms).clamp(
+            max=1.0
+        )  # a zero norm divides to inf, and keeps 1
+        return residuals * torch.where(norms.isfinite(), factors, 0.0)[:, None, :]
+
+    def _noised(self, total: Tensor) -> Tensor:
+        if self.settings.noise_multiplier > 0:
+            scale = self.settings.noise_multiplier * self.bound
+            for values, generator in zip(total, self.noise, strict=True):
+                drawn = torch.from_numpy(generator.standard_normal(tuple(values.shape)))
+                values.copy_(values + scale * drawn)
+        return total
+
+
+class DenseRelease(HeadRelease):
+    """dp-sgd."""
+
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        return self._noised(self._clipped_sum(batch, residuals))
+
+    def _clipped_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        return batch.gradient(self._clipped(residuals, batch.features.norm(dim=-1)))
+
+    def _projected(self, values: Tensor) -> Tensor:
+        assert self.settings.rank is not None  # HeadSettings
+        return project_afresh(values, self.settings.rank, self.settings.projection, self.noise)
+
+
+class NoiseThenProject(DenseRelease):
+    """m2: (sum + noise) M with M fresh. Algorithm 3 of Hu et al. 2026."""
+
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        return self._projected(super().noisy_sum(batch, residuals))
+
+
+class ProjectThenNoise(DenseRelease):
+    """m1: (sum) M + noise with M fresh."""
+
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        return self._noised(self._projected(self._clipped_sum(batch, residuals)))
+
+
+class FrozenFactor(HeadRelease):
+    """lora-fa: B (c x r) is trained and A (r x d) frozen and public. Algorithm 2 of Hu et al. 2026."""
+
+    def __init__(
+        self,
+        settings: HeadSettings,
+        columns: int,
+        dtype: torch.dtype,
+        noise: Sequence[np.random.Generator],
+        public: Sequence[np.random.Generator],
+    ) -> None:
+        super().__init__(settings, columns, dtype, noise)
+        assert settings.rank is not None  # HeadSettings
+        self.width = settings.rank
+        self.factors = gaussian_factors(settings.rank, columns, dtype, public)
+
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        if self.settings.clip_norm is None:
+            return batch.gradient(residuals) @ self.factors.mT
+        inputs = batch.features @ self.factors.mT  # (N, b, r)
+        return self._noised(self._clipped(residuals, inputs.norm(dim=-1)) @ inputs)
+
+    def weights(self, trained: Tensor) -> Tensor:
+        return trained @ self.factors
+
+
+class ClipInSubspace(HeadRelease):
+    """project-then-clip: the projected gradient is bounded by C sqrt(r / d), surely; any subspace, also a frozen one.
+
+    The update is (d / r) (noisy sum) Q^T, so it has the scale of the full gradient.
+    """
+
+    def __init__(
+        self,
+        settings: HeadSettings,
+        columns: int,
+        dtype: torch.dtype,
+        noise: Sequence[np.random.Generator],
+        public: Sequence[np.random.Generator],
+    ) -> None:
+        super().__init__(settings, columns, dtype, noise)
+        assert settings.rank is not None  # HeadSettings
+        self.rank = settings.rank
+        self.public = public
+        self.bases = orthonormal_bases(self.rank, columns, dtype, public)
+
+    @property
+    def bound(self) -> float:
+        return float(super().bound * (self.rank / self.columns) ** 0.5)
+
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        if self.settings.fresh:
+            self.bases = orthonormal_bases(self.rank, self.columns, self.dtype, self.public)
+        inputs = batch.features @ self.bases  # (N, b, r)
+        total = self._noised(self._clipped(residuals, inputs.norm(dim=-1)) @ inputs)
+        return (total @ self.bases.mT) * (self.columns / self.rank)
+
+
+def release_of(
+    settings: HeadSettings,
+    columns: int,
+    dtype: torch.dtype,
+    noise: Sequence[np.random.Generator],
+    public: Sequence[np.random.Generator],
+) -> HeadRelease:
+    """The release of ``settings.method`` for one head per generator. public: draws frozen or published projections."""
+    match settings.method:
+        case "dp-sgd":
+            return DenseRelease(settings, columns, dtype, noise)
+        case "m2":
+            return NoiseThenProject(settings, columns, dtype, noise)
+        case "m1":
+            return ProjectThenNoise(settings, columns, dtype, noise)
+        case "lora-fa":
+            return FrozenFactor(settings, columns, dtype, noise, public)
+        case _:
+            return ClipInSubspace(settings, columns, dtype, noise, public)

@@ -1,0 +1,339 @@
+"""Heads trained together are the heads that a plain loop trains, and each is as private as its event says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from head_cases import CLASSES, COLUMNS, NOISY, RECORDS, everyone, problem, release, seeds
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from privlora.accounting.accountants import epsilon
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
+from privlora.heads import HEAD_METHODS, HeadSettings, TrainedHeads, train_heads
+from privlora.heads.projections import gaussian_factors
+from privlora.heads.releases import Batch
+
+
+def trained(
+    settings: HeadSettings, members: Tensor, *, sample_rate: float = 1.0, memory: int = 1 << 30
+) -> TrainedHeads:
+    features, labels = problem()
+    return train_heads(
+        features,
+        labels,
+        settings,
+        classes=CLASSES,
+        members=members,
+        expected_batch_size=sample_rate * RECORDS,
+        sample_rate=sample_rate,
+        seeds=seeds(len(members)),
+        memory=memory,
+    )
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("method", ["dp-sgd", "lora-fa"])
+def test_noise_free_heads_are_those_of_torch(method: str, schedule: str) -> None:
+    rank = 4 if method == "lora-fa" else None
+    settings = HeadSettings(method, 6, 0.8, rank=rank, momentum=0.9, schedule=schedule)
+    members = torch.rand(3, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.7
+    heads = trained(settings, members)
+    features, labels = problem()
+    for n, own in enumerate(members):
+        a = (
+            gaussian_factors(rank, COLUMNS, torch.float64, [np.random.default_rng([0, n])])[0]
+            if rank
+            else torch.eye(COLUMNS, dtype=torch.float64)
+        )
+        b = torch.zeros(CLASSES, len(a), dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([b], lr=0.8, momentum=0.9)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = cross_entropy(features[own] @ (b @ a).T, labels[own], reduction="sum")
+            (loss / RECORDS).backward()
+            optimizer.step()
+            if schedule == "cosine":
+                cosine.step()
+        torch.testing.assert_close(heads.weights[n], (b @ a).detach())
+
+
+# m1 projects a sum without noise, which has lower rank (residuals add up to zero): there rounding chooses the frame, so
+# the law is the same and the numbers are not.
+REPEATABLE = [name for name in NOISY if name != "m1"]
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_a_head_does_not_depend_on_its_company(name: str) -> None:
+    members = torch.rand(5, RECORDS, generator=torch.Generator().manual_seed(2)) < 0.8
+    together = trained(NOISY[name], members, sample_rate=0.2)
+    in_turns = trained(NOISY[name], members, sample_rate=0.2, memory=1)
+    torch.testing.assert_close(together.weights, in_turns.weights)
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_gathered_batches_are_the_weighted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = trained(NOISY[name], everyone(3), sample_rate=0.2)
+    monkeypatch.setattr("privlora.heads.training._GATHER_BELOW", 0.1)
+    weighted = trained(NOISY[name], everyone(3), sample_rate=0.2)
+    torch.testing.assert_close(gathered.weights, weighted.weights)
+
+
+def batch_of(features: Tensor, labels: Tensor, present: Tensor) -> Batch:
+    return Batch(features, labels, present.to(features.dtype)[None])
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "m2", "m1", "project-then-clip"])
+def test_one_record_moves_what_is_noised_by_the_bound_at_most(name: str) -> None:
+    """The sum before noise, and for m2 and m1 before the projection, in the coordinates that are noised."""
+    features, labels = problem()
+    features = torch.cat([1e4 * features, 1e-3 * features])
+    labels = torch.cat([labels, labels])
+    settings = replace(NOISY[name], method="dp-sgd", rank=None) if name in ("m1", "m2") else NOISY[name]
+    heads = torch.randn(1, CLASSES, COLUMNS, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    everybody = torch.ones(len(labels), dtype=torch.bool)
+
+    def total(present: Tensor) -> Tensor:
+        found = release(replace(settings, noise_multiplier=0.0), 1)
+        batch = batch_of(features, labels, present)
+        summed = found.noisy_sum(batch, batch.residuals(heads))
+        # back to the coordinates of an orthonormal basis
+        return summed * (4 / COLUMNS) if name == "project-then-clip" else summed
+
+    bound = 0.8 * (4 / COLUMNS) ** 0.5 if name == "project-then-clip" else 0.8
+    moved = []
+    for record in range(len(labels)):
+        without = everybody.clone()
+        without[record] = False
+        moved.append(float((total(everybody) - total(without)).norm()))
+    assert max(moved) <= bound
+    assert max(moved) > 0.999 * bound  # large gradients are clipped to the bound, not below
+    assert min(moved) < 0.1 * bound  # small ones are left alone
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "project-then-clip", "m2", "m1", "m2 wishart"])
+def test_an_empty_batch_is_released_with_full_noise(name: str) -> None:
+    count, settings = 600, NOISY[name]
+    features, labels = problem()
+    nobody = Batch(features, labels, torch.zeros(count, RECORDS, dtype=torch.float64))
+    heads = torch.zeros(count, CLASSES, COLUMNS, dtype=torch.float64)
+    found = release(settings, count)
+    drawn = found.noisy_sum(nobody, nobody.residuals(heads))
+    scale = 0.7 * 0.8
+    # mean square of an entry over its entries: of noise, of projected noise, of noise in the subspace
+    expected = {
+        "dp-sgd": 1.0,
+        "lora-fa": 1.0,
+        "m1": 1.0,
+        "m2": COLUMNS / 4,
+        "m2 wishart": 1 + (COLUMNS + 1) / 4,
+        "project-then-clip": COLUMNS / 4 * 4 / COLUMNS,
+    }[name]
+    per_head = drawn.square().flatten(1).mean(1)
+    error = float(per_head.std()) / count**0.5
+    assert float(per_head.mean()) == pytest.approx(expected * scale**2, abs=5 * error)
+    assert torch.linalg.matrix_rank(drawn[0]) == CLASSES
+
+
+@pytest.mark.parametrize(("name", "dimensions"), [("project-then-clip", 4), ("project-then-clip fresh", 9)])
+def test_project_then_clip_stays_in_its_subspace_or_draws_another(name: str, dimensions: int) -> None:
+    features, labels = problem()
+    runs = [
+        train_heads(
+            features,
+            labels,
+            NOISY[name],
+            classes=CLASSES,
+            members=everyone(1),
+            expected_batch_size=RECORDS,
+            sample_rate=1.0,
+            seeds=[seed],
+        ).weights[0]
+        for seed in (1, 2, 3)  # the subspaces follow projection_seed alone
+    ]
+    assert torch.linalg.matrix_rank(torch.cat(runs), rtol=1e-9) == dimensions
+
+
+def test_each_head_has_its_own_noise_batches_and_factors() -> None:
+    for name in ("dp-sgd", "lora-fa"):
+        weights = trained(NOISY[name], everyone(2)).weights
+        assert not torch.allclose(weights[0], weights[1])
+    private = train_heads(
+        *problem(), NOISY["m2"], classes=CLASSES, members=everyone(2), expected_batch_size=6, sample_rate=0.25
+    )
+    again = train_heads(
+        *problem(), NOISY["m2"], classes=CLASSES, members=everyone(2), expected_batch_size=6, sample_rate=0.25
+    )
+    assert not private.insecure
+    assert not torch.allclose(private.weights, again.weights)
+    assert trained(NOISY["m2"], everyone(2)).insecure
+
+
+class Counts:
+    def __init__(self, limit: int) -> None:
+        self.limit, self.events = limit, list[StepEvent]()
+
+    def charge(self, event: StepEvent) -> int:
+        if len(self.events) == self.limit:
+            raise PrivacyError("spent")
+        self.events.append(event)
+        return len(self.events)
+
+
+def test_ledgers_are_charged_for_every_head_and_step() -> None:
+    ledgers = [Counts(4), Counts(4)]
+    options = {"classes": CLASSES, "members": everyone(2), "expected_batch_size": 12, "sample_rate": 0.5}
+    heads = train_heads(*problem(), NOISY["m2"], ledgers=ledgers, **options)
+    event = StepEvent(PoissonSampling(0.5), 0.7, projections=((4, COLUMNS),))
+    assert heads.event == event
+    assert [ledger.events for ledger in ledgers] == [[event] * 4] * 2
+    with pytest.raises(PrivacyError, match="spent"):
+        train_heads(*problem(), NOISY["m2"], ledgers=[Counts(4), Counts(3)], **options)
+    with pytest.raises(PrivacyError, match="seeds cannot be charged"):
+        train_heads(*problem(), NOISY["m2"], ledgers=ledgers, seeds=[1, 2], **options)
+    with pytest.raises(PrivacyError, match="m1 states no epsilon"):
+        train_heads(*problem(), NOISY["m1"], ledgers=[Counts(4), Counts(4)], **options)
+
+
+def test_what_a_head_costs() -> None:
+    for name, settings in NOISY.items():
+        heads = trained(settings, everyone(1), sample_rate=0.5)
+        if name == "m1":
+            with pytest.raises(PrivacyError, match="states no epsilon"):
+                heads.epsilon(1e-3)
+            continue
+        projected = name.startswith("m2")
+        assert heads.event.projections == (((4, COLUMNS),) if projected else ())
+    assert NOISY["m2"].step_event(0.5, 4).projections == ()  # full rank is no projection
+    with pytest.raises(PrivacyError, match="no epsilon"):
+        HeadSettings("lora-fa", 2, 1.0, rank=2).step_event(0.5, COLUMNS)
+    plain = trained(replace(NOISY["dp-sgd"], noise_multiplier=8.0), everyone(1))
+    assert plain.epsilon(1e-3) == epsilon([(StepEvent(PoissonSampling(1.0), 8.0), 4)], 1e-3)
+
+
+def test_rows_that_are_not_finite_count_as_nothing() -> None:
+    features, labels = problem()
+    options = {
+        "classes": CLASSES,
+        "members": everyone(1),
+        "expected_batch_size": RECORDS,
+        "sample_rate": 1.0,
+        "seeds": [1],
+    }
+    features[3] = 0.0
+    expected = train_heads(features, labels, NOISY["dp-sgd"], **options)
+    features[3, 2] = torch.nan
+    found = train_heads(features, labels, NOISY["dp-sgd"], **options)
+    torch.testing.assert_close(found.weights, expected.weights)
+
+
+def test_progress_and_public_start() -> None:
+    features, labels = problem()
+    finished: list[int] = []
+    start = torch.ones(CLASSES, COLUMNS, dtype=torch.float64)
+    heads = train_heads(
+        features,
+        labels,
+        HeadSettings("lora-fa", 1, 1e-9, rank=2),
+        classes=CLASSES,
+        members=everyone(3),
+        expected_batch_size=RECORDS,
+        sample_rate=1.0,
+        initial=start,
+        memory=1,
+        progress=finished.append,
+    )
+    assert finished == [1, 2, 3]
+    torch.testing.assert_close(heads.weights, start.expand(3, -1, -1))
+
+
+def test_scores_of_heads() -> None:
+    features, labels = problem()
+    heads = trained(replace(NOISY["dp-sgd"], steps=20), everyone(2))
+    for n, weights in enumerate(heads.weights):
+        losses = cross_entropy(features @ weights.T, labels, reduction="none")
+        torch.testing.assert_close(heads.losses(features, labels)[n], losses)
+        right = ((features @ weights.T).argmax(1) == labels).double().mean()
+        torch.testing.assert_close(heads.accuracy(features, labels)[n], right)
+
+
+def test_single_precision_learns_the_same() -> None:
+    features, labels = problem()
+    settings = HeadSettings("m2", 10, 0.5, noise_multiplier=0.05, clip_norm=1.0, rank=6)
+    options = {
+        "classes": CLASSES,
+        "members": everyone(2),
+        "expected_batch_size": 24,
+        "sample_rate": 1.0,
+        "seeds": [1, 2],
+    }
+    double = train_heads(features, labels, settings, **options).weights
+    single = train_heads(features.float(), labels, settings, **options).weights
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "m3"},
+        {"steps": 0},
+        {"learning_rate": float("nan")},
+        {"noise_multiplier": -1.0},
+        {"clip_norm": None},
+        {"clip_norm": 0.0},
+        {"rank": None},
+        {"method": "dp-sgd"},
+        {"projection": "sparse"},
+        {"fresh": True},
+        {"momentum": 1.0},
+        {"schedule": "linear"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(PrivloraError):
+        replace(NOISY["m2"], **changes)
+
+
+def test_data_that_make_no_sense_are_refused() -> None:
+    features, labels = problem()
+    good = {"classes": CLASSES, "members": everyone(2), "expected_batch_size": 6.0, "sample_rate": 0.25}
+    bad: list[tuple[Tensor, Tensor, HeadSettings, dict[str, object]]] = [
+        (features.half(), labels, NOISY["m2"], good),
+        (features, labels[:-1], NOISY["m2"], good),
+        (features, labels, NOISY["m2"], {**good, "members": everyone(2)[:, :-1]}),
+        (features, labels, NOISY["m2"], {**good, "expected_batch_size": 0.0}),
+        (features, labels, NOISY["m2"], {**good, "sample_rate": 0.0}),
+        (features, labels, NOISY["m2"], {**good, "seeds": [1]}),
+        (features, labels, NOISY["m2"], {**good, "seeds": [1, 1]}),
+        (features, labels, NOISY["m2"], {**good, "initial": torch.zeros(2, 2)}),
+        (features, labels, replace(NOISY["m2"], rank=13), good),
+        (features[:, :5], labels, NOISY["m2"], good),
+    ]
+    for x, y, settings, options in bad:
+        with pytest.raises(ConfigError):
+            train_heads(x, y, settings, **options)
+    with pytest.raises(DataError):
+        train_heads(features, labels, NOISY["m2"], **{**good, "classes": 2})
+
+
+def test_no_records_at_all_still_release() -> None:
+    heads = train_heads(
+        torch.zeros(0, COLUMNS),
+        torch.zeros(0, dtype=torch.int64),
+        NOISY["m2"],
+        classes=CLASSES,
+        members=everyone(2, 0),
+        expected_batch_size=4.0,
+        sample_rate=0.1,
+    )
+    assert (heads.weights.abs() > 0).all()
+
+
+def test_every_method_is_described_and_tried() -> None:
+    assert {settings.method for settings in NOISY.values()} == set(HEAD_METHODS)
