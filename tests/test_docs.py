@@ -19,7 +19,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/projection.md", "docs/projection-accounting.md", "docs/audit.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/python.md", "docs/projection.md", "docs/projection-accounting.md", "docs/audit.md"],
+)
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = blocks(page, "python")

@@ -23,6 +23,7 @@ COMMANDS = [
     "evaluate",
     "compare",
     "diagnose",
+    "audit",
     "export",
     "report",
     "calibrate",

@@ -1,42 +1,62 @@
 """White-box audit of one private step: can an attacker who knows everything else tell whether one unit was there?
 
 The game of Nasr et al. ("Tight auditing of differentially private machine learning", 2023), on one release: the
-attacker knows the state, the other units' gradients and the canary's gradient, and sees the release. Two statistics are
-played, and share the error probability:
+attacker knows the state, the other units' gradients and the canary's gradient, and sees the release. Three statistics
+are played, and share the error probability:
 
-    alignment   <release, canary direction>: tight for a Gaussian mechanism of the claimed sensitivity and noise
+    alignment   <release, canary's contribution>, each tensor weighted by one over its noise variance: tight for a
+                Gaussian mechanism of the claimed sensitivity and noise, and far above it where a tensor has no noise
     energy      ||release||^2: sees a scale that depends on the data, as a division by the realised batch size does
+    replay      alignment less that of a second process that was started the same way, on empty batches: noise from a
+                seed that repeats cancels
 
-Thresholds are chosen on the first fifth of the trials and judged on the others, so the confidence holds. A step is a
-Gaussian mechanism, so error rates are turned into the mu of Gaussian DP (Dong, Roth and Su 2022) and then into epsilon.
+Variances and thresholds are learnt on the first trials and judged on the others, so the confidence holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy.stats import beta, norm
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 
 from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates import Vector
+from privlora.adapters import Captured
+from privlora.auditing.bounds import (
+    Errors,
+    Floats,
+    accuracy_mu,
+    gaussian_epsilon,
+    largest_refuted,
+    rate_at_least,
+)
+from privlora.auditing.gradient_canaries import GradientCanaries, bounded
+from privlora.coordinates import ProjectedCoordinates, Vector
 from privlora.errors import ConfigError
-from privlora.mechanisms import Mechanism, Release
+from privlora.mechanisms import GaussianMechanism
 
 # The part of the error probability that goes to each statistic.
-_SHARES = {"alignment": 0.8, "energy": 0.2}
+_SHARES = {"alignment": 0.9, "energy": 0.05, "replay": 0.05}
+_PILOT = 200  # trials of each world to learn from, or a fifth of all if that is less
+
+_MARGIN = (
+    1.3  # more trials than the normal approximation asks for: learnt thresholds and variances are not exact
+)
+_LARGEST_MU = 12.0  # of epsilon above 100: what more would show takes the accountant gigabytes
 
 
 @dataclass(frozen=True)
 class StepAudit:
     """epsilon_lower: with probability ``confidence`` the step's true epsilon at ``delta`` is at least this.
 
-    epsilon_claimed: of one step whose batch the attacker knows (no amplification by sampling). statistic: which of the
-    two gave the bound. trials: releases in each world.
+    It assumes that the step is of the kind that is claimed, with a noise multiplier that the audit finds.
+    epsilon_claimed: of one step whose batch the attacker knows (no amplification by sampling). statistic: which one
+    gave the bound. trials: releases in each world.
     """
 
     epsilon_lower: float
@@ -63,97 +83,169 @@ class Uncharged:
         return self._count
 
 
-def canary_gradient(
-    adapter: LowRankAdapter, norm_: float, generator: torch.Generator, site: int | None = None
-) -> Captured:
-    """One unit whose raw gradient has norm ``norm_`` in every module, or in one module alone, in random directions.
+def trials_for(
+    noise_multiplier: float, delta: float, *, share: float = 0.85, confidence: float = 0.95
+) -> int:
+    """Trials of each world after which a correct Gaussian step's bound is ``share`` of its epsilon, nine times in ten.
 
-    A mechanism has to bound any gradient. One that is large everywhere hides a module that escapes clipping, so play
-    each module too.
+    From the normal approximation of the number of right guesses. The smaller epsilon, the more: at delta 1e-5 about
+    28,000 at epsilon 1, 4,500 at 3 and 1,300 at 8.
     """
-
-    def draw(index: int, rows: int) -> torch.Tensor:
-        g = torch.randn(1, rows, adapter.rank, generator=generator)
-        size = norm_ if site in (None, index) else 0.0
-        return (g * (size / g.norm())).to(adapter.device)
-
-    return Captured(
-        [draw(k, s.m) for k, s in enumerate(adapter.sites)],
-        [draw(k, s.n) for k, s in enumerate(adapter.sites)],
-    )
+    mu = 1 / noise_multiplier
+    wanted = share * gaussian_epsilon(mu, delta)
+    found = largest_refuted(lambda smaller: gaussian_epsilon(smaller, delta) < wanted, mu)
+    accuracy = float(ndtr(mu / 2))
+    slope = math.exp(-(mu**2) / 8) / math.sqrt(2 * math.pi) / 2  # of the accuracy in mu
+    quantiles = float(ndtri(1 - (1 - confidence) * _SHARES["alignment"]) + ndtri(0.9))
+    judged = accuracy * (1 - accuracy) / 2 * (quantiles / (slope * (mu - found))) ** 2
+    return _PILOT + math.ceil(_MARGIN * judged)
 
 
 def audit_step(
-    mechanism: Mechanism,
-    noise_multiplier: float,
-    others: Captured,
-    canary: Captured,
+    mechanism: GaussianMechanism,
+    claimed: StepEvent,
+    others: GradientCanaries,
+    canary: GradientCanaries,
     *,
     delta: float = 1e-5,
     trials: int = 1000,
     confidence: float = 0.95,
+    twin: GaussianMechanism | None = None,
 ) -> StepAudit:
-    """Play ``trials`` releases with and as many without the canary.
+    """Play ``trials`` releases with and as many without the one canary.
 
-    mechanism: built with ``Uncharged`` as its ledger. noise_multiplier: what is claimed for it. Raises ConfigError for
-    fewer than 100 trials, which could not show anything.
+    mechanism: built with ``Uncharged`` as its ledger. claimed: of one release; its sampling is left out of the game.
+    others: the rest of the batch, small beside C. twin: the mechanism built again in the same way, as a restarted
+    process would; without it "replay" is not played.
+
+    Raises ConfigError for fewer than 100 trials, which could not show anything.
     """
     if trials < 100:
         raise ConfigError(f"trials={trials} is too few for a bound", fix="play at least 100 trials")
-    direction = mechanism.coordinates.to_vector(
-        mechanism.coordinates.weighted_sum(canary, canary.p[0].new_ones(canary.units))
+    scores = _play(mechanism, twin, others, canary, trials)
+    pilot = min(_PILOT, trials // 5)
+    worlds = {"alignment": scores.weighted(scores.products, pilot), "energy": scores.energies}
+    if twin is not None:
+        worlds["replay"] = scores.weighted(scores.products - scores.replayed, pilot)
+    alone = replace(claimed, sampling=PoissonSampling(1.0))
+    bounds = {}
+    for name, (absent, present) in worlds.items():
+        errors = _errors(absent, present, pilot)
+        certain = 1 - (1 - confidence) * _SHARES[name]
+        bounds[name] = _epsilon_lower(alone, errors, scores.shares(mechanism, pilot), delta, certain)
+    best = max(bounds, key=lambda name: bounds[name])
+    return StepAudit(bounds[best], epsilon([(alone, 1)], delta), delta, confidence, best, trials)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Of all trials, worlds first (0: without the canary). products: (2, trials, tensors) <release, contribution>;
+    replayed: the same of the twin's empty releases; sizes: ||contribution||^2; energies: (2, trials) ||release||^2."""
+
+    products: Floats
+    replayed: Floats
+    sizes: Floats
+    energies: Floats
+
+    def shares(self, mechanism: GaussianMechanism, pilot: int) -> Floats:
+        """||contribution||^2 / C^2 of judged trials, (2, trials - pilot): 1 unless projected after clipping."""
+        longest = mechanism.clip_norm / mechanism.expected_batch_size
+        shares: Floats = self.sizes[:, pilot:].sum(axis=-1) / longest**2
+        return shares
+
+    def weighted(self, products: Floats, pilot: int) -> Floats:
+        """(2, trials): sum_k (products_k - sizes_k / 2) / variance_k, variances per unit of size from the pilot."""
+        carries = self.sizes > 0
+        standard = np.where(carries, products / np.sqrt(np.where(carries, self.sizes, 1.0)), 0.0)
+        absent = standard[0, :pilot]  # (pilot, tensors); the mean is of what others add
+        variances = ((absent - absent.mean(axis=0)) ** 2).mean(axis=0)
+        # A tensor without noise decides alone, but for rounding.
+        variances = np.maximum(variances, 1e-10 * self.sizes.max() + 1e-300)
+        weighted: Floats = ((products - self.sizes / 2) / variances).sum(axis=-1)
+        return weighted
+
+
+def _play(
+    mechanism: GaussianMechanism,
+    twin: GaussianMechanism | None,
+    others: GradientCanaries,
+    canary: GradientCanaries,
+    trials: int,
+) -> _Scores:
+    """Releases of both worlds in turn, and the twin's beside them."""
+    moving = isinstance(mechanism.coordinates, ProjectedCoordinates)
+    adapter = mechanism.coordinates.adapter
+    known: tuple[Captured, Captured, list[torch.Tensor], list[float]] | None = None
+    products, replayed, sizes, energies = [], [], [], []
+    for _ in range(trials):
+        for present in (False, True):
+            if known is None or moving:
+                unit = canary.captured(adapter)
+                background = others.captured(adapter)
+                joined = Captured.cat([background, unit])
+                evened, factors = bounded(mechanism, unit)
+                along = _tensors(
+                    mechanism.coordinates.to_vector(mechanism.coordinates.weighted_sum(evened, factors))
+                )
+                along = [t / mechanism.expected_batch_size for t in along]
+                known = background, joined, along, _products(along, along)
+            mechanism.accumulate(known[1] if present else known[0])
+            released = _tensors(mechanism.release().vector)
+            products.append(_products(released, known[2]))
+            sizes.append(known[3])
+            energies.append(sum(_products(released, released)))
+            replayed.append([0.0 for _ in released])
+            if twin is not None:
+                replayed[-1] = _products(_tensors(twin.release().vector), known[2])
+            for each in (mechanism, twin):
+                if each is not None and isinstance(each.coordinates, ProjectedCoordinates):
+                    each.coordinates.refresh()
+    shape = (trials, 2, -1)
+    return _Scores(
+        np.reshape(products, shape).swapaxes(0, 1),
+        np.reshape(replayed, shape).swapaxes(0, 1),
+        np.reshape(sizes, shape).swapaxes(0, 1),
+        np.reshape(energies, (trials, 2)).T,
     )
 
-    joined = Captured.cat([others, canary])
 
-    def play(present: bool) -> Release:
-        mechanism.accumulate(joined if present else others)
-        return mechanism.release()
-
-    worlds = {present: _scores(play, present, direction, trials) for present in (True, False)}
-    claimed = epsilon([(StepEvent(PoissonSampling(1.0), noise_multiplier), 1)], delta)
-    bounds = {
-        name: _epsilon_lower(worlds[True][:, k], worlds[False][:, k], delta, 1 - (1 - confidence) * share)
-        for k, (name, share) in enumerate(_SHARES.items())
-    }
-    best = max(bounds, key=lambda name: bounds[name])
-    return StepAudit(bounds[best], claimed, delta, confidence, best, trials)
+def _tensors(vector: Vector) -> list[torch.Tensor]:
+    """The parts of a vector, flattened: one a module and kind."""
+    return [part[k].flatten().double() for parts in vector for part in parts for k in range(part.shape[0])]
 
 
-def _scores(play: Callable[[bool], Release], present: bool, direction: Vector, trials: int) -> np.ndarray:
-    """(trials, 2): alignment and energy."""
-    scores = np.empty((trials, 2))
-    along = _flat(direction)
-    for t in range(trials):
-        released = _flat(play(present).vector)
-        scores[t] = float(released @ along), float(released @ released)
-    return scores
+def _products(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> list[float]:
+    return [float(x @ y) for x, y in zip(xs, ys, strict=True)]
 
 
-def _flat(vector: Vector) -> torch.Tensor:
-    return torch.cat([part.flatten() for parts in vector for part in parts]).double()
-
-
-def _epsilon_lower(present: np.ndarray, absent: np.ndarray, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon from scores in both worlds; the side on which ``present`` lies is learnt too."""
-    pilot = len(present) // 5
-    sign = 1.0 if np.median(present[:pilot]) >= np.median(absent[:pilot]) else -1.0
-    present, absent = sign * present, sign * absent
+def _errors(absent: Floats, present: Floats, pilot: int) -> Errors:
+    """Of a threshold from the pilot; the side on which ``present`` lies is learnt too."""
+    middles = np.median(absent[:pilot]), np.median(present[:pilot])
+    sign = 1.0 if middles[1] >= middles[0] else -1.0
     # Between the two medians: the best place for equal spreads, and robust with few pilot trials.
-    threshold = float((np.median(present[:pilot]) + np.median(absent[:pilot])) / 2)
-    mu = _mu_lower(present[pilot:], absent[pilot:], threshold, confidence)
-    if mu <= 0:
+    threshold = sign * (middles[0] + middles[1]) / 2
+    return Errors(
+        int((sign * absent[pilot:] > threshold).sum()),
+        len(absent) - pilot,
+        int((sign * present[pilot:] <= threshold).sum()),
+        len(present) - pilot,
+    )
+
+
+def _epsilon_lower(
+    claimed: StepEvent, errors: Errors, shares: Floats, delta: float, confidence: float
+) -> float:
+    """Epsilon of the largest noise for which so many right guesses would be too lucky."""
+    if not claimed.projections:
+        return gaussian_epsilon(accuracy_mu(errors, confidence), delta)
+    # M2 publishes its projections: a trial that lets the share s through is right with Phi(mu sqrt(s) / 2) at the most.
+    accuracy = rate_at_least(errors.correct, errors.absent + errors.present, confidence)
+    lengths = np.sqrt(shares)
+
+    def excess(mu: float) -> float:
+        return float(ndtr(mu * lengths / 2).mean()) - accuracy
+
+    if accuracy <= 0.5:
         return 0.0
-    return epsilon([(StepEvent(PoissonSampling(1.0), 1.0 / mu), 1)], delta)
-
-
-def _mu_lower(present: np.ndarray, absent: np.ndarray, threshold: float, confidence: float) -> float:
-    """Smallest mu of Gaussian DP that allows these error rates, by Clopper-Pearson bounds on both."""
-    alpha = (1 - confidence) / 2
-    false_positive = _upper(int((absent > threshold).sum()), len(absent), alpha)
-    false_negative = _upper(int((present <= threshold).sum()), len(present), alpha)
-    return float(norm.ppf(1 - false_positive) - norm.ppf(false_negative))
-
-
-def _upper(hits: int, trials: int, alpha: float) -> float:
-    return 1.0 if hits == trials else float(beta.ppf(1 - alpha, hits + 1, trials - hits))
+    mu = float(brentq(excess, 0.0, _LARGEST_MU)) if excess(_LARGEST_MU) > 0 else _LARGEST_MU
+    return epsilon([(replace(claimed, noise_multiplier=1 / mu), 1)], delta)

@@ -13,6 +13,7 @@ import typer
 
 import privlora
 from privlora.cli.accounting import budget, calibrate
+from privlora.cli.auditing import audit
 from privlora.cli.comparing import compare
 from privlora.cli.diagnosing import diagnose
 from privlora.cli.evaluation import evaluate
@@ -40,6 +41,7 @@ for command in (
     evaluate,
     compare,
     diagnose,
+    audit,
     export,
     report,
     calibrate,

@@ -1,0 +1,251 @@
+"""What a finished run gives away about records that one names: planted secrets, and members among non-members.
+
+Everything is measured twice, on the base model and with the run's adapter: only the difference is the training's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peft import PeftModel
+
+from privlora.accounting import LedgerSummary, read_ledger
+from privlora.auditing.bounds import Floats, one_run_epsilon
+from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
+from privlora.auditing.membership import MembershipResult, judge_membership
+from privlora.auditing.text_canaries import record_losses
+from privlora.config import Settings, load_settings
+from privlora.data.batching import pad_token
+from privlora.data.records import load_records, text_of
+from privlora.errors import ConfigError, DataError, ModelError, RunError
+from privlora.training.files import RunFolder
+from privlora.training.session import load_model, tokenise
+
+_GUESSED = 0.2  # of the records; chosen before any score was seen
+_DELTA = 1e-5  # of the bound, for a run that claims nothing
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret that stood in the training data after ``prefix``, and others from its distribution that did not."""
+
+    prefix: str
+    secret: str
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """Of planted secrets: mean exposure in bits, and how many greedy decoding recites after their prefix."""
+
+    exposure: float
+    chance: float
+    ceiling: float
+    extracted: int
+    secrets: int
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Members against non-members by loss. members, non_members: scores, the higher the more like a member.
+
+    epsilon_lower: by the bound for one run; it holds where a fair coin decided for each record of either file whether
+    it was trained on. correct of guesses: what it is made from.
+    """
+
+    result: MembershipResult
+    epsilon_lower: float
+    correct: int
+    guesses: int
+    members: Floats
+    non_members: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the scores of single records."""
+        return {
+            **asdict(self.result),
+            "epsilon_lower": self.epsilon_lower,
+            "correct": self.correct,
+            "guesses": self.guesses,
+        }
+
+
+@dataclass(frozen=True)
+class FinishedAudit:
+    """epsilon: what the run claims at delta, None for a run without a statement. leakage, membership: before, after."""
+
+    run: str
+    model: str
+    method: str
+    epsilon: float | None
+    delta: float
+    confidence: float
+    unit: str
+    summary: LedgerSummary | None
+    leakage: tuple[Leakage, Leakage] | None
+    membership: tuple[Membership, Membership] | None
+
+    @property
+    def violated(self) -> bool:
+        """The run gave away more than it claims."""
+        if self.epsilon is None or self.membership is None:
+            return False
+        return self.membership[1].epsilon_lower > self.epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; facts about private records."""
+        facts = {
+            name: getattr(self, name) for name in ("run", "model", "method", "epsilon", "delta", "confidence")
+        }
+        stages = ("before", "after")
+        return {
+            **facts,
+            "unit": self.unit,
+            "violated": self.violated,
+            "secrets": None
+            if self.leakage is None
+            else {stage: asdict(found) for stage, found in zip(stages, self.leakage, strict=True)},
+            "membership": None
+            if self.membership is None
+            else {stage: found.to_dict() for stage, found in zip(stages, self.membership, strict=True)},
+        }
+
+
+def read_secrets(path: str) -> list[Secret]:
+    """JSONL of {"prefix": …, "secret": …, "references": […, …]}. Raises DataError, which shows no content."""
+    secrets = []
+    for number, record in enumerate(load_records(path, format="jsonl"), start=1):
+        references = record.get("references")
+        if not isinstance(references, list) or not all(isinstance(text, str) for text in references):
+            raise DataError(
+                f"{path}, secret {number}: references is not a list of texts",
+                why="exposure ranks the secret among others that the model never saw",
+                fix='write {"prefix": "…", "secret": "…", "references": ["…", "…"]} on each line',
+            )
+        prefix, secret = (text_of(record, column, number) for column in ("prefix", "secret"))
+        secrets.append(Secret(prefix, secret, tuple(references)))
+    return secrets
+
+
+def audit_finished(
+    root: str | Path,
+    *,
+    secrets: str | None = None,
+    members: str | None = None,
+    non_members: str | None = None,
+    limit: int | None = None,
+    confidence: float = 0.95,
+    on_stage: Callable[[str], None] = lambda name: None,
+) -> FinishedAudit:
+    """Audit the run in ``root`` with the given files; ``members`` and ``non_members`` go together.
+
+    members, non_members: records in the columns of the run's own data, one a privacy unit. limit: use the first so many
+    of each. on_stage: told what begins.
+
+    Raises ConfigError if nothing is given to audit with, RunError for a run without an adapter, DataError for files
+    that cannot be used.
+    """
+    if (members is None) != (non_members is None):
+        raise ConfigError("--members and --non-members go together", fix="give both, or neither")
+    if secrets is None and members is None:
+        raise ConfigError(
+            "there is nothing to audit with",
+            fix="give --secrets, or --members and --non-members; or a configuration with --one-run",
+        )
+    folder = RunFolder(Path(root))
+    if not folder.settings.exists():
+        raise RunError(f"no run in {str(root)!r}", fix="give the folder that `privlora train` created")
+    if not (folder.release / "adapter_model.safetensors").exists():
+        raise RunError(
+            f"the run in {str(root)!r} is not finished: it has no adapter",
+            fix=f"finish it with `privlora resume {root}`",
+        )
+    settings = load_settings(folder.settings)
+    summary = read_ledger(folder.ledger) if settings.privacy.private else None
+    stated = summary is not None and not summary.plan.insecure_noise
+    delta = summary.plan.delta if summary is not None else _DELTA
+    planted = read_secrets(secrets) if secrets is not None else None
+    files = None if members is None or non_members is None else (members, non_members)
+    found = _measure(folder, settings, planted, files, limit, on_stage)
+    leakage, losses = found
+    return FinishedAudit(
+        run=str(root),
+        model=settings.model.name,
+        method=settings.method.name,
+        epsilon=summary.epsilon() if summary is not None and stated else None,
+        delta=delta,
+        confidence=confidence,
+        unit=settings.privacy.unit,
+        summary=summary if stated else None,
+        leakage=leakage,
+        membership=None if losses is None else _memberships(losses, delta, confidence),
+    )
+
+
+_Losses = tuple[tuple[Floats, Floats], tuple[Floats, Floats]]  # (members, others) before, and after
+
+
+def _measure(
+    folder: RunFolder,
+    settings: Settings,
+    planted: Sequence[Secret] | None,
+    files: tuple[str, str] | None,
+    limit: int | None,
+    on_stage: Callable[[str], None],
+) -> tuple[tuple[Leakage, Leakage] | None, _Losses | None]:
+    model, tokenizer = load_model(settings.model)
+    examples = None
+    if files is not None:
+        records = [load_records(path, format=settings.data.format, limit=limit) for path in files]
+        examples = [tokenise(each, settings.data, tokenizer) for each in records]
+    leakages, losses = [], []
+    for stage in ("the base model", "the adapter"):
+        if stage == "the adapter":
+            model = _with_adapter(model, folder)
+        if planted is not None:
+            on_stage(f"secrets under {stage}")
+            report = measure_exposure(planted, log_likelihood_scorer(model, tokenizer))
+            extracted = sum(greedy_extraction(model, tokenizer, planted))
+            leakages.append(Leakage(report.mean, report.chance, report.ceiling, extracted, len(planted)))
+        if examples is not None:
+            on_stage(f"members under {stage}")
+            pad = pad_token(tokenizer)
+            losses.append(tuple(record_losses(model, each, pad_token_id=pad) for each in examples))
+    return (
+        (leakages[0], leakages[1]) if leakages else None,
+        ((losses[0][0], losses[0][1]), (losses[1][0], losses[1][1])) if losses else None,
+    )
+
+
+def _with_adapter(model: Any, folder: RunFolder) -> Any:
+    try:
+        return PeftModel.from_pretrained(model, str(folder.release))
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"the adapter in {str(folder.release)!r} does not load: {reason}", fix="restore its files"
+        ) from None
+
+
+def _memberships(losses: _Losses, delta: float, confidence: float) -> tuple[Membership, Membership]:
+    """By the loss itself before the training, and by how much it fell after."""
+    (member, other), (member_after, other_after) = losses
+    return (
+        _judge(-member, -other, delta, confidence),
+        _judge(member - member_after, other - other_after, delta, confidence),
+    )
+
+
+def _judge(members: Floats, non_members: Floats, delta: float, confidence: float) -> Membership:
+    result = judge_membership(members, non_members, confidence=confidence)
+    each = min(len(members), len(non_members))  # a fair coin gives as many of either
+    scores = np.concatenate([members[:each], non_members[:each]])
+    half = max(1, round(_GUESSED * each))
+    order = np.argsort(scores, kind="stable")
+    correct = int((order[-half:] < each).sum() + (order[:half] >= each).sum())
+    epsilon = one_run_epsilon(correct, 2 * half, 2 * each, delta, confidence)
+    return Membership(result, epsilon, correct, 2 * half, members, non_members)

@@ -1,0 +1,164 @@
+"""Canaries in gradient space: weight gradients that an attacker fixes, seen by the adapter as any record's would be.
+
+A mechanism has to bound whatever gradient a record could have, so an attacker may choose it. A canary's gradient in
+module s is G_s = size_s u v^T with random unit vectors u, v, whatever the state of the training: the adapter sees
+P = G right and Q = G^T left for the operands of the moment, so a canary lives in every space of coordinates, also in
+those that move. Far longer than the clipping norm, it enters the sum with norm C, the most that is promised; the
+directions of different canaries are nearly orthogonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
+from privlora.errors import ConfigError
+from privlora.mechanisms import GaussianMechanism
+
+_LARGE = 1e3  # norm of a canary; a clipping norm near it would no longer bite
+_CHUNK = 64  # canaries whose P and Q are in memory at a time
+
+
+@dataclass(frozen=True)
+class GradientCanaries:
+    """``count`` canaries. Of each site s: members[s] (k_s,) are those that are not zero there, left[s] (k_s, m_s) and
+    right[s] (k_s, n_s) unit rows, sizes[s] (k_s,) float64 the Frobenius norms."""
+
+    count: int
+    members: list[Tensor]
+    left: list[Tensor]
+    right: list[Tensor]
+    sizes: list[Tensor]
+
+    def captured(self, adapter: LowRankAdapter, which: Tensor | None = None) -> Captured:
+        """Gradients of the canaries ``which`` (int64 indices; None: all) at the adapter's present operands."""
+        chosen = torch.arange(self.count) if which is None else which
+        place = torch.full((self.count,), -1)
+        place[chosen] = torch.arange(len(chosen))
+        ps, qs = [], []
+        squares = torch.zeros(len(chosen), dtype=torch.float64)
+        for s, site in enumerate(adapter.sites):
+            assert site.left is not None
+            assert site.right is not None
+            dtype = torch.promote_types(site.left.dtype, torch.float32)
+            p = torch.zeros(len(chosen), site.m, site.left.shape[-1], dtype=dtype, device=adapter.device)
+            q = torch.zeros(len(chosen), site.n, site.left.shape[-1], dtype=dtype, device=adapter.device)
+            here = place[self.members[s]] >= 0
+            rows = place[self.members[s][here]]
+            u, v = (side[s][here].to(adapter.device, dtype) for side in (self.left, self.right))
+            size = self.sizes[s][here]
+            u = u * size[:, None].to(u)
+            p[rows] = u[:, :, None] * (v @ site.right.to(dtype))[:, None]
+            q[rows] = v[:, :, None] * (u @ site.left.to(dtype))[:, None]
+            squares[rows] += size.square()
+            ps.append(p)
+            qs.append(q)
+        return Captured(ps, qs, squares.to(adapter.device) if adapter.dense_norms else None)
+
+
+def draw_canaries(
+    adapter: LowRankAdapter,
+    count: int,
+    generator: torch.Generator,
+    *,
+    norm: float = _LARGE,
+    site: int | None = None,
+    spread: bool = True,
+) -> GradientCanaries:
+    """Random canaries of Frobenius norm ``norm`` each.
+
+    spread: over all modules alike; else each canary lies in one module, all modules in turn, which takes less memory.
+    site: in this module alone. A canary that is large everywhere hides a module that escapes clipping, so play each.
+    """
+    members: list[Tensor] = []
+    left: list[Tensor] = []
+    right: list[Tensor] = []
+    sizes: list[Tensor] = []
+    number = len(adapter.sites)
+    for s, each in enumerate(adapter.sites):
+        if site is not None:
+            here = torch.arange(count if s == site else 0)
+        elif spread:
+            here = torch.arange(count)
+        else:
+            here = torch.arange(s, count, number)
+        members.append(here)
+        for rows, side in ((each.m, left), (each.n, right)):
+            side.append(
+                torch.nn.functional.normalize(torch.randn(len(here), rows, generator=generator), dim=1)
+            )
+        part = norm / number**0.5 if spread and site is None else norm
+        sizes.append(torch.full((len(here),), part, dtype=torch.float64))
+    return GradientCanaries(count, members, left, right, sizes)
+
+
+def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured, Tensor]:
+    """What an honest mechanism adds of units that are longer than C: their gradients, and factors (units,).
+
+    Where the coordinates say that a unit has no norm, its raw norm is taken: the audited norms may be wrong. A unit
+    without any gradient gets the factor 0.
+    """
+    if mechanism.clip_norm > _LARGE / 10:
+        raise ConfigError(
+            f"clip_norm={mechanism.clip_norm:g} is too large to audit", fix=f"stay below {_LARGE / 10:g}"
+        )
+    if mechanism.clipping == "spectral":
+        captured = mechanism.coordinates.balance(captured)
+    squares = mechanism.coordinates.norms_squared(captured)
+    raw = torch.stack([t.double().square().sum(dim=(-2, -1)) for t in (*captured.p, *captured.q)]).sum(dim=0)
+    norms = torch.where(squares > 0, squares, raw).sqrt()
+    return captured, torch.where(norms > 0, mechanism.clip_norm / norms, 0.0)
+
+
+def alignments(
+    mechanism: GaussianMechanism, canaries: GradientCanaries, released: Vector
+) -> tuple[Tensor, Tensor]:
+    """(<release, unit> b / C^2, ||unit||^2 / C^2) for each canary's contribution, two (count,) float64 on the CPU.
+
+    The first is N(sampled ||unit||^2 / C^2, sigma^2 ||unit||^2 / C^2) if nothing else stands in the canary's direction.
+    The second is 1 but where a projection comes after clipping. At the present state of the coordinates.
+    """
+    coordinates = mechanism.coordinates
+    adapter = coordinates.adapter
+    pulled = _pull_back(coordinates, released)
+    products, energies = [], []
+    for chunk in torch.arange(canaries.count).split(_CHUNK):
+        captured, factors = bounded(mechanism, canaries.captured(adapter, chunk))
+        inner = sum(
+            torch.einsum("uab,ab->u", t, x.to(t.dtype)).double()
+            for ts, xs in zip((captured.p, captured.q), pulled, strict=True)
+            for t, x in zip(ts, xs, strict=True)
+        )
+        products.append((factors * inner).cpu())
+        if isinstance(coordinates, WishartCoordinates):  # clipped before it is projected
+            energies.append(
+                (factors.square() * ProjectedCoordinates.norms_squared(coordinates, captured)).cpu()
+            )
+        else:
+            energies.append(torch.full_like(products[-1], mechanism.clip_norm**2))
+    scale = mechanism.expected_batch_size / mechanism.clip_norm**2
+    return torch.cat(products) * scale, torch.cat(energies) / mechanism.clip_norm**2
+
+
+def _pull_back(coordinates: Coordinates, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
+    """X, Y of each site with <to_vector(P, Q), vector> = sum_s <P_s, X_s> + <Q_s, Y_s>; to_vector is linear."""
+    groups, rank = coordinates.adapter.groups, coordinates.adapter.rank
+    with torch.enable_grad():
+        raw: Vector = [
+            tuple(
+                vector[0][0].new_zeros(len(g.sites), rows, rank).requires_grad_(True) for rows in (g.m, g.n)
+            )
+            for g in groups
+        ]
+        there = coordinates.to_vector(raw)
+        value = torch.stack(
+            [(a * b).sum() for xs, ys in zip(there, vector, strict=True) for a, b in zip(xs, ys, strict=True)]
+        ).sum()
+        leaves = [t for pair in raw for t in pair]
+        # Coordinates that see one side alone do not depend on the other.
+        grads = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    return [x for t in grads[::2] for x in t], [y for t in grads[1::2] for y in t]

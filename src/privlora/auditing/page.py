@@ -1,0 +1,248 @@
+"""Writing an audit: JSON and one self-contained page with one picture, into the run's private folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+import privlora
+from privlora.accounting.accountants import delta_curve, rough_epsilon
+from privlora.accounting.events import StepEvent
+from privlora.auditing.bounds import Floats, curve_floor
+from privlora.auditing.finished_run import FinishedAudit
+from privlora.auditing.membership import roc_curve
+from privlora.auditing.one_run import CanaryState, OneRunAudit
+from privlora.errors import RunError
+from privlora.reporting.plots import ACCENT, GRID, INK, MUTED, SECOND, STYLE, inline_svg
+from privlora.reporting.render import page_template
+from privlora.reporting.wording import number, rounded_up
+from privlora.training.files import RunFolder, write_atomically
+
+PAGE, JSON = "audit.html", "audit.json"
+_COLOURS = {"before": MUTED, "after": ACCENT, "canaries": ACCENT}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a run's plan allows any attack: ``steps`` releases of ``event``; epsilon at delta."""
+
+    event: StepEvent
+    steps: int
+    epsilon: float
+    delta: float
+
+    def most(self, false_positive_rates: Floats) -> Floats:
+        """The highest TPR at each FPR, by the plan's whole privacy curve."""
+        events = [(self.event, self.steps)]
+        epsilons = np.linspace(0, max(4.0, min(100.0, rough_epsilon({self.event: self.steps}))), 96)
+        floor = curve_floor(epsilons, np.array(delta_curve(events, list(epsilons), grid=5e-3)))
+        return np.array([1 - floor(1 - rate) for rate in false_positive_rates])
+
+
+def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
+    """The page and the JSON of ``privlora audit RUN``. Raises RunError if nothing can be written."""
+    folder = RunFolder(Path(audit.run))
+    claim = None
+    if audit.summary is not None and audit.epsilon is not None:
+        claim = Claim(audit.summary.plan.event, audit.summary.charges, audit.epsilon, audit.delta)
+    figure = None
+    if audit.membership is not None:
+        scores = {
+            stage: (found.members, found.non_members)
+            for stage, found in zip(("before", "after"), audit.membership, strict=True)
+        }
+        figure = roc_picture(scores, claim, audit.membership[1].epsilon_lower)
+    page = page_template("audit.html.j2", "privlora.auditing").render(
+        title="What the run gives away",
+        by=f"{audit.model} · {audit.method} · {audit.run}",
+        verdict=_verdict_of_run(audit),
+        violated=audit.violated,
+        figure=figure,
+        caption=_ROC_CAPTION,
+        tables=_tables(audit),
+        notes=_NOTES_OF_RUN,
+        version=privlora.__version__,
+    )
+    return _write(folder, page, audit.to_dict())
+
+
+def write_one_run(
+    audit: OneRunAudit, state: CanaryState, event: StepEvent, steps: int, root: Path, kind: str
+) -> tuple[Path, Path]:
+    """The page and the JSON of ``privlora audit CONFIG --one-run``. Raises RunError if nothing can be written."""
+    claim = Claim(event, steps, audit.epsilon_claimed, audit.delta)
+    scores = {"canaries": (state.scores[state.included], state.scores[~state.included])}
+    rows = [
+        ("claimed by the plan", f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"),
+        (f"lower bound, {audit.confidence:.0%} confidence", f"ε ≥ {number(audit.epsilon_lower)}"),
+        ("the same without assuming the plan's kind of release", f"ε ≥ {number(audit.epsilon_lower_plain)}"),
+        ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries ({kind})"),
+        ("AUC of the scores", number(audit.area)),
+        ("audited", f"{steps} steps of {event.describe()}"),
+    ]
+    page = page_template("audit.html.j2", "privlora.auditing").render(
+        title="Audit of one run by its canaries",
+        by=str(root),
+        verdict=_verdict_of_canaries(audit),
+        violated=audit.violated,
+        figure=roc_picture(scores, claim, audit.epsilon_lower),
+        caption=_ROC_CAPTION,
+        tables=[("Numbers", ("", ""), rows)],
+        notes=_NOTES_OF_CANARIES,
+        version=privlora.__version__,
+    )
+    return _write(RunFolder(root), page, {**audit.to_dict(), "violated": audit.violated, "kind": kind})
+
+
+def roc_picture(
+    scores: Mapping[str, tuple[Floats, Floats]], claim: Claim | None, epsilon_lower: float
+) -> Markup:
+    """ROC curves (members, non-members) on logarithmic axes, the region that the claim forbids, and the lower bound."""
+    smallest = min(1 / max(len(other), len(member)) for member, other in scores.values()) / 2
+    rates = np.geomspace(smallest, 1, 200)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(rates, rates, color=GRID, linewidth=1)
+        if claim is not None:
+            most = claim.most(rates)
+            axes.fill_between(rates, most, 1, color=SECOND, alpha=0.14, linewidth=0)
+            axes.plot(
+                rates, most, color=SECOND, linewidth=1.4, label=f"claimed: ε = {rounded_up(claim.epsilon)}"
+            )
+        if epsilon_lower > 0:
+            bound = np.minimum(1, np.exp(epsilon_lower) * rates)
+            axes.plot(
+                rates,
+                bound,
+                color=INK,
+                linewidth=1,
+                linestyle=(0, (4, 3)),
+                label=f"lower bound: ε ≥ {number(epsilon_lower)}",
+            )
+        for name, (members, others) in scores.items():
+            curve = roc_curve(members, others)
+            axes.step(
+                np.maximum(curve.false_positive_rates, smallest),
+                np.maximum(curve.true_positive_rates, smallest),
+                where="post",
+                color=_COLOURS[name],
+                linewidth=1.8,
+                label=name,
+            )
+        axes.set(xscale="log", yscale="log", xlim=(smallest, 1), ylim=(smallest, 1))
+        axes.set(xlabel="false positives", ylabel="true positives")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda rate, _: number(rate)))
+            axis.set_minor_locator(NullLocator())
+        axes.legend(loc="lower right", frameon=False, labelcolor=MUTED)
+        axes.grid(True)
+        return inline_svg(figure, "true against false positives of the attack, and what the claim allows")
+
+
+_ROC_CAPTION = (
+    "True positives against false positives of the attack, at every threshold. The shaded region is what the run's "
+    "privacy curve rules out for any attack; the dashed line has the slope e^ε of the lower bound. Single curves "
+    "wander: only the bound is a statement."
+)
+_NOTES_OF_RUN = (
+    "A weak attack proves nothing: a stronger one may exist. The claimed ε holds against all of them.",
+    "The lower bound holds if a fair coin decided for each record of both files whether it was trained on, and each "
+    "record is a privacy unit of its own. Files that differ in anything else are told apart by that, as the row "
+    "“before” shows.",
+    "Exposure: the secret's rank among its references, in bits; what a model that never saw it has is given as chance.",
+)
+_NOTES_OF_CANARIES = (
+    "The canaries are privacy units like any other: sampled, clipped and noised. Those in gradient space are the worst "
+    "records that the guarantee allows for; real records leak less.",
+    "An attack sees all releases, as the guarantee allows; whoever has the adapter alone sees less.",
+    "One run, one draw of the noise: the bound is more often far below the truth than near it. More canaries bring it "
+    "nearer.",
+    "Nothing of this run may be published. Its ledger counts what its releases would cost.",
+)
+
+
+def _verdict_of_run(audit: FinishedAudit) -> str:
+    if audit.membership is None:
+        return "Planted secrets were ranked under the base model and under the adapter."
+    after = audit.membership[1]
+    bound = f"at {audit.confidence:.0%} confidence its ε is at least {number(after.epsilon_lower)}"
+    if audit.epsilon is None:
+        return f"The run claims nothing; {bound}."
+    claimed = f"the claimed {rounded_up(audit.epsilon)} (δ = {number(audit.delta)})"
+    return f"The attack refutes {claimed}: {bound}." if audit.violated else f"Within {claimed}: {bound}."
+
+
+def _verdict_of_canaries(audit: OneRunAudit) -> str:
+    claimed = f"ε = {rounded_up(audit.epsilon_claimed)} (δ = {number(audit.delta)})"
+    bound = f"at {audit.confidence:.0%} confidence the run's ε is at least {number(audit.epsilon_lower)}"
+    if audit.violated:
+        return (
+            f"The canaries refute the claimed {claimed}: {bound}. Do not publish runs of this configuration."
+        )
+    return f"The canaries agree with the claimed {claimed}: {bound}."
+
+
+def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = []
+    rows: list[tuple[str, ...]]
+    if audit.membership is not None:
+        rows = [
+            (
+                stage,
+                f"{number(m.result.area.value)} ({number(m.result.area.low)} to {number(m.result.area.high)})",
+                number(m.result.held_out_balanced_accuracy),
+                ", ".join(f"{number(tpr)} at {number(fpr)}" for fpr, tpr in m.result.true_positive_rates),
+                f"{m.correct} of {m.guesses}",
+                number(m.epsilon_lower),
+            )
+            for stage, m in zip(("before", "after"), audit.membership, strict=True)
+        ]
+        head = ("", "AUC", "balanced accuracy", "TPR at FPR", "right guesses", "ε at least")
+        first = audit.membership[0].result
+        tables.append((f"{first.members} members, {first.non_members} non-members", head, rows))
+    if audit.leakage is not None:
+        rows = [
+            (
+                stage,
+                f"{x.exposure:.2f} bits",
+                f"{x.chance:.2f}",
+                f"{x.ceiling:.2f}",
+                f"{x.extracted} of {x.secrets}",
+            )
+            for stage, x in zip(("before", "after"), audit.leakage, strict=True)
+        ]
+        tables.append(("Planted secrets", ("", "mean exposure", "chance", "memorised", "recited"), rows))
+    return tables
+
+
+def _write(folder: RunFolder, page: str, content: Mapping[str, Any]) -> tuple[Path, Path]:
+    try:
+        folder.private.mkdir(exist_ok=True)
+        folder.private.chmod(0o700)
+    except OSError as error:
+        raise RunError(
+            f"cannot write into {str(folder.private)!r}: {error.strerror}", fix="mend its permissions"
+        ) from None
+    written = folder.private / PAGE, folder.private / JSON
+    write_atomically(written[1], json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+    write_atomically(written[0], page)
+    return written
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

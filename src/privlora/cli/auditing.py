@@ -1,0 +1,196 @@
+"""``privlora audit``: what a finished run gives away, or what a run's releases give away about canaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.training import Stopped, describe
+from privlora.config import load_settings
+from privlora.errors import ConfigError
+
+
+def audit(
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET", help="Folder of a finished run, or with --one-run a CONFIG.", show_default=False
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[GROUP.KEY=VALUE]...", help="With --one-run.", show_default=False),
+    ] = None,
+    secrets: Annotated[
+        str | None, typer.Option(help="JSONL of prefix, secret, references.", show_default=False)
+    ] = None,
+    members: Annotated[
+        str | None, typer.Option(help="Records that were trained on.", show_default=False)
+    ] = None,
+    non_members: Annotated[
+        str | None, typer.Option(help="Records of the same kind that were not.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use the first so many of each file.", show_default=False)
+    ] = None,
+    one_run: Annotated[
+        bool, typer.Option("--one-run", help="Train CONFIG once more, with canaries, not for release.")
+    ] = False,
+    canaries: Annotated[int | None, typer.Option(help="With --one-run; 1000.", show_default=False)] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="With --one-run: gradient (default), random-tokens or codes.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="With --one-run; run.output-audit.", show_default=False)
+    ] = None,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of every lower bound.")] = 0.95,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack a run and bound its epsilon from below; results go to its private folder."""
+    files = {
+        "--secrets": secrets,
+        "--members": members,
+        "--non-members": non_members,
+        "--limit": limit,
+    }
+    trial = {"--canaries": canaries, "--kind": kind, "--output": output, "overrides": overrides or None}
+    for name, value in (files if one_run else trial).items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} {'does not go with' if one_run else 'needs'} --one-run",
+                fix="audit a finished run with files, or a configuration with canaries",
+            )
+    if one_run:
+        _one_run(target, overrides, canaries or 1000, kind or "gradient", output, confidence, as_json)
+    else:
+        _finished(target, secrets, members, non_members, limit, confidence, as_json)
+
+
+def _finished(
+    target: Path,
+    secrets: str | None,
+    members: str | None,
+    non_members: str | None,
+    limit: int | None,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    if target.is_file():
+        raise ConfigError(f"{str(target)!r} is a file", fix="add --one-run to audit a configuration")
+    with quiet_libraries():
+        from privlora.auditing.finished_run import audit_finished
+        from privlora.auditing.page import write_finished
+
+        console = err()
+        with _stoppable("nothing was written; an audit keeps no state, so run the command again"):
+            found = audit_finished(
+                target,
+                secrets=secrets,
+                members=members,
+                non_members=non_members,
+                limit=limit,
+                confidence=confidence,
+                on_stage=console.print,
+            )
+            page, series = write_finished(found)
+    content = found.to_dict()
+    if as_json:
+        emit({**content, "page": str(page), "series": str(series)})
+        return
+    for line in _lines(content):
+        out().print(line)
+    _close(page)
+
+
+def _lines(content: dict[str, Any]) -> Iterator[str]:
+    if content["secrets"] is not None:
+        for stage, x in content["secrets"].items():
+            yield (
+                f"{stage + ':':<8}exposure {x['exposure']:.2f} bits (chance {x['chance']:.2f}, memorised "
+                f"{x['ceiling']:.2f}), {x['extracted']} of {x['secrets']} secrets recited"
+            )
+    if content["membership"] is not None:
+        for stage, x in content["membership"].items():
+            area = x["area"]
+            yield (
+                f"{stage + ':':<8}AUC {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f}), epsilon at least "
+                f"{x['epsilon_lower']:.3f} ({content['confidence']:.0%} confidence)"
+            )
+    claimed = content["epsilon"]
+    yield (
+        "claimed: nothing"
+        if claimed is None
+        else f"claimed: epsilon {claimed:.4f}, delta {content['delta']:g}"
+    )
+    if content["violated"]:
+        yield "VIOLATED: the attack shows more than the run claims"
+
+
+def _one_run(
+    config: Path,
+    overrides: list[str] | None,
+    canaries: int,
+    kind: str,
+    output: Path | None,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    settings = load_settings(config, overrides or ())
+    folder = str(output) if output is not None else f"{settings.run.output}-audit"
+    settings = settings.model_copy(
+        update={
+            "run": settings.run.model_copy(update={"output": folder}),
+            "data": settings.data.model_copy(update={"evaluation": None}),  # an audit evaluates nothing
+        }
+    )
+    with quiet_libraries():
+        from privlora.accounting import read_ledger
+        from privlora.auditing.page import write_one_run
+        from privlora.auditing.run_audit import audit_run, read_state
+        from privlora.training.files import RunFolder
+        from privlora.training.progress import RichObserver
+        from privlora.training.session import plan_privacy
+
+        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        console = err()
+        if plan is not None:
+            console.print(f"audit, not for release: {describe(plan)}; {canaries} canaries")
+        with (
+            _stoppable("what was done is kept; run the same command again to go on"),
+            RichObserver(console, plan) as observer,
+        ):
+            found = audit_run(
+                settings, canaries=canaries, kind=kind, confidence=confidence, observer=observer
+            )
+        written = read_ledger(RunFolder(Path(folder)).ledger).plan
+        state = read_state(Path(folder))
+        page, series = write_one_run(found, state, written.event, written.steps, Path(folder), kind)
+    if as_json:
+        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": folder})
+        return
+    out().print(f"claimed:     epsilon {found.epsilon_claimed:.4f}, delta {found.delta:g}")
+    out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
+    out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
+    out().print("VIOLATED: the run leaks more than it claims" if found.violated else "within the claim")
+    _close(page)
+
+
+@contextmanager
+def _stoppable(words: str) -> Iterator[None]:
+    from privlora.training.loop import Interrupted
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Stopped(words) from None
+
+
+def _close(page: Path) -> None:
+    out().print(f"page:        {page}")
+    out().print("PRIVATE: these numbers are about the records; do not publish them")

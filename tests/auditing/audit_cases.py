@@ -1,0 +1,172 @@
+"""Mechanisms of every method on a tiny model, and the ways in which they may be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
+from privlora.auditing.one_step import StepAudit, Uncharged, audit_step
+from privlora.coordinates import Vector, WishartCoordinates
+from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
+from privlora.methods import METHODS, build
+
+Setting = tuple[GaussianMechanism, GradientCanaries, GradientCanaries]
+
+
+def setting(
+    name: str,
+    sigma: float,
+    *,
+    seed: int | None = None,
+    others: int = 3,
+    targets: Sequence[str] = ("q_proj", "up_proj", "v_proj"),
+) -> Setting:
+    """A mechanism of the method, other units that are short, and a canary. seed: of noise; None is the system's."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    adapter = LowRankAdapter(LlamaForCausalLM(config), rank=2, target_modules=list(targets))
+    coordinates, _ = build(METHODS[name], adapter)
+    if seed is not None and isinstance(coordinates, WishartCoordinates):  # repeatable, unlike in a run
+        coordinates.load_state_dict(coordinates.state_dict() | {"key": torch.tensor([0, 7])})
+    mechanism = GaussianMechanism(
+        coordinates,
+        clip_norm=1.0,
+        event=StepEvent(PoissonSampling(1.0), sigma, coordinates.event_layers),
+        expected_batch_size=8.0,
+        ledger=Uncharged(),
+        noise=NoiseSource(seed),
+        clipping=METHODS[name].clipping,
+    )
+    generator = torch.Generator().manual_seed(2)
+    short = draw_canaries(adapter, others, generator, norm=0.02)
+    return mechanism, short, draw_canaries(adapter, 1, generator)
+
+
+def quarter_noise(mechanism: GaussianMechanism) -> None:
+    """The noise is a quarter of what is claimed."""
+    draw = mechanism._draw
+    mechanism._draw = lambda shape: draw(shape) / 4  # type: ignore[method-assign]
+
+
+def no_noise(mechanism: GaussianMechanism) -> None:
+    """Noise is not added at all."""
+    draw = mechanism._draw
+    mechanism._draw = lambda shape: draw(shape) * 0  # type: ignore[method-assign]
+
+
+def noise_in_some_batches(mechanism: GaussianMechanism) -> None:
+    """Every other logical batch goes out without noise, as where noise hangs on a micro-batch that may not come."""
+    draw, released = mechanism._draw, mechanism.release
+    count = [0]
+
+    def release() -> Release:
+        count[0] += 1
+        return released()
+
+    mechanism.release = release  # type: ignore[method-assign]
+    # Two releases a trial: the pair of trials has noise, or has not.
+    mechanism._draw = lambda shape: draw(shape) * float((count[0] - 1) // 2 % 2)  # type: ignore[method-assign]
+
+
+def unclipped_module(mechanism: GaussianMechanism) -> None:
+    """The last module's gradient is not counted in the norm."""
+    coordinates = mechanism.coordinates
+    norms_squared = coordinates.norms_squared
+
+    def without_last(captured: Captured) -> torch.Tensor:
+        p, q = list(captured.p), list(captured.q)
+        squares = captured.dense_squares
+        if squares is not None:  # the canary has 1e6 / 3 in this module, or all of it
+            squares = torch.zeros_like(squares)
+        p[-1], q[-1] = torch.zeros_like(p[-1]), torch.zeros_like(q[-1])
+        return norms_squared(Captured(p, q, squares))
+
+    coordinates.norms_squared = without_last  # type: ignore[method-assign]
+
+
+def realised_divisor(mechanism: GaussianMechanism) -> None:
+    """The sum is divided by the number of units that were drawn."""
+    accumulate, released = mechanism.accumulate, mechanism.release
+    seen: list[int] = []
+
+    def counting(captured: Captured) -> None:
+        seen.append(captured.units)
+        accumulate(captured)
+
+    def dividing() -> Release:
+        mechanism.expected_batch_size = float(max(1, sum(seen)))
+        seen.clear()
+        return released()
+
+    mechanism.accumulate = counting  # type: ignore[method-assign]
+    mechanism.release = dividing  # type: ignore[method-assign]
+
+
+def tensor_without_noise(mechanism: GaussianMechanism) -> None:
+    """The first tensor of the first group gets no noise."""
+    coordinates = mechanism.coordinates
+    noised = coordinates.standard_normal
+
+    def first_quiet(draw: Callable[[tuple[int, ...]], torch.Tensor]) -> Vector:
+        vector = noised(draw)
+        vector[0] = (torch.zeros_like(vector[0][0]), *vector[0][1:])
+        return vector
+
+    coordinates.standard_normal = first_quiet  # type: ignore[method-assign]
+
+
+def fixed_seed(mechanism: GaussianMechanism) -> None:
+    """Noise comes from a seed that every process has."""
+    mechanism.noise = NoiseSource(insecure_seed=0)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to be wrong, and the audit that is to see it. sites: also play each module alone. twin: play a replay."""
+
+    apply: Callable[[GaussianMechanism], None]
+    sites: bool = False
+    twin: bool = False
+
+    def audits(
+        self, name: str, sigma: float, *, trials: int, broken: bool = True, seed: int | None = None
+    ) -> list[StepAudit]:
+        """All bounds together hold with 99 % confidence. seed: of the noise; None is the system's."""
+        mechanism, others, canary = setting(name, sigma, seed=seed)
+        canaries: Sequence[GradientCanaries] = [canary]
+        adapter = mechanism.coordinates.adapter
+        if self.sites:
+            generator = torch.Generator().manual_seed(3)
+            canaries = [draw_canaries(adapter, 1, generator, site=s) for s in range(len(adapter.sites))]
+        twin = setting(name, sigma, seed=None if seed is None else seed + 1)[0] if self.twin else None
+        for each in (mechanism, twin):
+            if broken and each is not None:
+                self.apply(each)
+        certain = 1 - 0.01 / len(canaries)
+        return [
+            audit_step(mechanism, mechanism.event, others, each, trials=trials, confidence=certain, twin=twin)
+            for each in canaries
+        ]
+
+    def caught(self, name: str, sigma: float, *, trials: int, broken: bool = True, seed: int = 7) -> bool:
+        found = self.audits(name, sigma, trials=trials, broken=broken, seed=seed)
+        return any(each.violated for each in found)
+
+
+MUTATIONS = {
+    "noise/4": Mutation(quarter_noise),
+    "no noise": Mutation(no_noise),
+    "noise in some batches": Mutation(noise_in_some_batches),
+    "module not clipped": Mutation(unclipped_module, sites=True),
+    "realised divisor": Mutation(realised_divisor),
+    "tensor without noise": Mutation(tensor_without_noise),
+    "fixed seed": Mutation(fixed_seed, twin=True),
+}

@@ -1,0 +1,215 @@
+"""Bounds against hand-computed values, brute force, and simulations of mechanisms whose epsilon is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from scipy.special import ndtr, ndtri
+from scipy.stats import binom
+
+from privlora.accounting.accountants import delta_curve
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.accounting.projection.gaussian import gaussian_delta, gaussian_noise_multiplier
+from privlora.auditing.bounds import (
+    Errors,
+    accuracy_mu,
+    curve_floor,
+    epsilon_of_rates,
+    errors_mu,
+    gaussian_epsilon,
+    gaussian_floor,
+    largest_refuted,
+    one_run_epsilon,
+    one_run_gaussian_epsilon,
+    one_run_p_value,
+    one_run_refutes,
+    rate_at_least,
+    rate_at_most,
+    threshold_epsilon,
+)
+from privlora.errors import ConfigError
+
+DELTA = 1e-5
+
+
+def test_clopper_pearson_by_hand() -> None:
+    # No hit in n trials: (1 - p)^n = 1 - confidence.
+    assert rate_at_most(0, 59, 0.95) == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert rate_at_least(59, 59, 0.95) == pytest.approx(0.05 ** (1 / 59))
+    assert rate_at_most(7, 7, 0.95) == 1.0
+    upper = rate_at_most(3, 20, 0.9)
+    assert binom.cdf(3, 20, upper) == pytest.approx(0.1)
+
+
+def test_epsilon_of_rates_by_hand() -> None:
+    assert epsilon_of_rates(0.1, 0.2, 0.0) == pytest.approx(math.log(8))
+    assert epsilon_of_rates(0.1, 0.2, 0.1) == pytest.approx(math.log(7))
+    assert epsilon_of_rates(0.5, 0.5, 0.0) == 0.0
+    assert epsilon_of_rates(0.0, 0.5, 0.0) == math.inf
+    # Randomised response reaches its own epsilon.
+    truth = 1 / (1 + math.exp(1.7))
+    assert epsilon_of_rates(truth, truth, 0.0) == pytest.approx(1.7)
+
+
+@pytest.mark.parametrize("target", [0.3, 1.0, 3.0, 8.0])
+def test_gaussian_epsilon_inverts_the_exact_curve(target: float) -> None:
+    mu = 1 / gaussian_noise_multiplier(target, DELTA)
+    assert gaussian_epsilon(mu, DELTA) == pytest.approx(target, abs=1e-6)
+
+
+def test_no_evidence_is_no_epsilon() -> None:
+    nothing = Errors(50, 100, 50, 100)
+    assert threshold_epsilon(nothing, DELTA, 0.95) == 0.0
+    assert accuracy_mu(nothing, 0.95) == errors_mu(nothing, 0.95) == 0.0
+    assert gaussian_epsilon(0.0, DELTA) == 0.0
+    assert one_run_epsilon(50, 100, 100, DELTA, 0.95) == 0.0
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_bounds_of_trials_cover_and_are_tight(mu: float) -> None:
+    generator = np.random.default_rng(3)
+    trials, rounds = 4000, 200
+    above = generator.binomial(trials, ndtr(-mu / 2), size=(rounds, 2))
+    errors = [Errors(int(fp), trials, int(fn), trials) for fp, fn in above]
+    truth = gaussian_epsilon(mu, DELTA)
+    for bound in (accuracy_mu, errors_mu):
+        found = np.array([bound(e, 0.9) for e in errors])
+        # Ten per cent may be above the truth; 200 rounds allow for three standard errors.
+        assert (found > mu).mean() < 0.1 + 3 * 0.022
+        assert np.median(found) > mu - 0.15
+    assert np.mean([threshold_epsilon(e, DELTA, 0.9) > truth for e in errors]) == 0.0
+    assert np.mean([accuracy_mu(e, 0.9) for e in errors]) > np.mean([errors_mu(e, 0.9) for e in errors])
+
+
+def test_accuracy_needs_a_fair_coin() -> None:
+    with pytest.raises(ConfigError, match="fair"):
+        accuracy_mu(Errors(1, 10, 1, 20), 0.95)
+
+
+def test_one_run_p_value_by_hand() -> None:
+    # delta = 0: the binomial tail of randomised response.
+    assert one_run_p_value(9, 10, 50, math.log(3), 0.0) == pytest.approx(10 * 0.75**9 * 0.25 + 0.75**10)
+    # Two guesses, both right, epsilon 0: f(2) = 1/4, f(1) = 3/4, f(0) = 1; the largest quotient is (3/4 - 1/4) / 1.
+    assert one_run_p_value(2, 2, 10, 0.0, 1e-3) == pytest.approx(1 / 4 + 2 * 10 * 1e-3 / 2)
+    assert one_run_p_value(0, 10, 50, 1.0, 0.0) == 1.0
+
+
+def test_one_run_bound_of_randomised_response_covers_and_is_tight() -> None:
+    generator = np.random.default_rng(5)
+    truth, canaries = 1.5, 2000
+    right = generator.binomial(canaries, 1 / (1 + math.exp(-truth)), size=400)
+    found = np.array([one_run_epsilon(int(c), canaries, canaries, 0.0, 0.9) for c in np.unique(right)])
+    by_count = dict(zip(np.unique(right).tolist(), found, strict=True))
+    every = np.array([by_count[c] for c in right.tolist()])
+    assert 0.02 < (every > truth).mean() < 0.1 + 3 * 0.015
+    assert np.median(every) > 0.9 * truth
+
+
+def least_total(floor_of: list[tuple[float, float]], correct: int, guesses: int, canaries: int) -> float:
+    """The largest P(>= correct) that straight lines x >= slope a + offset allow, by linear programming."""
+    counts = np.arange(guesses + 1)
+    rows, limits = [], []
+    for j in range(1, guesses + 1):
+        a = np.where(counts >= j, counts, 0) / canaries
+        b = np.where(counts >= j - 1, guesses - counts, 0) / canaries
+        for slope, offset in floor_of:  # b >= slope a + offset
+            rows.append(slope * a - b)
+            limits.append(-offset)
+    found = linprog(
+        -(counts >= correct).astype(float),
+        A_ub=np.array(rows),
+        b_ub=limits,
+        A_eq=np.ones((1, guesses + 1)),
+        b_eq=[1.0],
+        bounds=(0, 1),
+    )
+    assert found.success
+    return float(-found.fun)
+
+
+@pytest.mark.parametrize(("correct", "guesses", "canaries"), [(10, 10, 10), (10, 10, 14), (19, 20, 20)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (0.5, 0.01), (1.5, 1e-3)])
+def test_one_run_refutation_is_the_linear_programme(
+    correct: int, guesses: int, canaries: int, epsilon: float, delta: float
+) -> None:
+    factor = math.exp(-epsilon)
+    lines = [(factor, -factor * delta), (1 / factor, 1 - delta - 1 / factor)]
+    most = least_total(lines, correct, guesses, canaries)
+    floor = curve_floor(np.array([epsilon]), np.array([delta]))
+    assert not one_run_refutes(floor, correct, guesses, canaries, 1 - most + 1e-3 * most)
+    assert one_run_refutes(floor, correct, guesses, canaries, 1 - most - 1e-2 * most)
+
+
+def simulate(mu: float, canaries: int, guesses: int, generator: np.random.Generator) -> int:
+    """Right guesses of the best attacker on independent Gaussian canaries."""
+    present = generator.random(canaries) < 0.5
+    order = np.argsort(generator.standard_normal(canaries) + mu * present)
+    half = guesses // 2
+    return int(present[order[-half:]].sum() + (~present[order[:half]]).sum())
+
+
+@pytest.mark.parametrize(("target", "share"), [(1.0, 0.2), (3.0, 0.45), (8.0, 0.45)])
+def test_one_run_bounds_of_gaussian_canaries(target: float, share: float) -> None:
+    generator = np.random.default_rng(11)
+    mu, canaries, guesses = 1 / gaussian_noise_multiplier(target, DELTA), 3000, 300
+    right = [simulate(mu, canaries, guesses, generator) for _ in range(20)]
+    found = np.array([one_run_gaussian_epsilon(c, guesses, canaries, DELTA, 0.95) for c in right])
+    plain = np.array([one_run_epsilon(c, guesses, canaries, DELTA, 0.95) for c in right])
+    assert (found <= target).all()
+    assert (plain <= found + 1e-3).all()
+    assert np.median(found) > share * target
+
+
+def test_floors_agree_on_the_gaussian_mechanism() -> None:
+    epsilons = np.linspace(0, 12, 400)
+    by_points = curve_floor(epsilons, gaussian_delta(epsilons, 1.3**2))
+    exact = gaussian_floor(1.3)
+    for a in (1e-4, 0.03, 0.4, 0.9, 1.0):
+        assert by_points(a) == pytest.approx(exact(a), abs=2e-4)
+        assert by_points(a) <= exact(a) + 1e-12
+
+
+def test_the_floor_of_a_sampled_run_is_that_of_its_likelihood_ratio_test() -> None:
+    rate, sigma = 0.3, 1.0
+    epsilons = np.linspace(0, 4, 200)
+    curve = delta_curve([(StepEvent(PoissonSampling(rate), sigma), 1)], list(epsilons), grid=1e-3)
+    floor = curve_floor(epsilons, np.array(curve))
+    # The threshold test on x has the two rates below; none does better, in the order of the pair that is the worse one.
+    for x in (-0.5, 0.5, 1.5, 2.5):
+        false, true = ndtr(-x), (1 - rate) * ndtr(-x) + rate * ndtr(1 - x)
+        assert floor(float(true)) <= false + 1e-6
+        if x > 1:
+            assert floor(float(true)) > 0.97 * false
+
+
+def test_largest_refuted_is_refuted() -> None:
+    assert largest_refuted(lambda x: x <= 1.234, 10.0) == pytest.approx(1.234, abs=1e-4)
+    assert largest_refuted(lambda x: x <= 1.234, 10.0) <= 1.234
+    assert largest_refuted(lambda x: True, 10.0) == 10.0
+    assert largest_refuted(lambda x: False, 10.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rate_at_most(3, 2, 0.95),
+        lambda: rate_at_most(0, 0, 0.95),
+        lambda: rate_at_most(1, 2, 1.0),
+        lambda: Errors(-1, 5, 0, 5),
+        lambda: one_run_epsilon(5, 4, 10, DELTA, 0.95),
+        lambda: one_run_epsilon(5, 11, 10, DELTA, 0.95),
+        lambda: one_run_refutes(gaussian_floor(1.0), 5, 10, 10, 0.0),
+    ],
+)
+def test_impossible_counts_are_refused(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(ConfigError):
+        call()
+
+
+def test_accuracy_is_what_the_normal_quantile_says() -> None:
+    errors = Errors(300, 1000, 300, 1000)
+    assert accuracy_mu(errors, 0.95) == pytest.approx(2 * ndtri(rate_at_least(1400, 2000, 0.95)))

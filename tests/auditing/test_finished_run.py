@@ -1,0 +1,134 @@
+"""Auditing finished runs: what is measured, what is written, what is refused; the command line as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.api import train_run
+from privlora.auditing.finished_run import audit_finished, read_secrets
+from privlora.auditing.page import Claim, roc_picture
+from privlora.config import settings_from
+from privlora.errors import ConfigError, DataError, RunError
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private run, a plain one that memorises, and files to audit them with."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_tiny_model(folder / "model")
+    write_records(folder / "records.jsonl", 12)
+    write_records(folder / "others.jsonl", 12, first=500)
+    secret = {"prefix": "case ", "secret": "3", "references": ["x", "y", "z"]}
+    (folder / "secrets.jsonl").write_text(json.dumps(secret) + "\n")
+    runs: dict[str, dict[str, Any]] = {
+        "private": {},
+        "plain": {
+            "privacy": {"private": False, "noise_multiplier": None, "delta": None, "steps": 60},
+            "method": {"name": "adamw", "learning_rate": 0.03},
+        },
+    }
+    for name, groups in runs.items():
+        settings = run_settings(folder / "model", folder, **{**groups, "run": {"output": str(folder / name)}})
+        settings["privacy"]["public_dataset_size"] = 12
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("privlora.reporting.release.gather", lambda *_: {})
+            patch.setattr("privlora.reporting.release._write_report", lambda folder, report: None)
+            train_run(settings_from(settings, source="test"))
+    return folder
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        "secrets": str(folder / "secrets.jsonl"),
+        "members": str(folder / "records.jsonl"),
+        "non_members": str(folder / "others.jsonl"),
+    }
+
+
+def test_a_plain_run_gives_members_away_and_claims_nothing(finished: Path) -> None:
+    found = audit_finished(finished / "plain", **files(finished))
+    assert found.epsilon is None
+    assert not found.violated
+    assert found.membership is not None
+    assert found.membership[1].result.area.value > 0.9
+    assert found.leakage is not None
+    assert found.leakage[0].ceiling == 2.0
+    assert found.to_dict()["membership"]["after"]["members"] == 12
+
+
+def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"--{name.replace('_', '-')}={path}" for name, path in files(finished).items()]
+    outcome = call(capsys, "audit", finished / "private", *options, "--json")
+    assert outcome.code == 0
+    assert outcome.json["violated"] is False
+    assert outcome.json["epsilon"] > 0
+    page = Path(outcome.json["page"])
+    assert page == finished / "private" / "private" / "audit.html"
+    text = page.read_text()
+    assert "PRIVATE" in text
+    assert "<svg" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    assert "came in" not in text  # no record
+    shown = call(capsys, "audit", finished / "private", *options)
+    assert "claimed: epsilon" in shown.out
+    assert "AUC" in shown.out
+    assert "do not publish" in shown.out
+
+
+def test_one_run_from_the_command_line(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(finished, run_settings(finished / "model", finished))
+    # Overrides lie over the file.
+    arguments = ("audit", config, "privacy.public_dataset_size=12", "--one-run", "--canaries=40", "--json")
+    outcome = call(capsys, *arguments)
+    assert outcome.code == 0
+    assert outcome.json["canaries"] == 40
+    assert outcome.json["output"] == f"{finished / 'run'}-audit"
+    assert Path(outcome.json["page"]).exists()
+    assert not (finished / "run").exists()
+    assert call(capsys, *arguments).json["correct"] == outcome.json["correct"]
+
+
+def test_what_does_not_go_together_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, config = finished / "private", finished / "run.yaml"
+    config.touch()
+    assert "--canaries needs --one-run" in call(capsys, "audit", run, "--canaries=30").err
+    assert "does not go with --one-run" in call(capsys, "audit", config, "--one-run", "--limit=3").err
+    assert "nothing to audit with" in call(capsys, "audit", run).err
+    assert "go together" in call(capsys, "audit", run, "--members=a.jsonl").err
+    assert "add --one-run" in call(capsys, "audit", config, "--secrets=a.jsonl").err
+    with pytest.raises(RunError, match="no run in"):
+        audit_finished(finished / "nowhere", secrets="a.jsonl")
+    with pytest.raises(ConfigError, match="nothing to audit"):
+        audit_finished(run)
+
+
+def test_secrets_are_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.jsonl"
+    path.write_text('{"prefix": "a ", "secret": "b", "references": ["c"]}\n')
+    assert read_secrets(str(path))[0].references == ("c",)
+    for bad in ('{"prefix": "a", "secret": "b"}', '{"prefix": "a", "secret": "b", "references": "c"}'):
+        path.write_text(bad + "\n")
+        with pytest.raises(DataError, match="secret 1: references"):
+            read_secrets(str(path))
+    path.write_text('{"prefix": "a", "references": ["hidden"]}\n')
+    with pytest.raises(DataError, match="no column 'secret'") as error:
+        read_secrets(str(path))
+    assert "hidden" not in str(error.value)
+
+
+def test_the_picture_shows_what_the_claim_allows() -> None:
+    claim = Claim(StepEvent(PoissonSampling(0.2), 1.0), 5, 2.0, 1e-3)
+    most = claim.most(np.array([0.01, 0.1, 0.5, 1.0]))
+    assert (np.diff(most) > 0).all()
+    assert (most >= [0.01, 0.1, 0.5, 1.0]).all()
+    assert most[-1] == pytest.approx(1.0)
+    scores = np.random.default_rng(0).standard_normal((2, 40))
+    assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claim, 0.7)
+    assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, 0.0)
