@@ -46,6 +46,7 @@ from privlora.randomness import private_generator
 from privlora.training.files import write_atomically
 
 _CHUNK = 16  # canaries that join a sum at a time
+_PLANNED_SHARE = 0.8  # of the error probability, for the guesses that suit a correct run
 _FRACTIONS = (0.2, 0.02, 0.05, 0.1, 0.15, 0.3, 0.5)  # of the canaries, to be guessed; the first if none helps
 _GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
 _EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
@@ -198,33 +199,61 @@ def judge(
     confidence: float = 0.95,
     guesses: int | None = None,
 ) -> OneRunAudit:
-    """Guess, count, and bound. event, steps, delta: what is claimed. guesses: None takes ``planned_guesses``."""
+    """Guess, count, and bound. event, steps, delta: what is claimed. guesses: None plays two games.
+
+    In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second half of all canaries
+    are guessed, which convicts a run with far too little noise. They share the error probability, and the one with the
+    larger bound is told.
+    """
     canaries = len(state.scores)
-    guessed = planned_guesses(canaries, event, steps, confidence) if guesses is None else guesses
-    half = guessed // 2
     # Ties are broken at random, not by the order of the canaries.
     order = np.lexsort((private_generator().random(canaries), state.scores))
-    correct = int(state.included[order[canaries - half :]].sum() + (~state.included[order[:half]]).sum())
-    counts = correct, 2 * half, canaries
-    claimed = 1 / event.noise_multiplier
-    violated = one_run_refutes(_floor(event, steps), *counts, confidence)
-    largest = claimed
-    while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
-        largest /= 0.8
-    mu = _largest_mu(event, steps, counts, confidence, largest)
+    games: dict[int, float] = {} if guesses is None else {guesses: 1.0}
+    if guesses is None:
+        planned = planned_guesses(canaries, event, steps, 1 - (1 - confidence) * _PLANNED_SHARE)
+        games = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
+        if len(games) == 1:
+            games = {planned: 1.0}
+    outcomes = []
+    for guessed, share in games.items():
+        half = guessed // 2
+        correct = int(state.included[order[canaries - half :]].sum() + (~state.included[order[:half]]).sum())
+        outcomes.append(_outcome((correct, 2 * half, canaries), event, steps, 1 - (1 - confidence) * share))
+    best = max(outcomes, key=lambda outcome: outcome.mu)
     members, others = state.scores[state.included], state.scores[~state.included]
+    mu = best.mu
     return OneRunAudit(
         canaries=canaries,
-        guesses=2 * half,
-        correct=correct,
+        guesses=best.counts[1],
+        correct=best.counts[0],
         epsilon_lower=_epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0,
-        epsilon_lower_plain=one_run_epsilon(*counts, delta, confidence),
+        epsilon_lower_plain=max(
+            one_run_epsilon(*outcome.counts, delta, outcome.confidence) for outcome in outcomes
+        ),
         epsilon_claimed=epsilon([(event, steps)], delta),
         delta=delta,
         confidence=confidence,
         area=area_under_curve(members, others).value,
-        violated=violated,
+        violated=any(outcome.violated for outcome in outcomes),
     )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """counts: right guesses, guesses, canaries. mu: largest 1 / noise_multiplier that they refute, 0 if none."""
+
+    counts: tuple[int, int, int]
+    confidence: float
+    mu: float
+    violated: bool
+
+
+def _outcome(counts: tuple[int, int, int], event: StepEvent, steps: int, confidence: float) -> _Outcome:
+    largest = 1 / event.noise_multiplier
+    violated = one_run_refutes(_floor(event, steps), *counts, confidence)
+    while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
+        largest /= 0.8
+    return _Outcome(counts, confidence, _largest_mu(event, steps, counts, confidence, largest), violated)
 
 
 def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:

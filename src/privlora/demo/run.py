@@ -19,7 +19,7 @@ from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer,
 from privlora.config import Settings, settings_from
 from privlora.demo import Canary, make_canaries, model_path, private_records
 from privlora.errors import RunError
-from privlora.training.files import RunFolder, read_lines
+from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.progress import RichObserver
 from privlora.training.session import plan_privacy
 
@@ -66,8 +66,12 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
             **_leakage(str(model_path()), runs[name].release, canaries),
         }
     shown["private"] |= {"epsilon": runs["private"].epsilon, "delta": runs["private"].delta}
+    secrets = root / "secrets.jsonl"
+    for canary in canaries:
+        kept = {"prefix": canary.prefix, "secret": canary.secret, "references": canary.references}
+        append_line(secrets, kept)
     console.print(_table(shown))
-    _tell_where(console, RunFolder(root / "private"))
+    _tell_where(console, RunFolder(root / "private"), secrets)
     return {**shown, "release": str(runs["private"].release)}
 
 
@@ -126,7 +130,7 @@ def _table(shown: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _tell_where(console: Console, folder: RunFolder) -> None:
+def _tell_where(console: Console, folder: RunFolder, secrets: Path) -> None:
     summary = read_ledger(folder.ledger)
     console.print(
         f"\nThe private adapter, safe to publish: [bold]{folder.release}[/]\n"
@@ -135,7 +139,9 @@ def _tell_where(console: Console, folder: RunFolder) -> None:
         "\nUse it:\n"
         "  [green]from peft import AutoPeftModelForCausalLM[/]\n"
         f'  [green]model = AutoPeftModelForCausalLM.from_pretrained("{folder.release}")[/]\n'
-        f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]',
+        f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]\n'
+        "\nAttack it, with the planted secrets at hand:\n"
+        f"  [green]privlora audit {folder.root} --secrets {secrets}[/]",
         soft_wrap=True,
     )
 
