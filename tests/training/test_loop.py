@@ -166,7 +166,7 @@ def test_an_adapted_clipping_norm_is_resumed(bench: Bench, tmp_path: Path) -> No
     assert [number for number, _ in used] == list(range(1, STEPS + 1))
     norms = [value for _, value in used]
     assert norms[0] == 1.0
-    assert len(set(norms)) == STEPS
+    assert len(set(norms)) > STEPS / 2  # a share outside [0, 1] moves it by a fixed factor, up and down again
     assert norms[5] == float(states["clip_norm"]["value"])
     summary = read_ledger(tmp_path / "run/release/ledger.jsonl")
     assert summary.charges == STEPS

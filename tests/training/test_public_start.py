@@ -222,6 +222,10 @@ def test_every_method_takes_it_up_and_no_private_record_is_read(
         chosen = chosen.model_copy(update={"privacy": privacy})
     model = tiny_model()
     public = PublicStart(tiny_tokenizer())
+    if METHODS[method].space in ("projected", "wishart"):
+        with pytest.raises(ConfigError, match="draws new ones at every step"):
+            build_parts(chosen, model, public)
+        return
     assert not Path(str(chosen.data.path)).exists()
     with unchanged_afterwards(model):
         parts = build_parts(chosen, model, public)
