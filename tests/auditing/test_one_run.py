@@ -132,7 +132,7 @@ def test_a_run_with_too_little_noise_is_convicted(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(GaussianMechanism, "_draw", lambda self, shape: draw(self, shape) / 32)
     found = audited(tmp_path / "a", canaries=100, steps=12, noise_multiplier=4.0, expected_batch_size=8)
     assert found.violated
-    assert found.area > 0.8  # one canary in fourteen is never sampled
+    assert found.area > 0.8  # the canaries of a model this small are not quite orthogonal
 
 
 def test_nothing_of_an_audit_looks_like_a_release(tmp_path: Path) -> None:
