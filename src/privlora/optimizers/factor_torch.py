@@ -108,7 +108,7 @@ class FactorAdamW(TorchOptimizer):
 
     def __init__(
         self,
-        coordinates: FactorCoordinates,
+        coordinates: FactorCoordinates | ProjectedCoordinates,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,

@@ -11,7 +11,7 @@ from torch import Tensor
 from privlora.coordinates import ProjectedCoordinates, Vector
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
-from privlora.optimizers.factor_torch import TorchOptimizer
+from privlora.optimizers.factor_torch import FactorAdamW
 
 
 class ProjectedSGD(Optimizer):
@@ -54,25 +54,10 @@ class ProjectedSGD(Optimizer):
             buffer.copy_(tensors[f"{g}.momentum"])
 
 
-class ProjectedAdamW(TorchOptimizer):
+class ProjectedAdamW(FactorAdamW):
     """torch.optim.AdamW (Loshchilov and Hutter 2019) on the estimates; its moments are as large as Z, twice."""
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
     coordinates: ProjectedCoordinates
-
-    def __init__(
-        self,
-        coordinates: ProjectedCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            coordinates,
-            lambda module: torch.optim.AdamW(
-                module.parameters(), lr=1.0, betas=betas, weight_decay=weight_decay
-            ),
-        )
 
     def _gradients(self, release: Release) -> Vector:
         return [(g,) for g in self.coordinates.gradients(release.vector)]
