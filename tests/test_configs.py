@@ -73,8 +73,7 @@ def test_it_runs(config: Path, model: Path, tmp_path: Path, capsys: pytest.Captu
         assert 0.1 < ended.json["epsilon"] <= 0.5
         assert len(Path(ended.json["ledger"]).read_text().splitlines()) == 4 + 2  # the plan and the end
     assert any(bool(tensor.any()) for tensor in load_file(release / "adapter_model.safetensors").values())
-    dense = (
-        settings.method.name == "projected"
-    )  # the exported rank grows by r a step, up to the layers' sizes
+    # The exported rank of dense updates grows by r a step, up to the layers' sizes.
+    dense = settings.method.name == "projected"
     rank = json.loads((release / "adapter_config.json").read_text())["r"]
     assert rank > 4 if dense else rank == 4

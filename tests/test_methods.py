@@ -171,3 +171,10 @@ def test_a_clipping_norm_that_adapts_goes_with_a_projection_before_the_clip_only
     with pytest.raises(ConfigError, match=r"clip_quantile.*wishart-m2"):
         tune(tmp_path / "before", "wishart-m2", **PRIVATE, clip_quantile=0.5)
     assert not (tmp_path / "before").exists()
+
+
+@pytest.mark.parametrize("name", ["projected", "wishart-m2"])
+def test_dense_updates_are_not_averaged(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot average"):
+        tune(tmp_path / "run", {"name": name, "averaging": 0.9}, **PRIVATE)
+    assert not (tmp_path / "run").exists()

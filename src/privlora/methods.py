@@ -165,6 +165,12 @@ class Method:
                 why="it clips whole gradients, whose singular values are never known",
                 fix=f"one of {', '.join(self.clippings)}",
             )
+        if given.get("averaging") and self.space in ("projected", "wishart"):
+            raise ConfigError(
+                f"method {self.name!r} cannot average its iterates",
+                why="they are dense, and an average that the layers do not compute with would be exported unseen",
+                fix="remove method.averaging",
+            )
         names = ("learning_rate", "schedule", "averaging")
         return Hyperparameters(
             optimizer=optimizer,

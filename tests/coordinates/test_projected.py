@@ -223,3 +223,13 @@ def test_repeatable_noise_keeps_the_key_for_tests() -> None:
     before = c.projections[0].clone()
     mechanism(c, seed=1)
     assert torch.equal(c.projections[0], before)
+
+
+@by_kind
+def test_installing_brings_the_projection_back(kind: type[ProjectedCoordinates]) -> None:
+    c = make(kind)
+    site = c.adapter.sites[0]
+    own = site.right.clone()
+    site.right = torch.zeros_like(own)  # as an evaluation of something else would leave it
+    c.install()
+    assert torch.equal(site.right, own)

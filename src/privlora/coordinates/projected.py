@@ -57,7 +57,7 @@ class ProjectedCoordinates(Coordinates):
         self.updates = [z.detach().to(adapter.device, dtype, copy=True) for z in updates]
         self.projections: list[Tensor] = []  # Q (L, n, r) a group
         self._key, self._count = key, 0
-        self._install_projections()
+        self._draw_projections()
         self.install()
 
     @property
@@ -90,7 +90,9 @@ class ProjectedCoordinates(Coordinates):
         return noise_std * max(self.estimate_factor(g) / self._widening(g) ** 0.5 for g in groups)
 
     def refresh(self) -> None:
+        """Draw the projection of the next release."""
         self._count += 1
+        self._draw_projections()
         self._install_projections()
 
     def norms_squared(self, captured: Captured) -> Tensor:
@@ -118,6 +120,7 @@ class ProjectedCoordinates(Coordinates):
     def install(self) -> None:
         for group, z in zip(self.adapter.groups, self.updates, strict=True):
             self.adapter.install_update(group, z)
+        self._install_projections()
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The updates as A B^T of full rank, one side of which is the identity."""
@@ -144,21 +147,21 @@ class ProjectedCoordinates(Coordinates):
         self._key, self._count = (high << _HALF) | low, int(tensors["count"])
         for g, z in enumerate(self.updates):
             z.copy_(tensors[f"{g}.update"])
-        self._install_projections()
+        self._draw_projections()
         self.install()
 
-    def _install_projections(self) -> None:
-        """Draw Q of this release and let the adapter gather G Q; its own term stays zero."""
+    def _draw_projections(self) -> None:
         generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, self._count]))
         drawn = []
         for group in self.adapter.groups:
-            shape = len(group.sites), group.n, self.adapter.rank
-            normal = torch.from_numpy(generator.standard_normal(shape))
-            drawn.append(
-                torch.linalg.qr(normal.to(self.adapter.device, self.dtype)).Q
-            )  # Haar, whatever its signs
+            normal = generator.standard_normal((len(group.sites), group.n, self.adapter.rank))
+            columns = torch.from_numpy(normal).to(self.adapter.device, self.dtype)
+            drawn.append(torch.linalg.qr(columns).Q)  # a uniform subspace, whatever the signs
         self.projections = drawn
-        for group, q in zip(self.adapter.groups, drawn, strict=True):
+
+    def _install_projections(self) -> None:
+        """Let the adapter gather G Q; its own term stays zero."""
+        for group, q in zip(self.adapter.groups, self.projections, strict=True):
             zero = q.new_zeros(len(group.sites), group.m, q.shape[-1])
             self.adapter.install(group, zero, zero[:, 0], q)
 
@@ -216,6 +219,7 @@ class WishartCoordinates(ProjectedCoordinates):
         It is not taken from a checkpoint either, since a step that was charged and lost has shown its projection.
         """
         self._key = secrets.randbits(2 * _HALF)
+        self._draw_projections()
         self._install_projections()
 
     def scale(self, group: int) -> float:
