@@ -222,3 +222,6 @@ def test_a_projected_mechanism_is_named_with_its_layers(tmp_path: Path) -> None:
     rows = dict(privacy_table(report))
     assert rows["ε if one unit is replaced"] == "not known for this mechanism"
     assert "3 of 16, 3 of 24 input dimensions" in rows["Mechanism"]
+    page = (run.folder.release / "report.html").read_text()
+    assert "τ·n·√(m/r)" in page
+    assert "‖left‖" not in page
