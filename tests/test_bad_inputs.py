@@ -373,7 +373,7 @@ def test_a_disk_that_is_full(
     with monkeypatch.context() as patch:
         patch.setattr(os, function, _FullDisk(getattr(os, function), writes))
         check(call(capsys, "train", config), "No space left on device")
-    assert not list(run.rglob("*.tmp"))
+    assert not list(run.rglob("*-tmp"))
     started = (run / "release" / "config.resolved.yaml").exists()
     again = call(capsys, "resume", run) if started else call(capsys, "train", config)
     assert again.code == 0, again.err

@@ -9,20 +9,19 @@ from typing import Any
 
 import torch
 
-from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
+from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.batching import pad_token
 from privlora.errors import ConfigError, RunError
 from privlora.reporting import write_release
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.loop import Observer, load, train
+from privlora.training.loop import Observer, finish_training
 from privlora.training.session import (
-    Data,
     Parts,
     PublicStart,
     build_parts,
+    given_or_loaded,
     load_data,
-    load_model,
     plan_privacy,
     unchanged_afterwards,
 )
@@ -149,7 +148,7 @@ def resume_run(
         update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
     )
     plan = None
-    if settings.privacy.private and not has_plan(folder.ledger):  # crashed before anything was released
+    if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=False)
 
@@ -168,10 +167,7 @@ def _run(
     folder = RunFolder(Path(settings.run.output))
     if settings.data.path == IN_MEMORY and records is None:
         raise RunError("this run's records were in memory", fix="call resume_run(root, records=...)")
-    if model is None:
-        model, tokenizer = load_model(settings.model)
-    elif tokenizer is None:
-        raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     data = load_data(settings, tokenizer, records, evaluation)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -179,43 +175,16 @@ def _run(
             if fresh:
                 folder.create()
                 write_atomically(folder.settings, settings.to_yaml())
-            _finish_training(parts, data, folder, plan, pad_token(tokenizer), observer)
+            finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             write_release(folder, parts, summary)
     return _result(folder, summary, settings.privacy.steps)
-
-
-def _finish_training(
-    parts: Parts,
-    data: Data,
-    folder: RunFolder,
-    plan: Plan | None,
-    pad_token_id: int,
-    observer: Observer | None,
-) -> None:
-    """Take all steps that are left and close the ledger; a run that is over is only loaded."""
-    if not parts.settings.privacy.private:
-        train(parts, data, folder, pad_token_id=pad_token_id, ledger=None, observer=observer)
-        return
-    if plan is None:
-        written = read_ledger(folder.ledger)
-        if written.closed:  # crashed while the release was written, or resumed once more
-            load(parts, folder, written.run_id)
-            return
-    with Ledger.open(folder.ledger) if plan is None else Ledger.create(folder.ledger, plan) as ledger:
-        train(parts, data, folder, pad_token_id=pad_token_id, ledger=ledger, observer=observer)
-        ledger.finish()
 
 
 def _result(folder: RunFolder, summary: LedgerSummary | None, steps: int) -> Result:
     if summary is None or summary.plan.insecure_noise:
         return Result(folder.release, steps, None, None)
     return Result(folder.release, steps, summary.epsilon(), summary.plan.delta)
-
-
-def has_plan(ledger: Path) -> bool:
-    """Whether the ledger's first line is complete: without it nothing was released."""
-    return ledger.exists() and b"\n" in ledger.read_bytes()
 
 
 def _name_of(model: torch.nn.Module) -> str:

@@ -148,9 +148,13 @@ class Method:
                 )
         return {name: given.get(name, self.settings.get(name, default)) for name, default in own.items()}
 
-    def event_layers(self, adapter: LowRankAdapter) -> tuple[tuple[int, int], ...]:
-        """StepEvent.projections of the row's releases on an adapter, which may be one without weights."""
-        return projected_layers(adapter) if self.space == "wishart" else ()
+    def event_layers(self, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
+        """StepEvent.projections of the row's releases.
+
+        adapter: makes the one that will be trained, or one like it without weights; called only if the cost depends on
+        its layers.
+        """
+        return projected_layers(adapter()) if self.space == "wishart" else ()
 
     def resolve(
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True

@@ -64,7 +64,7 @@ def test_failures_are_shown(
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("privlora.studies.running.train", fails)
+        patch.setattr("privlora.studies.running.finish_training", fails)
         ended = call(capsys, "compare", study)
     assert ended.code == 2
     assert "failed: one/prism/eps3-r2-lr0.002-s100: RuntimeError: no luck" in ended.err

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privlora.heads import HeadSettings
-from privlora.heads.releases import HeadRelease, release_of
+from privlora.heads.releases import RELEASES, HeadRelease
 
 RECORDS, COLUMNS, CLASSES = 24, 12, 3
 
@@ -37,7 +37,8 @@ def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
 
 
 def release(settings: HeadSettings, heads: int, columns: int = COLUMNS, seed: int = 0) -> HeadRelease:
-    return release_of(settings, columns, torch.float64, generators(heads, seed), generators(heads, seed + 1))
+    noise, public = generators(heads, seed), generators(heads, seed + 1)
+    return RELEASES[settings.method](settings, columns, torch.float64, noise, public)
 
 
 def everyone(heads: int, records: int = RECORDS) -> Tensor:

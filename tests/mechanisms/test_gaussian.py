@@ -128,3 +128,16 @@ def test_a_discarded_batch_is_in_no_sum(coordinates: TangentCoordinates) -> None
     m.accumulate(units_of_norm(coordinates, [2.0]))
     m.discard()
     assert norm(m.release().vector) == 0.0
+
+
+def test_the_clipped_sum_is_what_noise_is_added_to(coordinates: TangentCoordinates) -> None:
+    m = mechanism(coordinates, expected_batch_size=4.0)
+    assert m.clipped_sum() is None
+    for norms in ([0.5, 3.0], [1e6]):
+        m.accumulate(units_of_norm(coordinates, norms))
+    known = m.clipped_sum()
+    assert known is not None
+    for total, released in zip(known, m.release().vector, strict=True):
+        for t, r in zip(total, released, strict=True):
+            torch.testing.assert_close(t / 4.0, r)
+    assert m.clipped_sum() is None

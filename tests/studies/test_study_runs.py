@@ -176,15 +176,15 @@ def test_an_extended_study_runs_what_is_new(
 def test_a_run_that_fails_is_recorded_once(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = running.train
+    train = running.finish_training
 
-    def fails(parts: Any, *given: Any, **named: Any) -> int:
+    def fails(parts: Any, *given: Any, **named: Any) -> None:
         if parts.settings.method.name == "prism" and parts.settings.run.seed == 1:
             raise ValueError("one\nbad   run")
-        return train(parts, *given, **named)
+        train(parts, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "train", fails)
+        patch.setattr(running, "finish_training", fails)
         log = Log()
         findings = run_study(study, tmp_path, watcher=log)
     failed = [row for row in log.rows if row.error is not None]

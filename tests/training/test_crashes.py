@@ -31,7 +31,7 @@ from run_cases import (
 import privlora.accounting.ledger
 import privlora.api
 import privlora.training.loop
-from privlora.accounting import PoissonSampling, calibrate_noise_multiplier, read_ledger
+from privlora.accounting import Ledger, PoissonSampling, calibrate_noise_multiplier, read_ledger
 from privlora.errors import RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.optimizers import IterateAverage, Optimizer
@@ -91,6 +91,33 @@ def test_kill_9_at_random_moments(method: dict[str, Any], bench: Bench, tmp_path
         check_after_crash(folder, log, crashes)
     with side_log(log):
         check_finished(folder, log, bench.continue_or_start(folder, method=method))
+
+
+def test_kill_9_in_the_last_checkpoint_leaves_no_temporary_file(bench: Bench, tmp_path: Path) -> None:
+    """All steps are charged by then, so nothing writes, and so replaces, that file again."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    leftover = folder / "private/.checkpoint.safetensors.privlora-tmp"
+
+    def work() -> None:
+        rename = os.replace
+
+        def die_at_the_end(source: Path, target: Path) -> None:
+            if source == leftover and releases(log)[-1:] == [STEPS]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, target)
+
+        os.replace = die_at_the_end  # type: ignore[assignment]
+        with side_log(log):
+            bench.start(folder)
+
+    assert in_a_child(work) == -signal.SIGKILL
+    assert leftover.exists()
+    with Ledger.open(folder / "release/ledger.jsonl"):  # a living process may be writing that file
+        with pytest.raises(RunError, match="locked"):
+            bench.resume(folder)
+        assert leftover.exists()
+    with side_log(log):
+        check_finished(folder, log, bench.resume(folder))
 
 
 # Calls after or before which a process may die; the run makes a few hundred of them.

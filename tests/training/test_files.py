@@ -31,10 +31,53 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
 def test_the_leftover_of_a_crash_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    (tmp_path / ".file.tmp").write_text("half")
+    (tmp_path / ".file.privlora-tmp").write_text("half")
     write_atomically(path, b"whole")
     assert path.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    leftovers = [
+        folder.private / ".checkpoint.safetensors.privlora-tmp",
+        folder.release / ".card.privlora-tmp",
+    ]
+    kept = [
+        folder.release / ".config.resolved.yaml.privlora-tmp",  # written before the run is locked
+        folder.release / ".notes.tmp",
+        folder.release / "notes.privlora-tmp",
+        folder.private / "checkpoint.safetensors",
+        folder.private / ".hidden",
+        folder.root / ".mine.privlora-tmp",
+        folder.private / "deeper" / ".mine.privlora-tmp",
+        folder.private / ".folder.privlora-tmp" / "file",
+        tmp_path / ".mine.privlora-tmp",
+    ]
+    for path in (*leftovers, *kept):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    link = folder.private / ".link.privlora-tmp"
+    link.symlink_to(kept[-1])
+    folder.remove_leftovers()
+    assert not any(path.exists() for path in leftovers)
+    assert all(path.read_text() == "x" for path in (*kept, link))
+
+
+def test_a_leftover_that_cannot_be_removed_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    (folder.private / ".x.privlora-tmp").write_text("x")
+
+    def refuse(_: Path) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(RunError, match=r"cannot remove .*Operation not permitted"):
+        folder.remove_leftovers()
 
 
 def test_the_new_content_is_on_the_disk_before_the_name(

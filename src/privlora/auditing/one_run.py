@@ -134,7 +134,7 @@ class CanaryMechanism(Mechanism):
         return self._inner.sensitivity(adjacency)
 
     def release(self) -> Release:
-        known = self._inner._sum
+        known = self._inner.clipped_sum()
         drawn = self._present[torch.from_numpy(self._sampler.draw())]
         for chunk in drawn.split(_CHUNK):
             if len(chunk):
@@ -142,9 +142,7 @@ class CanaryMechanism(Mechanism):
         released = self._inner.release()
         rest = released.vector
         if known is not None:
-            rest = add_vectors(
-                rest, _scaled(self.coordinates.to_vector(known), -1 / self._inner.expected_batch_size)
-            )
+            rest = add_vectors(rest, _scaled(known, -1 / self._inner.expected_batch_size))
         x, size = (t.numpy() for t in alignments(self._inner, self._canaries, rest))
         self._state.scores += log_ratio(x, size, self._rate, self._sigma)
         self._state.releases += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from privlora.accounting import Ledger, read_ledger
+from privlora.accounting import read_ledger
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.one_run import CanaryMechanism, CanaryState, OneRunAudit, judge
 from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
@@ -19,14 +19,14 @@ from privlora.data.examples import Examples
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.loop import Observer, load, train
+from privlora.training.loop import Observer, finish_training
 from privlora.training.session import (
     Data,
     Parts,
     PublicStart,
     build_parts,
+    given_or_loaded,
     load_data,
-    load_model,
     plan_privacy,
     unchanged_afterwards,
 )
@@ -62,10 +62,7 @@ def audit_run(
     """
     _refuse(settings, kind)
     folder = RunFolder(Path(settings.run.output))
-    if model is None:
-        model, tokenizer = load_model(settings.model)
-    elif tokenizer is None:
-        raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     data = load_data(settings, tokenizer, records)
     state = _open(folder, settings, kind, canaries)
     train_with = _with_gradients if kind == "gradient" else _with_texts
@@ -92,27 +89,19 @@ class _Audit:
         self, parts: Parts, data: Data, instrument: Callable[[Mechanism], Mechanism] | None = None
     ) -> None:
         """Take the steps that are left, if any."""
-        path, pad = self.folder.ledger, pad_token(self.tokenizer)
-        begun = path.exists() and b"\n" in path.read_bytes()
-        if begun and (written := read_ledger(path)).closed:
-            load(parts, self.folder, written.run_id)
-            return
-        if begun:
-            ledger = Ledger.open(path)
-        else:
+        plan = None
+        if not self.folder.has_plan:
             plan = plan_privacy(self.settings, self.model)[0]
-            ledger = Ledger.create(path, replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}"))
-        with ledger:
-            train(
-                parts,
-                data,
-                self.folder,
-                pad_token_id=pad,
-                ledger=ledger,
-                observer=self.observer,
-                instrument=instrument,
-            )
-            ledger.finish()
+            plan = replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}")
+        finish_training(
+            parts,
+            data,
+            self.folder,
+            plan,
+            pad_token_id=pad_token(self.tokenizer),
+            observer=self.observer,
+            instrument=instrument,
+        )
 
 
 def _with_gradients(audit: _Audit, data: Data) -> None:

@@ -56,13 +56,12 @@ def resume(
     folder = RunFolder(run)
     settings = load_run_settings(folder)
     with quiet_libraries():
-        from privlora.api import has_plan, resume_run
+        from privlora.api import resume_run
         from privlora.training.session import plan_privacy
 
         plan = None
         if settings.privacy.private:
-            begun = has_plan(folder.ledger)
-            plan = read_ledger(folder.ledger).plan if begun else plan_privacy(settings)[0]
+            plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
         result = _observed(folder, plan, lambda observer: resume_run(run, observer=observer))
     _show(folder, result, as_json)
 

@@ -53,13 +53,26 @@ class Batch:
 
 
 class HeadRelease(ABC):
-    """One method. ``width``: columns of what is trained. ``noise``: one private generator for each head."""
+    """One method for one head per generator. ``width``: columns of what is trained.
+
+    noise: private generators. public: they draw frozen or published projections.
+    """
 
     def __init__(
-        self, settings: HeadSettings, columns: int, dtype: torch.dtype, noise: Sequence[np.random.Generator]
+        self,
+        settings: HeadSettings,
+        columns: int,
+        dtype: torch.dtype,
+        noise: Sequence[np.random.Generator],
+        public: Sequence[np.random.Generator],
     ) -> None:
-        self.settings, self.columns, self.dtype, self.noise = settings, columns, dtype, noise
-        self.width = columns
+        self.settings, self.columns, self.dtype = settings, columns, dtype
+        self.noise, self.public = noise, public
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set the width, and draw what stays for all steps."""
+        self.width = self.columns
 
     @abstractmethod
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
@@ -68,6 +81,11 @@ class HeadRelease(ABC):
     def weights(self, trained: Tensor) -> Tensor:
         """What the trained values (N, c, width) add to the starting weights, (N, c, d)."""
         return trained
+
+    @property
+    def rank(self) -> int:
+        assert self.settings.rank is not None  # HeadSettings
+        return self.settings.rank
 
     @property
     def bound(self) -> float:
@@ -103,8 +121,7 @@ class DenseRelease(HeadRelease):
         return batch.gradient(self._clipped(residuals, batch.features.norm(dim=-1)))
 
     def _projected(self, values: Tensor) -> Tensor:
-        assert self.settings.rank is not None  # HeadSettings
-        return project_afresh(values, self.settings.rank, self.settings.projection, self.noise)
+        return project_afresh(values, self.rank, self.settings.projection, self.noise)
 
 
 class NoiseThenProject(DenseRelease):
@@ -124,18 +141,9 @@ class ProjectThenNoise(DenseRelease):
 class FrozenFactor(HeadRelease):
     """lora-fa: B (c x r) is trained and A (r x d) frozen and public. Algorithm 2 of Hu et al. 2026."""
 
-    def __init__(
-        self,
-        settings: HeadSettings,
-        columns: int,
-        dtype: torch.dtype,
-        noise: Sequence[np.random.Generator],
-        public: Sequence[np.random.Generator],
-    ) -> None:
-        super().__init__(settings, columns, dtype, noise)
-        assert settings.rank is not None  # HeadSettings
-        self.width = settings.rank
-        self.factors = gaussian_factors(settings.rank, columns, dtype, public)
+    def _begin(self) -> None:
+        self.width = self.rank
+        self.factors = gaussian_factors(self.rank, self.columns, self.dtype, self.public)
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
         if self.settings.clip_norm is None:
@@ -153,19 +161,12 @@ class ClipInSubspace(HeadRelease):
     The update is (d / r) (noisy sum) Q^T, so it has the scale of the full gradient.
     """
 
-    def __init__(
-        self,
-        settings: HeadSettings,
-        columns: int,
-        dtype: torch.dtype,
-        noise: Sequence[np.random.Generator],
-        public: Sequence[np.random.Generator],
-    ) -> None:
-        super().__init__(settings, columns, dtype, noise)
-        assert settings.rank is not None  # HeadSettings
-        self.rank = settings.rank
-        self.public = public
-        self.bases = orthonormal_bases(self.rank, columns, dtype, public)
+    def _begin(self) -> None:
+        super()._begin()
+        self.bases = self._draw_bases()
+
+    def _draw_bases(self) -> Tensor:
+        return orthonormal_bases(self.rank, self.columns, self.dtype, self.public)
 
     @property
     def bound(self) -> float:
@@ -173,28 +174,16 @@ class ClipInSubspace(HeadRelease):
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
         if self.settings.fresh:
-            self.bases = orthonormal_bases(self.rank, self.columns, self.dtype, self.public)
+            self.bases = self._draw_bases()
         inputs = batch.features @ self.bases  # (N, b, r)
         total = self._noised(self._clipped(residuals, inputs.norm(dim=-1)) @ inputs)
         return (total @ self.bases.mT) * (self.columns / self.rank)
 
 
-def release_of(
-    settings: HeadSettings,
-    columns: int,
-    dtype: torch.dtype,
-    noise: Sequence[np.random.Generator],
-    public: Sequence[np.random.Generator],
-) -> HeadRelease:
-    """The release of ``settings.method`` for one head per generator. public: draws frozen or published projections."""
-    match settings.method:
-        case "dp-sgd":
-            return DenseRelease(settings, columns, dtype, noise)
-        case "m2":
-            return NoiseThenProject(settings, columns, dtype, noise)
-        case "m1":
-            return ProjectThenNoise(settings, columns, dtype, noise)
-        case "lora-fa":
-            return FrozenFactor(settings, columns, dtype, noise, public)
-        case _:
-            return ClipInSubspace(settings, columns, dtype, noise, public)
+RELEASES: dict[str, type[HeadRelease]] = {
+    "dp-sgd": DenseRelease,
+    "lora-fa": FrozenFactor,
+    "m2": NoiseThenProject,
+    "m1": ProjectThenNoise,
+    "project-then-clip": ClipInSubspace,
+}

@@ -15,7 +15,7 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import StepEvent
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, DataError, PrivacyError
-from privlora.heads.releases import Batch, release_of
+from privlora.heads.releases import RELEASES, Batch
 from privlora.heads.settings import HeadSettings
 from privlora.mechanisms.gaussian import Charges
 from privlora.randomness import private_generator
@@ -129,7 +129,7 @@ def train_heads(
         ]
         noise = [private_generator(None if key is None else 2 * key + 1) for key in keys]
         public = [np.random.default_rng([projection_seed, n]) for n in chosen]
-        release = release_of(settings, features.shape[1], features.dtype, noise, public)
+        release = RELEASES[settings.method](settings, features.shape[1], features.dtype, noise, public)
         values = features.new_zeros(len(chosen), classes, release.width)
         velocity = torch.zeros_like(values)
         for step in range(settings.steps):

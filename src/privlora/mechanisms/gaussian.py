@@ -137,13 +137,21 @@ class GaussianMechanism(Mechanism):
         part = self.coordinates.weighted_sum(captured, weights)
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
+    def clipped_sum(self) -> Vector | None:
+        """PRIVATE. The sum that noise would be added to now, in a release's coordinates; None before the first unit.
+
+        For audits, whose attacker knows the records' part of it.
+        """
+        return None if self._sum is None else self.coordinates.to_vector(self._sum)
+
     def release(self) -> Release:
-        # Taken first: a batch whose release fails must not stay in the next sum, where its units would count twice.
-        clipped_sum, count = self._sum, self._count
-        self.discard()
+        try:
+            total, count = self.clipped_sum(), self._count
+        finally:
+            # A batch whose release fails must not stay in the next sum, where its units would count twice.
+            self.discard()
         step = self.ledger.charge(self.event)
         self._refuse_used_projection()
-        total = None if clipped_sum is None else self.coordinates.to_vector(clipped_sum)
         noise = self.coordinates.standard_normal(self._draw)
         scale = self._sum_multiplier * self.clip_norm
         vector: Vector = []

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 import privlora
-from privlora.accounting import Ledger
 from privlora.adapters import write_adapter
 from privlora.config import Settings
 from privlora.data.batching import pad_token
@@ -27,7 +26,7 @@ from privlora.evaluation import evaluate_next_token, evaluate_task
 from privlora.studies.results import Role, Row, finite
 from privlora.studies.settings import Cell, Records
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.loop import Interrupted, train
+from privlora.training.loop import Interrupted, finish_training
 from privlora.training.session import (
     Data,
     Parts,
@@ -173,12 +172,7 @@ class Workbench:
                 with parts.adapter:
                     folder.create()
                     write_atomically(folder.settings, settings.to_yaml())
-                    if plan is None:
-                        train(parts, data, folder, pad_token_id=self._pad, ledger=None)
-                    else:
-                        with Ledger.create(folder.ledger, plan) as ledger:
-                            train(parts, data, folder, pad_token_id=self._pad, ledger=ledger)
-                            ledger.finish()
+                    finish_training(parts, data, folder, plan, pad_token_id=self._pad)
                     parts.install_result()
                     scores = self._score(loaded, job, share)
                     if (

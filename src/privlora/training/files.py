@@ -10,6 +10,9 @@ from typing import Any
 
 from privlora.errors import RunError
 
+# Nobody else's files end like this, so `remove_leftovers` may go by it.
+_TEMPORARY = ".privlora-tmp"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -45,6 +48,11 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.release / "evaluations.jsonl"
 
+    @property
+    def has_plan(self) -> bool:
+        """Whether the ledger's first line is complete: without it nothing was released."""
+        return self.ledger.exists() and b"\n" in self.ledger.read_bytes()
+
     def refuse_if_used(self) -> None:
         """Raise RunError if a run is there already."""
         if self.settings.exists() or self.ledger.exists():
@@ -67,13 +75,32 @@ class RunFolder:
                 fix="set run.output to a writable folder",
             ) from None
 
+    def remove_leftovers(self) -> None:
+        """Remove the temporary files that a killed process left. Only while the run's ledger is open, and so locked.
+
+        The settings' is left alone: they are written before there is a lock, and a new start replaces it.
+
+        Raises RunError for one that cannot be removed.
+        """
+        for folder in (self.release, self.private):
+            for path in folder.glob(f".*{_TEMPORARY}"):
+                if path == _temporary(self.settings) or path.is_symlink() or not path.is_file():
+                    continue
+                try:
+                    path.unlink()
+                except OSError as error:
+                    raise RunError(
+                        f"cannot remove {str(path)!r}: {error.strerror}",
+                        fix="give permission, then `privlora resume`",
+                    ) from None
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write, sync and rename. Raises RunError (disk full, no permission); the old file is then untouched.
 
     Only one process writes a run's files; one fixed temporary name lets a resumed run replace what a crash left.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     data = content.encode() if isinstance(content, str) else content
     try:
         with open(temporary, "wb") as file:
@@ -88,6 +115,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             f"cannot write {str(path)!r}: {error.strerror}",
             fix="free space or permissions, then `privlora resume`",
         ) from None
+
+
+def _temporary(path: Path) -> Path:
+    """Where ``path`` is written before it gets its name."""
+    return path.with_name(f".{path.name}{_TEMPORARY}")
 
 
 def sync_folder(folder: Path) -> None:

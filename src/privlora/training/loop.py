@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
 import torch
 
+from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.accounting.events import StepEvent
-from privlora.accounting.ledger import Ledger
 from privlora.data.batching import micro_batches
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError
@@ -77,7 +78,11 @@ def train(
     """
     settings = parts.settings
     privacy, run = settings.privacy, settings.run
-    run_id = ledger.summary.run_id if ledger is not None else _NO_RUN
+    run_id = _NO_RUN
+    if ledger is not None:
+        run_id = ledger.summary.run_id
+        # Where a kill hit the last checkpoint, no later one replaces what it left.
+        folder.remove_leftovers()
     saved = load(parts, folder, run_id)
     done = ledger.charges if ledger is not None else saved
     draws = sampler(privacy, len(data.units))
@@ -118,6 +123,37 @@ def train(
                 raise Interrupted(step)
     _evaluate(parts, data, folder, privacy.steps, pad_token_id, observer)
     return privacy.steps
+
+
+def finish_training(
+    parts: Parts,
+    data: Data,
+    folder: RunFolder,
+    plan: Plan | None,
+    *,
+    pad_token_id: int,
+    observer: Observer | None = None,
+    instrument: Callable[[Mechanism], Mechanism] | None = None,
+) -> None:
+    """Take all steps that are left and close the ledger; a run that is over is only loaded.
+
+    plan: of a new ledger; None goes on with the folder's. Without effect in non-private mode. For the rest see
+    ``train``.
+    """
+    take_steps = partial(
+        train, parts, data, folder, pad_token_id=pad_token_id, observer=observer, instrument=instrument
+    )
+    if not parts.settings.privacy.private:
+        take_steps(ledger=None)
+        return
+    if plan is None:
+        written = read_ledger(folder.ledger)
+        if written.closed:  # crashed while the release was written, or resumed once more
+            load(parts, folder, written.run_id)
+            return
+    with Ledger.open(folder.ledger) if plan is None else Ledger.create(folder.ledger, plan) as ledger:
+        take_steps(ledger=ledger)
+        ledger.finish()
 
 
 def save(parts: Parts, folder: RunFolder, step: int, run_id: str) -> None:

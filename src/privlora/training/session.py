@@ -96,6 +96,18 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     return model.to(_device(settings.device)), tokenizer
 
 
+def given_or_loaded(
+    settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any
+) -> tuple[torch.nn.Module, Any]:
+    """A caller's model and its tokenizer, or those of the settings. Raises ConfigError if the tokenizer is missing."""
+    if model is None:
+        loaded: tuple[torch.nn.Module, Any] = load_model(settings)
+        return loaded
+    if tokenizer is None:
+        raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    return model, tokenizer
+
+
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -186,10 +198,11 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
     sampling = sampler(privacy, 0).sampling
-    projections: tuple[tuple[int, int], ...] = ()
-    if method.space == "wishart":
-        skeleton = load_skeleton(settings.model) if model is None else model
-        projections = method.event_layers(_adapter(settings, skeleton, dropout=0.0))
+
+    def skeleton() -> LowRankAdapter:
+        return _adapter(settings, load_skeleton(settings.model) if model is None else model, dropout=0.0)
+
+    projections = method.event_layers(skeleton)
     if privacy.clip_quantile is not None and projections:
         raise ConfigError(
             f"privacy.clip_quantile cannot be used with method {method.name!r}",
