@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ REFERENCES = (
     8  # networks from random starts disagree on which class is least likely: the mean of several decides
 )
 NETWORKS = convolution.Training(rank=16, epochs=40, learning_rate=0.02)
+PRETRAINING = convolution.Training(rank=None, epochs=20, learning_rate=0.02)
 
 
 def judged(scores: Tensor) -> dict[str, Any]:
@@ -133,11 +134,37 @@ def attack_one_update(data: Split, rank: int, each: int) -> dict[str, Any]:
     return judged(torch.tensor(scores)) | {"members": each, "non_members": each}
 
 
-def attack_networks(data: Split, settings: convolution.Training, each: int) -> dict[str, Any]:
-    records = len(data.train)
+def other_digits(records: int) -> tuple[Split, Split]:
+    """Digits 5 to 9, which are public, all but 200 to train on; 0 to 4, ``records`` to train on. Labels from 0."""
+    data = digits(records)
+    images, labels = torch.cat([data.train, data.test]), torch.cat([data.train_labels, data.test_labels])
+    halves = []
+    for first, count in ((5, -200), (0, records)):
+        own = (labels >= first) & (labels < first + 5)
+        x, y = images[own], labels[own] - first
+        halves.append(Split(x[:count], y[:count], x[count:], y[count:]))
+    return halves[0], halves[1]
+
+
+def pretrain(data: Split) -> tuple[list[Tensor], float]:
+    """The layers of one network but its last one, trained on ``data`` with whole gradients; its test accuracy."""
+    everyone = torch.ones(1, len(data.train), dtype=torch.bool)
+    weights = convolution.train(
+        data.train, data.train_labels, data.classes, everyone, PRETRAINING, [2 * 10**6]
+    )
+    found = convolution.logits(weights, data.test)[0].argmax(-1)
+    accuracy = float((found == data.test_labels).float().mean())
+    return [weight[0] for weight in weights[:-1]], round(accuracy, 4)
+
+
+def attack_networks(
+    data: Split, settings: convolution.Training, each: int, start: Sequence[Tensor] = ()
+) -> dict[str, Any]:
+    """start: public weights that the first layers of every network, references too, begin with."""
+    records, classes = len(data.train), data.classes
     without = torch.ones(REFERENCES, records, dtype=torch.bool)
     seeds = range(10**6, 10**6 + REFERENCES)
-    references = convolution.train(data.train, data.train_labels, 10, without, settings, seeds)
+    references = convolution.train(data.train, data.train_labels, classes, without, settings, seeds, start)
 
     def reference(x: Tensor) -> Tensor:
         found = convolution.logits(references, convolution.same_images(x, REFERENCES))
@@ -150,7 +177,8 @@ def attack_networks(data: Split, settings: convolution.Training, each: int) -> d
     members = in_and_out(each, records + 1)
     for first in range(0, 2 * each, 50):  # the groups of one convolution
         own = members[first : first + 50]
-        weights = convolution.train(images, labels, 10, own, settings, range(first, first + len(own)))
+        seeds = range(first, first + len(own))
+        weights = convolution.train(images, labels, classes, own, settings, seeds, start)
         on_canary = convolution.logits(weights, convolution.same_images(canary.inputs[None], len(own)))
         scores.append(-cross_entropy(on_canary[:, 0], labels[-1].expand(len(own)), reduction="none"))
         on_test = convolution.logits(weights, convolution.same_images(data.test[:400], len(own)))
@@ -235,7 +263,7 @@ def main() -> None:
     cells = Cells(args.work / "attacks.jsonl")
     data = {name: digits(records) for name, records in RECORDS.items()}
 
-    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in RANKS}
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in (*RANKS, "fine-tuned")}
     for method, noises in NOISES.items():
         for noise in noises:
             for rank in RANKS[method]:
@@ -264,8 +292,24 @@ def main() -> None:
         tables["networks"].append(
             cells(cell, partial(attack_networks, data["networks"], trained, args.networks))
         )
+    public, private = other_digits(RECORDS["networks"])
+    layers, accuracy = pretrain(public)
+    for name, start in (("pre-trained", layers), ("from scratch", [])):
+        for rank in RANKS["networks"]:
+            trained = replace(NETWORKS, rank=rank)
+            cell = {
+                "table": "fine-tuned",
+                "start": name,
+                "settings": asdict(trained),
+                "each": args.networks,
+                "references": REFERENCES,
+            }
+            attack = partial(attack_networks, private, trained, args.networks, start)
+            tables["fine-tuned"].append(cells(cell, attack))
     timing = cells({"table": "speed", "heads": 2000}, speed)
-    write(args.out, {"records": RECORDS, "dimensions": DIMENSIONS, "tables": tables, "speed": timing})
+    pretraining = {"settings": asdict(PRETRAINING), "images": len(public.train), "test_accuracy": accuracy}
+    content = {"records": RECORDS, "dimensions": DIMENSIONS, "pretraining": pretraining, "tables": tables}
+    write(args.out, content | {"speed": timing})
 
 
 if __name__ == "__main__":

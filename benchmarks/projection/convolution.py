@@ -60,13 +60,19 @@ def train(
     members: Tensor,
     settings: Training,
     seeds: Sequence[int],
+    start: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Weights (N, out, rest) of every layer. members: (N, n) bool, the records of each network."""
+    """Weights (N, out, rest) of every layer. members: (N, n) bool, the records of each network.
+
+    start: weights (out, rest) that the first layers of all networks begin with; the other layers begin at random.
+    """
     generators = [np.random.default_rng(seed) for seed in seeds]
     shapes = layer_shapes(classes)
     weights = [
         torch.stack([_normal(g, shape) for g in generators]) * (2 / shape[1]) ** 0.5 for shape in shapes
     ]
+    for layer, common in enumerate(start):
+        weights[layer] = common.repeat(len(members), 1, 1)
     maps = [None] * len(shapes) if settings.rank is None else _maps(generators, shapes, settings.rank)
     rows = [np.flatnonzero(own.numpy()) for own in members]
     steps = settings.epochs * (len(images) // settings.batch)
