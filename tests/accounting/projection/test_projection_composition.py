@@ -206,6 +206,30 @@ def test_the_discretised_step_is_above_the_curve_between_its_dots(q):
             assert added <= pld._pmf_add.get_delta_for_epsilon(epsilon) < added * 1.01 + 1e-6
 
 
+@pytest.mark.parametrize(("dimension", "q", "count"), [(2, 1.0, 5), (2, 0.2, 20), (8, 0.2, 20)])
+def test_rank_one_on_a_line_is_a_law_that_costs_less_than_any_rank(dimension, q, count):
+    """With r = 1 and a fine grid the dots are closer than their rounding, which must not add mass."""
+    sigma = 0.6
+    step, free = rank_one_pld(sigma, 1, dimension, q, 1e-4), rank_free_pld(sigma, ((1, dimension),), q, 1e-4)
+    angle, weight = np.pi / 4 * (_NODES + 1), _WEIGHTS
+    weight = weight * np.sin(angle) ** (dimension - 2)  # X = cos^2 of the angle
+    eta = np.cos(angle) ** 2 / sigma**2
+    for pmf in (step._pmf_remove.to_dense_pmf(), step._pmf_add.to_dense_pmf()):
+        assert pmf._probs.sum() + pmf._infinity_mass == pytest.approx(1, abs=1e-12)
+    for epsilon in (0.04, 0.30005, 1.0, 2.5):
+        mixed = np.log((np.expm1(epsilon) + q) / q)
+        exact = q * gaussian_delta(mixed, eta) @ weight / weight.sum()
+        assert -1e-9 < step._pmf_remove.get_delta_for_epsilon(epsilon) / exact - 1 < 1e-3
+    one, many = step.self_compose(count), free.self_compose(count)
+    assert 0 < one.get_delta_for_epsilon(0.0) <= 1
+    for delta in (1e-3, 1e-5):
+        assert one.get_epsilon_for_delta(delta) <= many.get_epsilon_for_delta(delta)
+    # delta at epsilon 1 from a million simulated losses, and its 5 standard errors or more
+    simulated = {(2, 1.0): (0.68, 0.005), (2, 0.2): (0.2528, 0.002)}.get((dimension, q))
+    if simulated:
+        assert one.get_delta_for_epsilon(1.0) == pytest.approx(simulated[0], abs=simulated[1])
+
+
 @given(steps(), st.floats(0.05, 0.5), st.integers(1, 20))
 @settings(max_examples=3, deadline=None)
 def test_composition_costs_more_with_more_steps_and_more_sampling(step, q, count):

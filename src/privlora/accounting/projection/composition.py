@@ -9,7 +9,7 @@ concave after it; a tangent of F at b >= s*, continued by F where that is higher
     E F(s) <= min over b >= s* of E max(F(X), F(b) + F'(b) (X - b)),
 
 the rank-free bound. It is the curve of a pair of distributions, so it composes: with Poisson sampling, per
-direction, through the privacy loss distribution (PLD) that connects the dots of the curve (Doroshenko et al.
+direction, through the privacy loss distribution (PLD) that connects dots of the curve (Doroshenko et al.
 2022; Zhu, Dong, Wang 2022 for adaptive composition). Every approximation is rounded up, in double precision.
 
 This holds for projections drawn afresh in each step, independently of data and history, and for add-or-remove-one
@@ -175,7 +175,7 @@ def _best_tangent(eps: Floats, values: Floats, sigma: float, law: EnergyLaw) -> 
 
 
 def _connect_dots(curve: Curve, sample_rate: float, grid: float) -> PrivacyLossDistribution:
-    """The PLD whose curve is the sampled `curve` at the dots and straight, in e^epsilon, between them.
+    """The PLD whose curve is the lower convex hull, in e^epsilon, of dots on the sampled `curve`.
 
     With P and Q the pair behind `curve`, sampling gives (qP + (1-q)Q, Q) when the unit is removed and the pair in
     reverse when it is added. At -epsilon a curve is 1 - e^-epsilon + e^-epsilon times the other direction's curve at
@@ -196,11 +196,11 @@ def _connect_dots(curve: Curve, sample_rate: float, grid: float) -> PrivacyLossD
         other_dots, other_deltas = backward[0][:0:-1], backward[1][:0:-1]  # without the dot at zero
         losses = -other_dots * grid
         mirrored = -np.expm1(losses) + np.exp(losses) * other_deltas
-        return pld_pmf.create_pmf_pessimistic_connect_dots(
-            grid,
-            np.concatenate([-other_dots, dots]),
-            np.minimum.accumulate(np.clip(np.concatenate([mirrored, deltas]), 0.0, 1.0)),
-        )
+        both = np.concatenate([-other_dots, dots])
+        falling = np.minimum.accumulate(np.clip(np.concatenate([mirrored, deltas]), 0.0, 1.0))
+        hull = _lower_hull(both * grid, falling)
+        with np.errstate(over="ignore"):  # corners may be far apart where almost no mass lies
+            return pld_pmf.create_pmf_pessimistic_connect_dots(grid, both[hull], falling[hull])
 
     pmf_removed = pmf(removed, added)
     return (
@@ -208,6 +208,28 @@ def _connect_dots(curve: Curve, sample_rate: float, grid: float) -> PrivacyLossD
         if sample_rate == 1
         else PrivacyLossDistribution(pmf_removed, pmf(added, removed))
     )
+
+
+def _lower_hull(losses: Floats, deltas: Floats) -> list[int]:
+    """The dots (n,) that are corners of their lower convex hull, as curves of delta in e^epsilon from (0, 1) on.
+
+    Dots are rounded up, each by its own amount, and where they lie closer than that they may bend the wrong way,
+    which no pair of distributions does. The true curve is convex and at or below every dot, hence below every chord.
+    """
+    eps, delta = [-math.inf, *losses.tolist()], [1.0, *deltas.tolist()]
+    hull = [0]
+    for new in range(1, len(eps)):
+        while len(hull) > 1:
+            first, last = hull[-2:]
+            share = math.expm1(eps[first] - eps[last]) / math.expm1(eps[first] - eps[new])
+            share *= math.exp(
+                eps[last] - eps[new]
+            )  # of the way from first to new, in e^epsilon without overflow
+            if delta[last] - delta[first] <= share * (delta[new] - delta[first]):
+                break
+            hull.pop()
+        hull.append(new)
+    return [index - 1 for index in hull[1:]]
 
 
 def _removed(curve: Curve, q: float, eps: Floats) -> Floats:
