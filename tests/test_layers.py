@@ -16,7 +16,7 @@ LAYERS = (
     {"evaluation", "heads", "optimizers"},
     {"methods"},
     {"training"},
-    {"reporting"},
+    {"reporting", "shadows"},
     {"auditing"},
     {"api", "studies"},
     {"demo"},

@@ -21,6 +21,7 @@ from privlora.auditing.bounds import Floats, curve_floor
 from privlora.auditing.finished_run import FinishedAudit
 from privlora.auditing.membership import roc_curve
 from privlora.auditing.one_run import CanaryState, OneRunAudit
+from privlora.auditing.shadows import ShadowAudit
 from privlora.errors import RunError
 from privlora.reporting.plots import ACCENT, GRID, INK, MUTED, SECOND, STYLE, inline_svg
 from privlora.reporting.render import page_template
@@ -103,6 +104,38 @@ def write_one_run(
     return _write(RunFolder(root), page, {**audit.to_dict(), "violated": audit.violated, "kind": kind})
 
 
+def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
+    """The page and the JSON of ``privlora audit CONFIG --shadows N``. Raises RunError if nothing can be written."""
+    claim = None
+    claimed = "nothing: this run is not private"
+    if audit.event is not None and audit.epsilon_claimed is not None:
+        claim = Claim(audit.event, audit.steps, audit.epsilon_claimed, audit.delta)
+        claimed = f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"
+    area, adapters = audit.result.area, audit.result.members + audit.result.non_members
+    rows = [
+        ("claimed by the plan", claimed),
+        (f"lower bound, {audit.confidence:.0%} confidence", f"ε ≥ {number(audit.epsilon_lower)}"),
+        ("the same without assuming the plan's kind of release", f"ε ≥ {number(audit.epsilon_lower_plain)}"),
+        ("guesses", f"{audit.correct} right of {audit.judged}"),
+        ("AUC", f"{number(area.value)} ({number(area.low)} to {number(area.high)})"),
+        ("adapters", f"{adapters}, half of them with the canary ({audit.kind})"),
+    ]
+    page = page_template("audit.html.j2", "privlora.auditing").render(
+        title="Audit of one configuration by shadow adapters",
+        by=f"{audit.method} · {root}",
+        verdict=_verdict_of_shadows(audit),
+        violated=audit.violated,
+        figure=roc_picture({"canaries": (audit.members, audit.non_members)}, claim, audit.epsilon_lower),
+        caption=_ROC_CAPTION,
+        tables=[("Numbers", ("", ""), rows)],
+        notes=_NOTES_OF_SHADOWS,
+        version=privlora.__version__,
+    )
+    folder = RunFolder(root)
+    folder.create()
+    return _write(folder, page, audit.to_dict())
+
+
 def roc_picture(
     scores: Mapping[str, tuple[Floats, Floats]], claim: Claim | None, epsilon_lower: float
 ) -> Markup:
@@ -170,6 +203,15 @@ _NOTES_OF_CANARIES = (
     "Nothing of this run may be published. Its ledger counts what its releases would cost.",
 )
 
+_NOTES_OF_SHADOWS = (
+    "One record decides: half of the adapters were trained with it, half without. Everything else is drawn anew for "
+    "each of them: batches and noise.",
+    "An adapter is judged by how much its loss on that record fell. The guarantee allows for attacks that see all "
+    "releases, and for worse records: this bound is far below what they would show.",
+    "More adapters bring the bound nearer to what the attack shows, and no nearer than that.",
+    "No adapter was kept. What is written here is a fact about private records.",
+)
+
 
 def _verdict_of_run(audit: FinishedAudit) -> str:
     if audit.membership is None:
@@ -190,6 +232,18 @@ def _verdict_of_canaries(audit: OneRunAudit) -> str:
             f"The canaries refute the claimed {claimed}: {bound}. Do not publish runs of this configuration."
         )
     return f"The canaries agree with the claimed {claimed}: {bound}."
+
+
+def _verdict_of_shadows(audit: ShadowAudit) -> str:
+    bound = f"at {audit.confidence:.0%} confidence its ε is at least {number(audit.epsilon_lower)}"
+    if audit.epsilon_claimed is None:
+        return f"The configuration claims nothing; {bound}."
+    claimed = f"ε = {rounded_up(audit.epsilon_claimed)} (δ = {number(audit.delta)})"
+    if audit.violated:
+        return (
+            f"The canary refutes the claimed {claimed}: {bound}. Do not publish runs of this configuration."
+        )
+    return f"The canary agrees with the claimed {claimed}: {bound}."
 
 
 def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:

@@ -11,7 +11,7 @@ import typer
 
 from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.cli.training import Stopped, describe
-from privlora.config import load_settings
+from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 
 
@@ -19,12 +19,14 @@ def audit(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="TARGET", help="Folder of a finished run, or with --one-run a CONFIG.", show_default=False
+            metavar="TARGET",
+            help="Folder of a finished run, or with --one-run or --shadows a CONFIG.",
+            show_default=False,
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[GROUP.KEY=VALUE]...", help="With --one-run.", show_default=False),
+        typer.Argument(metavar="[GROUP.KEY=VALUE]...", help="With a CONFIG.", show_default=False),
     ] = None,
     secrets: Annotated[
         str | None, typer.Option(help="JSONL of prefix, secret, references.", show_default=False)
@@ -41,35 +43,54 @@ def audit(
     one_run: Annotated[
         bool, typer.Option("--one-run", help="Train CONFIG once more, with canaries, not for release.")
     ] = False,
+    shadows: Annotated[
+        int | None,
+        typer.Option(
+            min=20, help="Train so many adapters of CONFIG, half with a canary.", show_default=False
+        ),
+    ] = None,
     canaries: Annotated[int | None, typer.Option(help="With --one-run; 1000.", show_default=False)] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="With --one-run: gradient (default), random-tokens or codes.", show_default=False),
+        typer.Option(
+            help="With --one-run: gradient (default), random-tokens or codes. With --shadows: random-tokens "
+            "(default), codes or least-likely.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="With --one-run; run.output-audit.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="With --one-run; run.output-audit. With --shadows; run.output-shadows.", show_default=False
+        ),
     ] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of every lower bound.")] = 0.95,
     as_json: JsonOption = False,
 ) -> None:
     """Attack a run and bound its epsilon from below; results go to its private folder."""
-    files = {
-        "--secrets": secrets,
-        "--members": members,
-        "--non-members": non_members,
-        "--limit": limit,
-    }
-    trial = {"--canaries": canaries, "--kind": kind, "--output": output, "overrides": overrides or None}
-    for name, value in (files if one_run else trial).items():
-        if value is not None:
-            raise ConfigError(
-                f"{name} {'does not go with' if one_run else 'needs'} --one-run",
-                fix="audit a finished run with files, or a configuration with canaries",
-            )
+    files = {"--secrets": secrets, "--members": members, "--non-members": non_members, "--limit": limit}
+    trial = {"--kind": kind, "--output": output, "overrides": overrides or None}
+    if one_run and shadows is not None:
+        raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
+    mode = "--one-run" if one_run else "--shadows"
+    if one_run or shadows is not None:
+        _refuse(files if one_run else {**files, "--canaries": canaries}, f"does not go with {mode}")
+    else:
+        _refuse({**trial, "--canaries": canaries}, "needs --one-run")
     if one_run:
         _one_run(target, overrides, canaries or 1000, kind or "gradient", output, confidence, as_json)
+    elif shadows is not None:
+        _shadows(target, overrides, shadows, kind or "random-tokens", output, confidence, as_json)
     else:
         _finished(target, secrets, members, non_members, limit, confidence, as_json)
+
+
+def _refuse(options: dict[str, Any], words: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} {words}", fix="audit a finished run with files, or a configuration with canaries"
+            )
 
 
 def _finished(
@@ -82,7 +103,9 @@ def _finished(
     as_json: bool,
 ) -> None:
     if target.is_file():
-        raise ConfigError(f"{str(target)!r} is a file", fix="add --one-run to audit a configuration")
+        raise ConfigError(
+            f"{str(target)!r} is a file", fix="add --one-run or --shadows to audit a configuration"
+        )
     with quiet_libraries():
         from privlora.auditing.finished_run import audit_finished
         from privlora.auditing.page import write_finished
@@ -141,14 +164,8 @@ def _one_run(
     confidence: float,
     as_json: bool,
 ) -> None:
-    settings = load_settings(config, overrides or ())
-    folder = str(output) if output is not None else f"{settings.run.output}-audit"
-    settings = settings.model_copy(
-        update={
-            "run": settings.run.model_copy(update={"output": folder}),
-            "data": settings.data.model_copy(update={"evaluation": None}),  # an audit evaluates nothing
-        }
-    )
+    settings = _settings(config, overrides, output, "audit")
+    folder = settings.run.output
     with quiet_libraries():
         from privlora.accounting import read_ledger
         from privlora.auditing.page import write_one_run
@@ -179,6 +196,67 @@ def _one_run(
     out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
     out().print("VIOLATED: the run leaks more than it claims" if found.violated else "within the claim")
     _close(page)
+
+
+def _shadows(
+    config: Path,
+    overrides: list[str] | None,
+    adapters: int,
+    kind: str,
+    output: Path | None,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    settings = _settings(config, overrides, output, "shadows")
+    folder = Path(settings.run.output)
+    with quiet_libraries():
+        from rich.progress import Progress
+
+        from privlora.auditing.page import write_shadows
+        from privlora.auditing.shadows import audit_shadows
+        from privlora.training.files import RunFolder
+
+        RunFolder(folder).refuse_if_used()
+        with (
+            _stoppable("nothing was written; such an audit keeps no state, so run the command again"),
+            Progress(console=err(), transient=True) as bar,
+        ):
+            task = bar.add_task(f"{adapters} adapters, half of them with a canary", total=None)
+            found = audit_shadows(
+                settings,
+                adapters=adapters,
+                kind=kind,
+                confidence=confidence,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        page, series = write_shadows(found, folder)
+    if as_json:
+        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
+        return
+    area, claimed = found.result.area, found.epsilon_claimed
+    out().print(
+        "claimed:     nothing"
+        if claimed is None
+        else f"claimed:     epsilon {claimed:.4f}, delta {found.delta:g}"
+    )
+    out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
+    out().print(f"AUC:         {area.value:.3f} ({area.low:.3f} to {area.high:.3f})")
+    out().print(f"guesses:     {found.correct} right of {found.judged}")
+    if found.violated:
+        out().print("VIOLATED: the configuration leaks more than it claims")
+    _close(page)
+
+
+def _settings(config: Path, overrides: list[str] | None, output: Path | None, suffix: str) -> Settings:
+    """Of an audit: a folder of its own, and no evaluation."""
+    settings = load_settings(config, overrides or ())
+    folder = str(output) if output is not None else f"{settings.run.output}-{suffix}"
+    return settings.model_copy(
+        update={
+            "run": settings.run.model_copy(update={"output": folder}),
+            "data": settings.data.model_copy(update={"evaluation": None}),
+        }
+    )
 
 
 @contextmanager

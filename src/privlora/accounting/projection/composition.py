@@ -221,10 +221,9 @@ def _lower_hull(losses: Floats, deltas: Floats) -> list[int]:
     for new in range(1, len(eps)):
         while len(hull) > 1:
             first, last = hull[-2:]
+            # How far last is on the way from first to new, in e^epsilon without overflow.
             share = math.expm1(eps[first] - eps[last]) / math.expm1(eps[first] - eps[new])
-            share *= math.exp(
-                eps[last] - eps[new]
-            )  # of the way from first to new, in e^epsilon without overflow
+            share *= math.exp(eps[last] - eps[new])
             if delta[last] - delta[first] <= share * (delta[new] - delta[first]):
                 break
             hull.pop()

@@ -1,0 +1,240 @@
+"""Shadow adapters: many runs of one configuration, half of them with one more record, told apart by its loss.
+
+The static poison attack of Hu et al. 2026 (protocol F.1; Nasr et al. 2021) on a causal LM. Every adapter is trained on
+the same records from the same public start, with Poisson batches and noise of its own, half of them with a canary as
+one more privacy unit. The score of an adapter is the fall of its loss on the canary. Adapters are independent given the
+records, so each is one trial, and counts of right guesses bound the epsilon of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon
+from privlora.accounting.events import StepEvent
+from privlora.auditing.bounds import (
+    Errors,
+    Floats,
+    accuracy_mu,
+    gaussian_epsilon,
+    largest_refuted,
+    rate_at_least,
+    threshold_epsilon,
+)
+from privlora.auditing.membership import MembershipResult, judge_membership
+from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
+from privlora.config import Settings
+from privlora.data.batching import pad_token
+from privlora.data.examples import Example, Examples
+from privlora.errors import ConfigError
+from privlora.randomness import private_generator
+from privlora.shadows import train_adapters
+from privlora.training.session import PublicStart, given_or_loaded, load_data
+
+LEAST_LIKELY = "least-likely"
+KINDS = (*TEXT_CANARIES, LEAST_LIKELY)
+_TOKENS = 32  # of a canary, at most: its loss is a mean over tokens
+_PILOT = 5  # one adapter in so many teaches the threshold that the others are judged by
+_FEWEST = 20
+_DELTA = 1e-5  # of the bound, for a run that claims nothing
+_TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
+_GRID = 5e-3  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
+_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
+
+
+@dataclass(frozen=True)
+class ShadowAudit:
+    """What adapters with the canary and adapters without it gave away.
+
+    epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
+    of the kind that was planned, with a noise multiplier that the audit finds (for a run that claims nothing: if it is
+    mu-GDP for some mu). epsilon_lower_plain: the same without any such assumption. epsilon_claimed: of the plan, None
+    in the non-private mode. correct of judged: right guesses by a threshold that other adapters taught. members,
+    non_members: scores, the fall of the loss in nats per token. steps: of each adapter.
+    """
+
+    method: str
+    kind: str
+    event: StepEvent | None
+    steps: int
+    epsilon_lower: float
+    epsilon_lower_plain: float
+    epsilon_claimed: float | None
+    delta: float
+    confidence: float
+    violated: bool
+    correct: int
+    judged: int
+    result: MembershipResult
+    members: Floats
+    non_members: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the scores of single adapters."""
+        facts = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("event", "result", "members", "non_members")
+        }
+        return {**facts, "mechanism": self.event and self.event.describe(), **asdict(self.result)}
+
+
+def audit_shadows(
+    settings: Settings,
+    *,
+    adapters: int = 200,
+    kind: str = "random-tokens",
+    confidence: float = 0.95,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShadowAudit:
+    """Train ``adapters`` as ``settings`` say, half of them with a canary, and bound epsilon from below.
+
+    Nothing is written and no adapter is kept. The result is a fact about private records.
+
+    Args:
+        settings: of the run under audit; private or not.
+        kind: ``random-tokens``; ``codes`` (auditing.text_canaries); ``least-likely``, a random token and after it, time
+            and again, the one that the base model thinks least likely.
+        model, tokenizer, records: instead of those that ``settings`` name; a model needs its tokenizer.
+        seed: of the canary; None: of the operating system. Batches and noise are never seeded.
+        progress: called with (steps taken, steps of all adapters together) after each step.
+
+    Raises:
+        ConfigError: fewer than 20 adapters, another kind, or a setting that does not go with many adapters.
+    """
+    _refuse(settings, adapters, kind)
+    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    data = load_data(settings, tokenizer, records)
+    drawn = int(private_generator().integers(2**62)) if seed is None else seed
+    canary = _canary(kind, min(_TOKENS, settings.data.max_length), model, tokenizer, drawn)
+    examples, units = add_records(data.examples, data.units, [canary])
+    each = adapters // 2
+    members = torch.ones(2 * each, len(units), dtype=torch.bool)
+    members[each:, -1] = False
+    total, pad = 2 * each * settings.privacy.steps, pad_token(tokenizer)
+    trained = train_adapters(
+        settings,
+        model,
+        examples,
+        members=members,
+        units=units,
+        pad_token_id=pad,
+        public=PublicStart(tokenizer),
+        progress=None if progress is None else lambda done: progress(done, total),
+    )
+    before = record_losses(model, Examples([canary]), pad_token_id=pad)
+    scores = before - trained.losses([canary], pad_token_id=pad).numpy()[:, 0]
+    return judge(settings, kind, trained.event, scores[:each], scores[each:], confidence)
+
+
+def judge(
+    settings: Settings,
+    kind: str,
+    event: StepEvent | None,
+    members: Floats,
+    non_members: Floats,
+    confidence: float = 0.95,
+) -> ShadowAudit:
+    """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
+    steps, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
+    errors = _errors(members, non_members)
+    claimed = None if event is None else epsilon([(event, steps)], delta)
+    if event is None:
+        lower, violated = gaussian_epsilon(accuracy_mu(errors, confidence), delta), False
+    else:
+        violated = _refuted(event, steps, errors, confidence)
+        lower = _epsilon_lower(event, steps, errors, delta, confidence)
+    return ShadowAudit(
+        method=settings.method.name,
+        kind=kind,
+        event=event,
+        steps=steps,
+        epsilon_lower=lower,
+        epsilon_lower_plain=threshold_epsilon(errors, delta, confidence),
+        epsilon_claimed=claimed,
+        delta=delta,
+        confidence=confidence,
+        violated=violated,
+        correct=errors.correct,
+        judged=errors.absent + errors.present,
+        result=judge_membership(members, non_members, confidence=confidence),
+        members=members,
+        non_members=non_members,
+    )
+
+
+def _errors(members: Floats, non_members: Floats) -> Errors:
+    """Of the threshold half-way between the medians of a pilot, on all other adapters."""
+    pilot = max(1, len(members) // _PILOT)
+    threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
+    return Errors(
+        int((non_members[pilot:] > threshold).sum()),
+        len(non_members) - pilot,
+        int((members[pilot:] <= threshold).sum()),
+        len(members) - pilot,
+    )
+
+
+def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) -> bool:
+    """No test has a balanced accuracy above (1 + delta(0)) / 2, where delta(0) is the curve's at epsilon 0.
+
+    As for ``accuracy_mu``, one Clopper-Pearson bound serves both worlds.
+    """
+    accuracy = rate_at_least(errors.correct, errors.absent + errors.present, confidence)
+    return 2 * accuracy - 1 > delta_curve([(event, steps)], [0.0], grid=_GRID)[0]
+
+
+def _epsilon_lower(event: StepEvent, steps: int, errors: Errors, delta: float, confidence: float) -> float:
+    """Epsilon of the largest noise multiplier that is refuted, 0 if none is."""
+
+    def with_mu(mu: float) -> StepEvent:
+        return replace(event, noise_multiplier=1 / mu)
+
+    largest = 1 / event.noise_multiplier
+    while (
+        _refuted(with_mu(largest), steps, errors, confidence)
+        and rough_epsilon({with_mu(largest / 0.8): steps}) < _TOO_MUCH
+    ):
+        largest /= 0.8
+    mu = largest_refuted(
+        lambda mu: _refuted(with_mu(mu), steps, errors, confidence), largest, tolerance=largest / 200
+    )
+    return epsilon([(with_mu(mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
+
+
+@torch.no_grad()
+def _canary(kind: str, length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:
+    if kind != LEAST_LIKELY:
+        return text_canaries(kind, 1, length, tokenizer, seed)[0]
+    device = next(model.parameters()).device
+    start = text_canaries("random-tokens", 1, 1, tokenizer, seed)[0].input_ids
+    ids = torch.from_numpy(start.astype(np.int64)).to(device)
+    was_training = model.training
+    model.eval()
+    try:
+        while len(ids) < length:
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, -1, : len(tokenizer)].clone()
+            logits[tokenizer.all_special_ids] = torch.inf
+            ids = torch.cat([ids, logits.argmin()[None]])
+    finally:
+        model.train(was_training)
+    found = ids.cpu().numpy().astype(np.int32)
+    return Example(found, found.copy())
+
+
+def _refuse(settings: Settings, adapters: int, kind: str) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
+    if adapters < _FEWEST:
+        raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")
+    if settings.data.evaluation is not None:
+        raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")

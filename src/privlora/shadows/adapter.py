@@ -1,0 +1,123 @@
+"""K adapters on one frozen model: each row of a micro-batch passes through the terms of the adapter it belongs to.
+
+Factors are stacked over the adapters, left (K, m, r) and right (K, n, r) a site, and a micro-batch of (rows, T) tokens
+has rows of any of them in any order. With k = owners[i] for row i,
+
+    y_i += ((x_i @ right_k) * mid_k) @ left_k^T        P_i = E_i^T (x_i @ right_k)        Q_i = x_i^T (E_i @ left_k)
+
+so the frozen layers, which are most of the work, see one large batch, and the gradients of a row are those that it
+would have in a run of its own adapter alone (adapters.lowrank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privlora.adapters import Captured, Group, LowRankAdapter, Site
+from privlora.errors import PrivacyError
+
+
+@dataclass(frozen=True)
+class OwnedCaptured(Captured):
+    """Gradients of units of several adapters. owners: (units,) int64, the adapter in whose batch each unit is."""
+
+    owners: Tensor = field(kw_only=True)
+
+
+@dataclass
+class StackedAdapter(LowRankAdapter):
+    """``count`` adapters of equal shape on the same layers of ``model``."""
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._owners: Tensor | None = None
+
+    @classmethod
+    def like(cls, adapter: LowRankAdapter, count: int) -> StackedAdapter:
+        """``count`` adapters on the layers of ``adapter``, with the same part of W0 taken out where one is."""
+        stacked = cls(
+            adapter.model,
+            rank=adapter.rank,
+            target_modules=adapter.target_modules,
+            exclude_modules=adapter.exclude_modules,
+            layers_to_transform=adapter.layers_to_transform,
+            dropout=adapter.dropout,
+            count=count,
+        )
+        for mine, other in zip(stacked.sites, adapter.sites, strict=True):
+            mine.offset = other.offset
+        return stacked
+
+    @contextmanager
+    def serving(self, owners: Tensor) -> Iterator[None]:
+        """Passes inside are of a micro-batch whose row i belongs to adapter owners[i]; (rows,) int64."""
+        self._owners = owners.to(self.device)
+        try:
+            yield
+        finally:
+            self._owners = None
+
+    def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
+        """Set the operands of a group, adapters outermost: left (K L, m, r), mid (K L, r), right (K L, n, r)."""
+        by_site = (t.unflatten(0, (self.count, -1)).transpose(0, 1) for t in (left, mid, right))
+        super().install(group, *by_site)
+
+    def _hook(self, site: Site) -> Any:
+        def add_terms(_: torch.nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+            if site.left is None:
+                return y
+            if self._owners is None or len(self._owners) != y.shape[0]:
+                raise PrivacyError(
+                    "a pass through stacked adapters does not say which row belongs to which",
+                    why="a record would be trained on by an adapter that must not see it",
+                    fix="run the model inside `with adapter.serving(owners):`",
+                )
+            x = args[0]
+            if site.offset is not None:
+                a0, b0 = (t.to(x.dtype) for t in site.offset)
+                y = y - (x @ b0) @ a0.T
+            if self.dropout and self.model.training:
+                x = torch.nn.functional.dropout(x, self.dropout)
+            return _OwnTerms.apply(y, x.to(site.left.dtype), self._anchor, self, site, self._owners)
+
+        return add_terms
+
+
+class _OwnTerms(torch.autograd.Function):
+    """y_i + ((x_i right_k) * mid_k) left_k^T for each row i, keeping P and Q of the site on the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, adapter: StackedAdapter, site: Site, owners: Tensor
+    ) -> Tensor:
+        assert site.left is not None
+        assert site.mid is not None
+        assert site.right is not None
+        left, right = site.left[owners], site.right[owners]  # (rows, m, r), (rows, n, r)
+        mid = site.mid[owners][:, None, :]  # (rows, 1, r)
+        xr = torch.bmm(x, right)  # (rows, T, r)
+        ctx.save_for_backward(x, xr)
+        ctx.adapter, ctx.site = adapter, site
+        ctx.operands = left, mid, right
+        if y._is_view() or not y.is_contiguous():
+            y = y.clone(memory_format=torch.contiguous_format)  # autograd is slow at changing views in place
+        else:
+            ctx.mark_dirty(y)
+        return y.baddbmm_(xr * mid, left.mT)
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> tuple[Tensor | None, ...]:
+        x, xr = ctx.saved_tensors
+        left, mid, right = ctx.operands
+        el = torch.bmm(e, left)  # (rows, T, r)
+        ctx.adapter._keep(ctx.site, x, xr, e, el)
+        dx = torch.bmm(el * mid, right.mT) if ctx.needs_input_grad[1] else None
+        return e, dx, None, None, None, None

@@ -1,0 +1,334 @@
+"""Private training of N adapters of one frozen model: own records, Poisson batches, noise and ledger for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.accounting.accountants import epsilon
+from privlora.accounting.events import StepEvent
+from privlora.adapters import LowRankAdapter
+from privlora.config import Settings
+from privlora.data.batching import MicroBatch, micro_batches, sequential_batches
+from privlora.data.examples import Example, Examples
+from privlora.data.sampling import PoissonSampler
+from privlora.data.units import Units
+from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.mechanisms.gaussian import Charges
+from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
+from privlora.shadows.coordinates import ChargeAll, StackedCoordinates, StackedNoise, stack_parts
+from privlora.training.session import Parts, PublicStart, build_parts, plan_privacy, unchanged_afterwards
+
+# Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
+_TOGETHER = 16
+
+
+@dataclass(frozen=True)
+class TrainedAdapters:
+    """N adapters and what was done to get them.
+
+    factors: one (A (N, L, m, r), B (N, L, n, r)) a group of L modules; the update is A B^T. adapter: names the
+    modules; detached. event: one step of one adapter, None in the non-private mode. insecure: seeds were given, so that
+    batches and noise can be replayed and nothing here is private.
+    """
+
+    adapter: LowRankAdapter
+    factors: list[tuple[Tensor, Tensor]]
+    settings: Settings
+    event: StepEvent | None
+    insecure: bool
+
+    def __len__(self) -> int:
+        return len(self.factors[0][0])
+
+    def epsilon(self, delta: float) -> float:
+        """Of publishing one adapter (PLD, add or remove one unit); adapters that share records add up.
+
+        Raises PrivacyError in the non-private mode.
+        """
+        if self.event is None:
+            raise PrivacyError(
+                "adapters trained without noise have no epsilon", fix="set privacy.private=true"
+            )
+        return epsilon([(self.event, self.settings.privacy.steps)], delta)
+
+    def named_factors(self, n: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Site name -> (A (m, r), B (n, r)) of adapter ``n``, relative to W0, as adapters.write_adapter takes them."""
+        named = {
+            site.name: (a[n, k], b[n, k])
+            for group, (a, b) in zip(self.adapter.groups, self.factors, strict=True)
+            for k, site in enumerate(group.sites)
+        }
+        return self.adapter.relative_to_w0(named)
+
+    @torch.no_grad()
+    def losses(self, examples: Sequence[Example], *, pad_token_id: int, together: int = _TOGETHER) -> Tensor:
+        """Mean next-token loss in nats per label token of every adapter on every record, (N, records) float64.
+
+        0 where nothing is predicted; NaN or infinite for an adapter that has diverged.
+        """
+        found = torch.zeros(len(self), len(examples), dtype=torch.float64)
+        model, max_tokens = self.adapter.model, self.settings.run.tokens_per_micro_batch
+        with unchanged_afterwards(model):
+            model.eval()
+            for turn in _turns(len(self), together):
+                adapter = StackedAdapter.like(self.adapter, len(turn))
+                with adapter:
+                    for group, (a, b) in zip(adapter.groups, self.factors, strict=True):
+                        left, right = (t[turn.start : turn.stop].flatten(0, 1) for t in (a, b))
+                        adapter.install(group, left, left.new_ones(left.shape[0], left.shape[2]), right)
+                    copies = _Copies(examples, len(turn))
+                    flat = found[turn.start : turn.stop].view(-1)
+                    for batch in sequential_batches(copies, max_tokens=max_tokens, pad_token_id=pad_token_id):
+                        with adapter.serving(copies.owners(batch)):
+                            flat[batch.record_index] = _row_losses(model, batch.to(adapter.device)).cpu()
+        return found
+
+
+def train_adapters(
+    settings: Settings,
+    model: torch.nn.Module,
+    examples: Examples,
+    *,
+    members: Tensor,
+    pad_token_id: int,
+    units: Units | None = None,
+    seeds: Sequence[int] | None = None,
+    ledgers: Sequence[Charges] | None = None,
+    public: PublicStart | None = None,
+    together: int = _TOGETHER,
+    progress: Callable[[int], None] | None = None,
+) -> TrainedAdapters:
+    """Train one adapter for each row of ``members``, as ``settings`` say, from the same public start.
+
+    What is done to an adapter is what an ordinary run does: the same coordinates, clipping, noise, divisor, optimizer
+    and schedule, from the same code. It does not depend on the adapters beside it. Nothing is written.
+
+    Args:
+        settings: of one run; ``data`` and ``run.output`` are not looked at.
+        model: on its device; as before when this returns.
+        examples: all records.
+        members: (N, units) bool: which units each adapter may see (the IN and OUT sets of an attack).
+        units: which records belong together; None: each record is a unit.
+        seeds: for studies and tests only, N different integers >= 0; batches and noise can then be replayed, and the
+            result says so. None: keys of the operating system.
+        ledgers: one for each adapter; charged before the noise of each of its steps.
+        public: for adapter.init=public-gradient.
+        together: how many are trained side by side; the others wait for their turn.
+        progress: called after each step with the number of steps taken so far, of N * privacy.steps.
+
+    Raises:
+        ConfigError: shapes do not fit, or a setting does not go with many adapters.
+        PrivacyError: a ledger refuses; or ledgers are given with seeds, or in the non-private mode.
+        ModelError: a gradient is not finite in the non-private mode, which clips nothing.
+    """
+    units = Units(np.arange(len(examples))) if units is None else units
+    _check(settings, len(units), members, seeds, ledgers, together)
+    event = plan_privacy(settings, model)[0].event if settings.privacy.private else None
+    factors: list[list[tuple[Tensor, Tensor]]] = []
+    with unchanged_afterwards(model):
+        template = build_parts(settings, model, public)
+        template.adapter.detach()
+        for turn in _turns(len(members), together):
+            team = _Team(
+                parts=stack_parts(template, len(turn)),
+                copies=_Copies(examples, len(turn)),
+                units=units,
+                own=[np.flatnonzero(members[n].numpy()) for n in turn],
+                keys=[None if seeds is None else seeds[n] for n in turn],
+                event=event,
+                ledgers=[] if ledgers is None else [ledgers[n] for n in turn],
+                pad_token_id=pad_token_id,
+            )
+            before = turn.start * settings.privacy.steps
+            team.train(None if progress is None else partial(_tell, progress, before, len(turn)))
+            factors.append(team.factors())
+    joined = [
+        tuple(torch.cat(ts) for ts in zip(*of_group, strict=True)) for of_group in zip(*factors, strict=True)
+    ]
+    pairs = [(a, b) for a, b in joined]
+    return TrainedAdapters(template.adapter, pairs, settings, event, insecure=seeds is not None)
+
+
+@dataclass
+class _Team:
+    """The adapters of one turn. own: the units of each; keys: its seed or None."""
+
+    parts: Parts
+    copies: _Copies
+    units: Units
+    own: list[np.ndarray]
+    keys: list[int | None]
+    event: StepEvent | None
+    ledgers: list[Charges]
+    pad_token_id: int
+
+    def train(self, on_step: Callable[[int], None] | None) -> None:
+        """Take all steps. on_step: called with the number of each when it is done."""
+        parts, privacy = self.parts, self.parts.settings.privacy
+        samplers = [
+            PoissonSampler(len(own), privacy.q, insecure_seed=None if key is None else 2 * key)
+            for own, key in zip(self.own, self.keys, strict=True)
+        ]
+        mechanism = self._mechanism()
+        parts.adapter.model.train()
+        with parts.adapter:
+            for step in range(1, privacy.steps + 1):
+                drawn: list[np.ndarray] = []
+                for k, (own, sampler) in enumerate(zip(self.own, samplers, strict=True)):
+                    records = self.units.draw_records(own[sampler.draw()], sampler.generator)
+                    drawn += [self.copies.of(k, each) for each in records]
+                for batch in micro_batches(
+                    drawn,
+                    self.copies,
+                    max_tokens=parts.settings.run.tokens_per_micro_batch,
+                    pad_token_id=self.pad_token_id,
+                ):
+                    mechanism.accumulate(self._gradients(batch))
+                parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
+                if parts.average is not None:
+                    parts.average.update()
+                if on_step is not None:
+                    on_step(step)
+
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        """What would be exported: one (A (K, L, m, r), B (K, L, n, r)) a group."""
+        trained = self.parts.average or self.parts.coordinates
+        count = len(self.own)
+        return [(a.unflatten(0, (count, -1)), b.unflatten(0, (count, -1))) for a, b in trained.factors()]
+
+    def _mechanism(self) -> Mechanism:
+        parts, privacy = self.parts, self.parts.settings.privacy
+        coordinates = StackedCoordinates(parts.coordinates)
+        if self.event is None:
+            return MeanMechanism(coordinates, expected_batch_size=privacy.b, steps=privacy.steps)
+        return GaussianMechanism(
+            coordinates,
+            clip_norm=privacy.clip_norm,
+            event=self.event,
+            expected_batch_size=privacy.b,
+            ledger=ChargeAll(self.ledgers),
+            noise=StackedNoise([NoiseSource(None if key is None else 2 * key + 1) for key in self.keys]),
+            clipping=parts.hyper.clipping,
+        )
+
+    def _gradients(self, batch: MicroBatch) -> OwnedCaptured:
+        """Gradients of each unit at its own adapter's state (the loss is training.gradients')."""
+        captured = self._pass(batch)
+        finite = captured.finite()
+        if bool(finite.all()):
+            return captured
+        # Kernels can carry NaN from one row into another; alone, a unit spoils only itself.
+        parts = [self._pass(unit) for unit in batch.each_unit()]
+        joined = OwnedCaptured.cat(parts)
+        captured = OwnedCaptured(joined.p, joined.q, owners=torch.cat([part.owners for part in parts]))
+        if self.event is None and not bool(captured.finite().all()):
+            raise ModelError(
+                "the gradient of a record is not a number",
+                why="without clipping its adapter is lost",
+                fix="lower method.learning_rate",
+            )
+        return captured
+
+    def _pass(self, batch: MicroBatch) -> OwnedCaptured:
+        adapter = self.parts.adapter
+        assert isinstance(adapter, StackedAdapter)
+        batch = batch.to(adapter.device)
+        rows = self.copies.owners(batch)
+        with adapter.serving(rows), adapter.capture(len(rows)):
+            found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
+            total, _ = weighted_cross_entropy(found, batch.token_weight)
+            del found  # frees the logits before the backward pass
+            total.backward()
+        captured = adapter.captured(batch.unit_index, batch.unit_count)
+        owners = rows.new_zeros(batch.unit_count).scatter_(0, batch.unit_index, rows)
+        return OwnedCaptured(captured.p, captured.q, owners=owners)
+
+
+class _Copies(Sequence[Example]):
+    """The records once for each of ``count`` adapters: copy k of record i is number k * records + i."""
+
+    def __init__(self, examples: Sequence[Example], count: int) -> None:
+        self._examples, self._count = examples, count
+
+    def __len__(self) -> int:
+        return self._count * len(self._examples)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self._examples[index % len(self._examples)]
+
+    def of(self, k: int, records: np.ndarray) -> np.ndarray:
+        """Numbers of adapter k's copies."""
+        return records + k * len(self._examples)
+
+    def owners(self, batch: MicroBatch) -> Tensor:
+        """(rows,) int64: whose copy each row is."""
+        return batch.record_index // len(self._examples)
+
+
+def _tell(progress: Callable[[int], None], before: int, adapters: int, step: int) -> None:
+    progress(before + step * adapters)
+
+
+def _turns(total: int, together: int) -> list[range]:
+    return [range(first, min(first + together, total)) for first in range(0, total, together)]
+
+
+def _row_losses(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
+    """(rows,) float64: mean over each row's label tokens."""
+    found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+    _, losses = weighted_cross_entropy(found, batch.token_weight)
+    return (found.per_row(losses) / found.where.sum(dim=1).clamp_min(1)).double()
+
+
+def _check(
+    settings: Settings,
+    units: int,
+    members: Tensor,
+    seeds: Sequence[int] | None,
+    ledgers: Sequence[Charges] | None,
+    together: int,
+) -> None:
+    privacy = settings.privacy
+    if members.dtype != torch.bool or members.dim() != 2 or members.shape[1] != units or not len(members):
+        raise ConfigError(
+            f"members are {tuple(members.shape)} {members.dtype}", fix=f"give bool (adapters, {units})"
+        )
+    for name, given in (("seeds", seeds), ("ledgers", ledgers)):
+        if given is not None and len(given) != len(members):
+            raise ConfigError(
+                f"{len(given)} {name} for {len(members)} adapters", fix="give one for each adapter"
+            )
+    if seeds is not None and len(set(seeds)) < len(seeds):
+        raise ConfigError("two adapters have the same seed", fix="give each adapter its own")
+    if ledgers is not None and (seeds is not None or not privacy.private):
+        raise PrivacyError(
+            "adapters with seeds or without noise cannot be charged to ledgers",
+            why="whoever knows a seed can subtract the noise",
+            fix="leave seeds out, or ledgers if this is a study",
+        )
+    if together < 1:
+        raise ConfigError(f"together={together} is below 1", fix="train at least one adapter at a time")
+    for name, fix in (
+        ("insecure_noise_seed", "give seeds"),
+        ("clip_quantile", "set clip_norm to what the run ended with"),
+        ("max_batch_size", "leave it out"),
+    ):
+        if getattr(privacy, name) is not None:
+            raise ConfigError(f"privacy.{name} does not go with many adapters", fix=fix)

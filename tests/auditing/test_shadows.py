@@ -1,0 +1,119 @@
+"""The judgement on shadow adapters, whole audits by them, and the command line as it is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.auditing.bounds import Floats
+from privlora.auditing.shadows import KINDS, audit_shadows, judge
+from privlora.config import Settings, load_settings, settings_from
+from privlora.demo import model_path, private_records
+from privlora.errors import ConfigError
+
+EVENT = StepEvent(PoissonSampling(1.0), 1.0)
+
+
+def settings(**groups: dict[str, Any]) -> Settings:
+    """A run of the embedded model on 8 records, not private unless ``groups`` say so."""
+    small = {"steps": 5, "expected_batch_size": 4, "public_dataset_size": 8}
+    given = {
+        "model": {"name": str(model_path()), "dtype": "float32", "device": "cpu"},
+        "data": {"path": "(in memory)", "max_length": 16},
+        "adapter": {"r": 2, "target_modules": ["q_proj", "v_proj"]},
+        "privacy": {"private": False},
+        "method": {"name": "adamw", "learning_rate": 0.02},
+        **groups,
+    }
+    return settings_from({**given, "privacy": {**small, **given["privacy"]}}, source="test")
+
+
+def scores(distance: float, count: int, seed: int) -> tuple[Floats, Floats]:
+    generator = np.random.default_rng(seed)
+    return distance + generator.standard_normal(count), generator.standard_normal(count)
+
+
+def test_the_bound_is_below_the_claim_of_a_correct_run_and_above_that_of_a_wrong_one() -> None:
+    """One Gaussian release at noise multiplier 1, whose best attack has scores at distance 1; then at distance 2."""
+    one = settings(
+        privacy={"noise_multiplier": 1.0, "delta": 1e-5, "steps": 1, "private": True},
+        method={"name": "dp-sgd"},
+    )
+    right = judge(one, "codes", EVENT, *scores(1.0, 2000, 0))
+    assert right.epsilon_claimed is not None
+    assert 0.7 * right.epsilon_claimed < right.epsilon_lower < right.epsilon_claimed
+    assert right.epsilon_lower_plain <= right.epsilon_lower
+    assert not right.violated
+    assert right.judged == 3200  # a fifth taught the threshold
+    assert right.result.members == 2000
+    wrong = judge(one, "codes", EVENT, *scores(2.0, 400, 0))
+    assert wrong.violated
+    assert wrong.epsilon_lower > wrong.epsilon_claimed  # type: ignore[operator]
+    nothing = judge(one, "codes", EVENT, *scores(-1.0, 400, 0))
+    assert nothing.epsilon_lower == 0
+    assert not nothing.violated
+
+
+def test_plain_training_gives_its_canary_away() -> None:
+    told: list[tuple[int, int]] = []
+    found = audit_shadows(
+        settings(),
+        adapters=20,
+        kind="least-likely",
+        records=private_records(8, seed=1),
+        seed=1,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert found.result.area.value > 0.85
+    assert found.members.mean() > found.non_members.mean()
+    assert found.epsilon_claimed is None
+    assert not found.violated
+    assert found.to_dict()["mechanism"] is None
+    assert "members" in found.to_dict()  # how many, not their scores
+    assert found.to_dict()["members"] == 10
+    assert told[-1] == (100, 100)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shadows")
+    save_tiny_model(folder / "model")
+    write_records(folder / "records.jsonl", 12)
+    written = run_settings(folder / "model", folder)
+    written["privacy"]["public_dataset_size"] = 12
+    written["method"] = {"name": "dp-adamw"}
+    return write_config(folder, written)
+
+
+def test_shadows_from_the_command_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = call(capsys, "audit", config, "privacy.steps=2", "--shadows=20", "--kind=codes", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["violated"] is False
+    assert outcome.json["judged"] == 16
+    assert outcome.json["epsilon_lower"] <= outcome.json["epsilon_claimed"]
+    assert outcome.json["output"] == f"{config.parent / 'run'}-shadows"
+    page = Path(outcome.json["page"])
+    assert page.parent.name == "private"
+    assert "<svg" in page.read_text()
+    assert "PRIVATE" in page.read_text()
+    assert not (config.parent / "run").exists()
+    assert not list((config.parent / "run-shadows").glob("release/*"))  # no adapter, no statement
+
+
+def test_what_does_not_go_together_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, options in {
+        "two audits": ["--one-run", "--shadows=20"],
+        "--canaries does not go with --shadows": ["--shadows=20", "--canaries=9"],
+        "--members does not go with --shadows": ["--shadows=20", "--members=a.jsonl"],
+        "unknown canaries 'gradient'": ["--shadows=20", "--kind=gradient"],
+    }.items():
+        assert words in call(capsys, "audit", config, *options).err
+    assert "random-tokens" in KINDS
+    chosen = load_settings(config)
+    with pytest.raises(ConfigError, match="can show nothing"):
+        audit_shadows(chosen, adapters=10)

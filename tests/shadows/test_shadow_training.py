@@ -1,0 +1,273 @@
+"""Adapters trained side by side are those that ordinary runs train, one after the other, with the same draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import random_example, uneven_examples
+from tiny_models import tiny_model as any_model
+from torch import Tensor
+
+from privlora.accounting.accountants import epsilon
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.adapters import LowRankAdapter
+from privlora.auditing.one_step import Uncharged
+from privlora.auditing.text_canaries import record_losses
+from privlora.config import Settings, settings_from
+from privlora.data.batching import micro_batches
+from privlora.data.examples import Examples
+from privlora.data.sampling import PoissonSampler
+from privlora.data.units import Units
+from privlora.errors import ConfigError, ModelError, PrivacyError, PrivloraError
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.shadows import TrainedAdapters, train_adapters
+from privlora.shadows.adapter import StackedAdapter
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.session import build_parts
+
+SIGMA, SEEDS = 0.3, (5, 6, 7)
+# Name of the method, and what is set otherwise than by its row.
+METHODS: dict[str, dict[str, Any]] = {
+    "dp-adamw": {"name": "dp-adamw"},
+    "dp-sgd": {"name": "dp-sgd", "beta1": 0.5},
+    "lora-fa": {"name": "lora-fa", "clipping": "automatic"},
+    "lora-rite": {"name": "lora-rite", "clipping": "spectral"},
+    "lamb": {"name": "lamb", "schedule": "cosine"},
+    "prism": {"name": "prism"},
+    "prism sgd": {"name": "prism", "optimizer": "sgd", "clipping": "flat", "averaging": 0.9},
+    "not private": {"name": "adamw"},
+}
+
+
+def tiny_model() -> Any:
+    """In float64: rounding is not what is compared, and PRISM's roots of small singular values magnify it."""
+    return any_model(dtype=torch.float64)
+
+
+def settings(method: dict[str, Any], *, init: str | None = None, **privacy: Any) -> Settings:
+    chosen: dict[str, Any] = {"steps": 3, "expected_batch_size": 3, "sample_rate": 0.5, "clip_norm": 0.05}
+    noise = {"private": False} if method["name"] == "adamw" else {"noise_multiplier": SIGMA, "delta": 1e-5}
+    return settings_from(
+        {
+            "model": {"name": "tiny"},
+            "data": {"path": "(in memory)"},
+            "adapter": {"r": 2, "target_modules": ["q_proj", "v_proj", "up_proj"], "init": init},
+            "privacy": {**chosen, **noise, **privacy},
+            "method": method,
+            "run": {"tokens_per_micro_batch": 50},
+        },
+        source="test",
+    )
+
+
+def records() -> Examples:
+    return Examples(uneven_examples())
+
+
+def some(adapters: int, units: int) -> Tensor:
+    return torch.rand(adapters, units, generator=torch.Generator().manual_seed(1)) < 0.8
+
+
+def trained(chosen: Settings, **options: Any) -> TrainedAdapters:
+    examples = options.pop("examples", records())
+    model = options.pop("model", None)
+    given = {"members": some(3, len(examples)), "seeds": SEEDS, "pad_token_id": 0, **options}
+    return train_adapters(chosen, tiny_model() if model is None else model, examples, **given)
+
+
+def ordinary(
+    chosen: Settings, own: np.ndarray, seed: int, units: Units, examples: Examples
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The engine's own loop for one adapter, without files, on the draws of ``seed``."""
+    privacy, model = chosen.privacy, tiny_model()
+    parts = build_parts(chosen, model)
+    sampler = PoissonSampler(len(own), privacy.q, insecure_seed=2 * seed)
+    mechanism: Mechanism = MeanMechanism(
+        parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps
+    )
+    if privacy.private:
+        mechanism = GaussianMechanism(
+            parts.coordinates,
+            clip_norm=privacy.clip_norm,
+            event=StepEvent(PoissonSampling(privacy.q), SIGMA),
+            expected_batch_size=privacy.b,
+            ledger=Uncharged(),
+            noise=NoiseSource(2 * seed + 1),
+            clipping=parts.hyper.clipping,
+        )
+    model.train()
+    for step in range(1, privacy.steps + 1):
+        drawn = units.draw_records(own[sampler.draw()], sampler.generator)
+        for batch in micro_batches(drawn, examples, max_tokens=50, pad_token_id=0):
+            summed = not mechanism.needs_examples
+            mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch, summed=summed)[0])
+        parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
+        if parts.average is not None:
+            parts.average.update()
+    return parts.named_factors()
+
+
+def assert_same(found: dict[str, tuple[Tensor, Tensor]], expected: dict[str, tuple[Tensor, Tensor]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, (a, b) in expected.items():
+        update = a @ b.mT
+        assert float(update.norm()) > 0
+        torch.testing.assert_close(
+            found[name][0] @ found[name][1].mT, update, rtol=1e-5, atol=1e-5 * float(update.norm())
+        )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_adapter_is_that_of_an_ordinary_run(name: str) -> None:
+    chosen, examples = settings(METHODS[name]), records()
+    found = trained(chosen, together=2)  # turns of two and of one
+    for n, own in enumerate(some(3, len(examples))):
+        expected = ordinary(
+            chosen, np.flatnonzero(own.numpy()), SEEDS[n], Units(np.arange(len(examples))), examples
+        )
+        assert_same(found.named_factors(n), expected)
+
+
+def test_units_of_several_records_and_a_part_of_the_frozen_weights() -> None:
+    chosen, examples = settings(METHODS["prism"], init="spectral-split"), records()
+    units = Units(np.array([0, 1, 0, 2, 2, 0, 3]), max_records_per_unit=2)
+    members = some(2, 4)
+    found = trained(chosen, units=units, members=members, seeds=(3, 4))
+    for n, own in enumerate(members):
+        expected = ordinary(chosen, np.flatnonzero(own.numpy()), 3 + n, units, examples)
+        assert_same(found.named_factors(n), expected)
+
+
+def test_losses_are_those_of_the_model_with_each_adapter() -> None:
+    chosen, examples = settings(METHODS["dp-adamw"]), records()
+    found = trained(chosen)
+    losses = found.losses(examples, pad_token_id=0, together=2)
+    assert losses.shape == (3, len(examples))
+    model = tiny_model()
+    adapter = LowRankAdapter(model, rank=2, target_modules=["q_proj", "v_proj", "up_proj"])
+    for n in range(3):
+        for group in adapter.groups:
+            a, b = (
+                torch.stack([found.named_factors(n)[site.name][side] for site in group.sites])
+                for side in (0, 1)
+            )
+            adapter.install(group, a, torch.ones(len(a), 2), b)
+        with adapter:
+            expected = record_losses(model, examples, pad_token_id=0)
+        np.testing.assert_allclose(losses[n].numpy(), expected, rtol=1e-5)
+
+
+def test_a_record_that_is_not_finite_spoils_nothing() -> None:
+    chosen, examples = settings(METHODS["dp-adamw"], sample_rate=1.0, expected_batch_size=8), records()
+    poison = random_example(np.random.default_rng(0), 8)
+    poison.input_ids[3] = 60
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[60] = torch.nan
+    both = torch.ones(2, len(examples) + 1, dtype=torch.bool)
+    alone = both.clone()
+    alone[0, -1] = False
+    with_it, without = (
+        trained(chosen, model=model, examples=Examples([*examples, poison]), members=members, seeds=(1, 2))
+        for members in (both, alone)
+    )
+    for n in (0, 1):
+        assert_same(with_it.named_factors(n), without.named_factors(n))
+    with pytest.raises(ModelError, match="not a number"):
+        trained(
+            settings(METHODS["not private"], sample_rate=1.0),
+            model=model,
+            examples=Examples([poison]),
+            members=both[:, -1:],
+            seeds=(1, 2),
+        )
+
+
+@pytest.mark.parametrize("seeds", [None, range(40)])
+def test_noise_is_standard_normal_and_each_adapters_own(seeds: range | None) -> None:
+    """Without a record, DP-SGD's first step is minus the noise over tau."""
+    chosen = settings({"name": "dp-sgd", "learning_rate": 1.0}, steps=1)
+    found = trained(chosen, members=torch.zeros(40, 7, dtype=torch.bool), seeds=seeds)
+    assert found.insecure == (seeds is not None)
+    left = torch.cat([a.flatten(1) for a, _ in found.factors], dim=1) / (16 / 2)  # lora_alpha / r
+    numbers = left.shape[1]
+    assert float(left.var()) == pytest.approx(1, abs=5 * (2 / left.numel()) ** 0.5)
+    correlations = torch.corrcoef(left) - torch.eye(40)
+    assert float(correlations.abs().max()) < 5.5 / numbers**0.5
+
+
+class Ledger:
+    """Counts, and refuses after ``most`` charges."""
+
+    def __init__(self, most: int = 10**6) -> None:
+        self.most, self.events = most, list[StepEvent]()
+
+    def charge(self, event: StepEvent) -> int:
+        if len(self.events) == self.most:
+            raise PrivacyError("spent")
+        self.events.append(event)
+        return len(self.events)
+
+
+def test_every_ledger_is_charged_for_each_step_of_its_adapter() -> None:
+    chosen = settings(METHODS["dp-adamw"], noise_multiplier=2.0)
+    ledgers = [Ledger() for _ in range(3)]
+    found = trained(chosen, seeds=None, ledgers=ledgers, together=2)
+    event = StepEvent(PoissonSampling(0.5), 2.0)
+    assert [ledger.events for ledger in ledgers] == [[event] * 3] * 3
+    assert found.event == event
+    assert found.epsilon(1e-5) == epsilon([(event, 3)], 1e-5)
+    with pytest.raises(PrivacyError, match="spent"):
+        trained(chosen, seeds=None, ledgers=[Ledger(), Ledger(2), Ledger()])
+
+
+def test_the_model_is_left_as_it_was_and_progress_is_told() -> None:
+    model, told = tiny_model(), list[int]()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    found = trained(settings(METHODS["not private"]), model=model, together=2, progress=told.append)
+    assert told == [2, 4, 6, 7, 8, 9]
+    assert not model.training
+    assert all(p.requires_grad and torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    with pytest.raises(PrivacyError, match="no epsilon"):
+        found.epsilon(1e-5)
+
+
+def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
+    model = tiny_model()
+    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2)
+    for group in adapter.groups:
+        sizes = 2 * len(group.sites)
+        adapter.install(
+            group, torch.zeros(sizes, group.m, 2), torch.ones(sizes, 2), torch.zeros(sizes, group.n, 2)
+        )
+    ids = torch.ones(3, 4, dtype=torch.int64)
+    with adapter, pytest.raises(PrivacyError, match="which row belongs to which"):
+        model(input_ids=ids)
+    with adapter, adapter.serving(torch.tensor([0, 1])), pytest.raises(PrivacyError, match="which row"):
+        model(input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "change"),
+    [
+        ("members are", {"members": torch.ones(2, 3, dtype=torch.bool)}, {}),
+        ("2 seeds for 3", {"seeds": (1, 2)}, {}),
+        ("same seed", {"seeds": (1, 1, 2)}, {}),
+        ("seeds or without noise", {"ledgers": [Ledger()] * 3}, {}),
+        ("together=0", {"together": 0}, {}),
+        ("insecure_noise_seed does not go", {}, {"insecure_noise_seed": 1}),
+        ("clip_quantile does not go", {}, {"clip_quantile": 0.5}),
+    ],
+)
+def test_refusals(words: str, options: dict[str, Any], change: dict[str, Any]) -> None:
+    with pytest.raises(PrivloraError, match=words):
+        trained(settings(METHODS["dp-adamw"], **change), **options)
+
+
+def test_dense_updates_are_refused() -> None:
+    with pytest.raises(ConfigError, match="dense"):
+        trained(settings({"name": "projected"}))
