@@ -131,6 +131,27 @@ def test_rows_have_defaults_of_their_own() -> None:
     assert find_method("dp-sgd").resolve(MethodSettings(name="dp-sgd"), None, 10).settings == {"beta1": 0.0}
 
 
+def test_prisms_defaults_follow_the_start_and_the_noise() -> None:
+    row = find_method("prism")
+
+    def chosen(init: str | None = None, private: bool = True, **given: float) -> tuple[float, ...]:
+        hyper = row.resolve(MethodSettings(**given), init, 10, private=private)  # type: ignore[arg-type]
+        names = ("beta1", "error_feedback", "right_weight")
+        return hyper.averaging, *(hyper.settings[name] for name in names)
+
+    assert chosen() == (0.5, 0.0, 1.0, 1.0)
+    assert chosen("public-gradient") == (0.5, 0.0, 1.0, 0.25)
+    assert chosen("public-gradient", right_weight=0.5) == (0.5, 0.0, 1.0, 0.5)
+    assert chosen(private=False) == (0.0, 0.5, 0.0, 1.0)
+    assert chosen(private=False, averaging=0.9, error_feedback=2.0) == (0.9, 0.5, 2.0, 1.0)
+
+
+def test_the_papers_rule_has_neither_memory_nor_weight() -> None:
+    for name in ("error_feedback", "right_weight"):
+        with pytest.raises(ConfigError, match=name):
+            find_method("prism").resolve(MethodSettings(optimizer="paper", **{name: 1.0}), None, 10)
+
+
 @pytest.mark.parametrize(
     ("method", "setting"),
     [

@@ -19,7 +19,13 @@ from privlora.coordinates import (
     WishartCoordinates,
 )
 from privlora.coordinates.projected import projected_layers
-from privlora.coordinates.starts import Subspaces, factor_start, projected_start, tangent_start
+from privlora.coordinates.starts import (
+    PUBLIC_GRADIENT,
+    Subspaces,
+    factor_start,
+    projected_start,
+    tangent_start,
+)
 from privlora.errors import ConfigError
 from privlora.mechanisms import CLIPPING
 from privlora.optimizers import (
@@ -40,7 +46,10 @@ from privlora.optimizers import (
 
 @dataclass(frozen=True)
 class Space:
-    """Coordinates and the optimizers that work in them. start: (adapter, init, *, seed, scale, dtype, subspaces)."""
+    """Coordinates and the optimizers that work in them.
+
+    start: (adapter, init, *, seed, scale, dtype, subspaces) and the chosen optimizer's ``space_settings``.
+    """
 
     start: Callable[..., Coordinates]
     optimizers: Mapping[str, type[Optimizer]]
@@ -54,9 +63,10 @@ def _tangent_start(
     scale: float,
     dtype: torch.dtype,
     subspaces: Subspaces | None,
+    **settings: float,
 ) -> Coordinates:
     # The update itself is the point: no scale.
-    return tangent_start(adapter, init, seed=seed, dtype=dtype, subspaces=subspaces)
+    return tangent_start(adapter, init, seed=seed, dtype=dtype, subspaces=subspaces, **settings)
 
 
 def _projected_start(
@@ -101,6 +111,9 @@ class Method:
     """One row. ``private`` is False for baselines that never clip or add noise.
 
     settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the defaults).
+    init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where nothing is
+    averaged either. revision: raised when defaults change, so that no study
+    takes runs with the old ones for runs with the new.
     """
 
     name: str
@@ -117,6 +130,9 @@ class Method:
     clipping: str = "flat"
     clippings: tuple[str, ...] = CLIPPING
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+    init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+    revision: int = 0
 
     @property
     def optimizer(self) -> str:
@@ -133,12 +149,20 @@ class Method:
             )
         return chosen
 
-    def optimizer_settings(self, optimizer: str, given: Mapping[str, float]) -> dict[str, float]:
-        """All settings of one of the row's optimizers: given, else the row's, else the optimizer's own.
+    def optimizer_settings(
+        self,
+        optimizer: str,
+        given: Mapping[str, float],
+        init: str | None = None,
+        *,
+        private: bool = True,
+    ) -> dict[str, float]:
+        """All settings of one of the row's optimizers: given, else the row's for such a run, else the optimizer's own.
 
         Raises ConfigError for a given one that the optimizer does not have.
         """
-        own = SPACES[self.space].optimizers[optimizer].settings
+        kind = SPACES[self.space].optimizers[optimizer]
+        own = {**kind.settings, **kind.space_settings}
         for name in given:
             if name not in own:
                 raise ConfigError(
@@ -146,7 +170,10 @@ class Method:
                     why="a setting that is ignored would make two runs look different that are the same",
                     fix=f"remove it; the optimizer has {', '.join(own)}",
                 )
-        return {name: given.get(name, self.settings.get(name, default)) for name, default in own.items()}
+        row = {**self.settings, **self.init_settings.get(init or self.init, {})}
+        if not private:
+            row |= self.noiseless_settings
+        return {name: given.get(name, row.get(name, default)) for name, default in own.items()}
 
     def event_layers(self, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
         """StepEvent.projections of the row's releases.
@@ -175,15 +202,19 @@ class Method:
                 why="they are dense, and an average that the layers do not compute with would be exported unseen",
                 fix="remove method.averaging",
             )
-        names = ("learning_rate", "schedule", "averaging")
         return Hyperparameters(
             optimizer=optimizer,
             init=init or self.init,
             warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
-            **{name: given.get(name, getattr(self, name)) for name in names},
+            learning_rate=given.get("learning_rate", self.learning_rate),
+            schedule=given.get("schedule", self.schedule),
+            averaging=given.get("averaging", self.averaging if private else 0.0),
             clipping=clipping if private else "none",
             settings=self.optimizer_settings(
-                optimizer, {name: given[name] for name in OPTIMIZER_SETTINGS if name in given}
+                optimizer,
+                {name: given[name] for name in OPTIMIZER_SETTINGS if name in given},
+                init,
+                private=private,
             ),
         )
 
@@ -208,7 +239,15 @@ class Hyperparameters:
 
 
 # Fields of MethodSettings that belong to optimizers, some to a few of them only.
-OPTIMIZER_SETTINGS = ("beta1", "beta2", "weight_decay", "learning_rate_ratio", "floor")
+OPTIMIZER_SETTINGS = (
+    "beta1",
+    "beta2",
+    "weight_decay",
+    "learning_rate_ratio",
+    "floor",
+    "error_feedback",
+    "right_weight",
+)
 
 METHODS: dict[str, Method] = {
     row.name: row
@@ -223,7 +262,11 @@ METHODS: dict[str, Method] = {
             learning_rate=3e-3,
             init="w0-subspace",
             clipping="spectral",
-            settings={"beta1": 0.5, "beta2": 0.99},
+            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
+            init_settings={PUBLIC_GRADIENT: {"right_weight": 0.25}},
+            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "right_weight": 1.0},
+            revision=1,
+            averaging=0.5,
         ),
         Method(
             name="dp-adamw",
@@ -364,10 +407,12 @@ def build(
     Raises ConfigError for an optimizer or a setting that the row does not have.
     """
     chosen = method.choose_optimizer(optimizer)
-    complete = method.optimizer_settings(chosen, settings or {})
+    complete = method.optimizer_settings(chosen, settings or {}, init)
     scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
-    coordinates = SPACES[method.space].start(
-        adapter, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces
+    space = SPACES[method.space]
+    of_space = {name: complete[name] for name in space.optimizers[chosen].space_settings}
+    coordinates = space.start(
+        adapter, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces, **of_space
     )
     return coordinates, make_optimizer(method.space, chosen, coordinates, complete)
 
@@ -375,10 +420,14 @@ def build(
 def make_optimizer(
     space: str, name: str, coordinates: Coordinates, settings: Mapping[str, float]
 ) -> Optimizer:
-    """The optimizer of a space that goes by ``name``, on coordinates of that space, with all of its settings."""
+    """The optimizer of a space that goes by ``name``, on coordinates of that space.
+
+    settings: all of its own; those that its coordinates have taken are left out.
+    """
     # Each class takes the coordinates of its own space and the settings that it declares.
-    make: Callable[..., Optimizer] = SPACES[space].optimizers[name]
-    arguments: dict[str, Any] = dict(settings)
+    kind = SPACES[space].optimizers[name]
+    make: Callable[..., Optimizer] = kind
+    arguments: dict[str, Any] = {n: v for n, v in settings.items() if n not in kind.space_settings}
     if "beta2" in arguments:
         arguments["betas"] = arguments.pop("beta1"), arguments.pop("beta2")
     return make(coordinates, **arguments)

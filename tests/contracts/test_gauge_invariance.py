@@ -75,8 +75,9 @@ def regauged(pairs: Factors, seed: int, condition: float = 1e4) -> Factors:
     return changed
 
 
-def coordinates_at(adapter: LowRankAdapter, pairs: Factors) -> TangentCoordinates:
-    return TangentCoordinates(adapter, [point_from_factors(a, b) for a, b in pairs], torch.float64)
+def coordinates_at(adapter: LowRankAdapter, pairs: Factors, right_weight: float = 1.0) -> TangentCoordinates:
+    points = [point_from_factors(a, b) for a, b in pairs]
+    return TangentCoordinates(adapter, points, torch.float64, right_weight=right_weight)
 
 
 def private_steps(
@@ -124,6 +125,19 @@ def test_every_gauge_gives_the_same_trajectory(name: str, adapter: LowRankAdapte
     for other_last, other_averaged in ends[1:]:
         assert relative(other_last, last) < 1e-8
         assert relative(other_averaged, averaged) < 1e-8
+
+
+def test_a_memory_and_a_weight_change_nothing_about_that(adapter: LowRankAdapter) -> None:
+    given = start_factors(adapter)
+    ends = []
+    for pairs in (given, regauged(given, 1)):
+        coordinates = coordinates_at(adapter, pairs, right_weight=0.25)
+        optimizer = TANGENT_OPTIMIZERS["rank"](coordinates, betas=(0.5, 0.99), error_feedback=1.0)
+        ends.append(private_steps(coordinates, optimizer)[0])
+    plain = coordinates_at(adapter, given)
+    usual = private_steps(plain, TANGENT_OPTIMIZERS["rank"](plain, betas=(0.5, 0.99)))[0]
+    assert relative(ends[0], usual) > 1e-2
+    assert relative(ends[1], ends[0]) < 1e-8
 
 
 @pytest.mark.parametrize("name", TANGENT_OPTIMIZERS)

@@ -14,7 +14,9 @@ from privlora.geometry.fixed_rank import Point, Tangent, point_at_zero, random_p
 RANK = 3
 
 
-def coordinates(dtype: torch.dtype = torch.float64, smallest: float = 1.0) -> TangentCoordinates:
+def coordinates(
+    dtype: torch.dtype = torch.float64, smallest: float = 1.0, right_weight: float = 1.0
+) -> TangentCoordinates:
     """Random points whose singular values fall from 1 to ``smallest`` (0: the point Z = 0)."""
     generator = torch.Generator().manual_seed(0)
     adapter = LowRankAdapter(tiny_model(dtype=dtype), rank=RANK)
@@ -24,7 +26,7 @@ def coordinates(dtype: torch.dtype = torch.float64, smallest: float = 1.0) -> Ta
         spectrum = torch.linspace(0, 1, RANK, dtype=torch.float64)
         s = smallest ** spectrum.expand_as(point.S) if smallest else torch.zeros_like(point.S)
         points.append(Point(point.U.to(dtype), s.to(dtype), point.V.to(dtype)))
-    return TangentCoordinates(adapter, points, dtype)
+    return TangentCoordinates(adapter, points, dtype, right_weight=right_weight)
 
 
 def dense_gradients(c: TangentCoordinates, units: int) -> list[Tensor]:
@@ -69,10 +71,13 @@ def test_a_vector_is_the_dense_projection_and_keeps_its_norm(smallest: float) ->
         assert float(norm) == pytest.approx(float(expected.square().sum()), rel=1e-12)
 
 
+@pytest.mark.parametrize("right_weight", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_released_is_never_larger_than_what_was_measured(dtype: torch.dtype) -> None:
+def test_what_is_released_is_never_larger_than_what_was_measured(
+    dtype: torch.dtype, right_weight: float
+) -> None:
     # Also for P and Q that no dense gradient gives, as rounding in bfloat16 makes them.
-    c = coordinates(dtype)
+    c = coordinates(dtype, right_weight=right_weight)
     for scale in (1e-6, 1.0, 1e6):
         sizes = [(g.m, g.n) for g in c.adapter.groups for _ in g.sites]
         odd = Captured(
@@ -88,6 +93,23 @@ def test_what_is_released_is_never_larger_than_what_was_measured(dtype: torch.dt
             assert float(released) == pytest.approx(
                 float(measured[unit]), rel=1e-5 if dtype == torch.float32 else 1e-12
             )
+
+
+def test_the_right_weight_is_one_on_what_turns_v_and_on_nothing_else() -> None:
+    plain, c = coordinates(), coordinates(right_weight=0.25)
+    dense = dense_gradients(c, 3)
+    ones = torch.ones(3)
+    pairs = zip(
+        *(x.to_vector(x.weighted_sum(captured(x, dense), ones)) for x in (plain, c)), c.points, strict=True
+    )
+    for (core, up, vp), weighted, point in pairs:
+        torch.testing.assert_close(weighted, (core, up, 0.25 * vp))
+        # The steepest direction in that metric counts it twice.
+        direction = c.gradient(Tangent(*weighted))
+        torch.testing.assert_close(direction.Vp, 0.25**2 * vp)
+        # Coordinates of one vector, before and after nothing happened to the point.
+        same = c.transport(point, point, Tangent(*weighted))
+        torch.testing.assert_close((same.M, same.Up, same.Vp), weighted)
 
 
 def test_to_vector_is_linear() -> None:

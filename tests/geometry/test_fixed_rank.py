@@ -155,6 +155,25 @@ def test_retraction_is_the_truncated_svd(case: Case, kind: str, step: float) -> 
     assert_close(new.embedding(), expected, target, tol=1e-11)
 
 
+@laws
+@given(
+    cases(), st.sampled_from((1, 2, 5)), st.sampled_from((0, 1, 40)), st.sampled_from((-0.5, 1e-6, 1e4, 0.0))
+)
+def test_a_step_at_some_leading_triplets_keeps_the_others(case: Case, k: int, more: int, step: float) -> None:
+    m, n, r, spectrum, seed = case
+    g = seeded(seed)
+    point = a_point(m, n, r, spectrum, g).extended(more)
+    assert point.rank == r + min(more, m - r, n - r)
+    for _ in range(3):
+        frame, rest = point.split(min(k, r))
+        assert_close(frame.joined(rest).embedding(), point.embedding(), tol=0.0)
+        xi = a_tangent(frame, g)
+        target = point.embedding() + step * xi.embedding(frame)
+        point = retract(point, xi, step)
+        assert_valid(point)
+        assert_close(point.embedding(), dense_truncation(target, point.rank), target, tol=1e-11)
+
+
 def test_retraction_is_first_order_exact() -> None:
     g = seeded(0)
     point = a_point(20, 14, 4, "plain", g)

@@ -164,9 +164,14 @@ def test_each_declared_setting_is_used_and_no_other_is_taken(pair: tuple[str, st
     usual = end(own)
     ignored = {("tangent", "sgd"): {"beta2"}}.get(pair, set())
     for name in own.keys() - ignored:
-        other = {"beta1": 0.5, "beta2": 0.5, "weight_decay": 0.3, "learning_rate_ratio": 2.0, "floor": 3.0}[
-            name
-        ]
+        other = {
+            "beta1": 0.5,
+            "beta2": 0.5,
+            "weight_decay": 0.3,
+            "learning_rate_ratio": 2.0,
+            "floor": 3.0,
+            "error_feedback": 1.0,
+        }[name]
         assert not torch.allclose(end({**own, name: other}), usual, rtol=1e-4), name
     with pytest.raises(TypeError):
         end({**own, "momentum_of_nothing": 0.9})

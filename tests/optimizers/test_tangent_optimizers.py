@@ -157,3 +157,19 @@ def test_the_papers_rule_drops_directions_that_have_vanished() -> None:
     for _ in range(5):
         optimizer.step(noise_release(c, 0.1), 0.01)
     assert all(torch.isfinite(t).all() for t in c.state_dict().values())
+
+
+def test_error_feedback_loses_nothing_that_its_rank_can_hold() -> None:
+    # Three steps of tangents at ever new points: with room for their whole sum, Z + E is that sum.
+    c = coordinates()
+    optimizer = TANGENT_OPTIMIZERS["sgd"](c, betas=(0.0, 0.99), error_feedback=100.0)
+    total = [p.embedding() for p in c.points]
+    for _ in range(3):
+        release = noise_release(c, 0.2)
+        tangents = [Tangent(*parts).embedding(p) for p, parts in zip(c.points, release.vector, strict=True)]
+        total = [z - 0.5 / 0.2 * t for z, t in zip(total, tangents, strict=True)]
+        optimizer.step(release, 0.5)
+    for z, point, residual in zip(total, c.points, optimizer._residuals, strict=True):
+        torch.testing.assert_close(point.embedding() + residual.embedding(), z)
+        assert point.rank == RANK
+        assert float(residual.S.min()) > 0

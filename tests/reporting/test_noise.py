@@ -28,6 +28,22 @@ def test_tangent_noise_has_its_closed_form(private_run: Run) -> None:
         assert modules[site.name]["measured"] == pytest.approx(modules[site.name]["closed_form"], rel=0.1)
 
 
+def test_a_right_weight_takes_noise_off_the_part_that_turns_v(tmp_path: Path) -> None:
+    coordinates = make_run(
+        tmp_path / "run",
+        "prism",
+        privacy={"noise_multiplier": 1.0, "insecure_noise_seed": 5},
+        settings_of_method={"right_weight": 0.25},
+    ).parts.coordinates
+    assert isinstance(coordinates, TangentCoordinates)
+    modules = noise_on_weights(coordinates, STD)["modules"]
+    for site in coordinates.adapter.sites:
+        assert modules[site.name]["closed_form"] == pytest.approx(
+            STD * (3 * (site.m + (site.n - 3) / 16)) ** 0.5
+        )
+        assert modules[site.name]["measured"] == pytest.approx(modules[site.name]["closed_form"], rel=0.1)
+
+
 def test_factor_noise_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 1.0, "insecure_noise_seed": 5}
     coordinates = make_run(tmp_path / "run", "dp-adamw", privacy=privacy).parts.coordinates

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from study_cases import content, paper
 
 from privlora.errors import ConfigError
+from privlora.methods import METHODS
 from privlora.studies.settings import Cell, slug, study_from
 
 
@@ -172,6 +174,15 @@ def test_a_fingerprint_tells_runs_apart() -> None:
     assert len(prints) == 7
     extended = paper(seeds=[0, 1, 2], epsilon=[1, 3], methods=["prism", "dp-sgd"], learning_rate=[0.02, 0.3])
     assert extended.fingerprint(cell, "report") == study.fingerprint(cell, "report")
+
+
+def test_runs_with_a_rows_old_defaults_are_not_those_with_the_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [Cell("one", name, 3.0, 2, 0.02, 0) for name in ("prism", "dp-adamw")]
+    before = [paper().fingerprint(cell, "report") for cell in cells]
+    monkeypatch.setitem(METHODS, "prism", replace(METHODS["prism"], revision=99))
+    after = [paper().fingerprint(cell, "report") for cell in cells]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
 
 
 def test_slugs() -> None:

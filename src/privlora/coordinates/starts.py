@@ -38,6 +38,7 @@ def tangent_start(
     seed: int,
     dtype: torch.dtype = torch.float32,
     subspaces: Subspaces | None = None,
+    right_weight: float = 1.0,
 ) -> TangentCoordinates:
     """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient."""
     generator = torch.Generator().manual_seed(seed)
@@ -60,7 +61,8 @@ def tangent_start(
         points = [
             point_from_factors(a.double(), b.double(), generator) for a, b in _read_groups(adapter, init)
         ]
-    return TangentCoordinates(adapter, [_to(p, adapter.device, dtype) for p in points], dtype)
+    placed = [_to(p, adapter.device, dtype) for p in points]
+    return TangentCoordinates(adapter, placed, dtype, right_weight=right_weight)
 
 
 def factor_start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,24 +11,52 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Vector
 from privlora.coordinates.spectrum import root_norms, root_spectrum
-from privlora.geometry.fixed_rank import Point, factors, project, standard_normal_tangent, tangent_dimension
+from privlora.geometry.fixed_rank import (
+    Point,
+    Tangent,
+    factors,
+    project,
+    standard_normal_tangent,
+    tangent_dimension,
+    transport,
+)
 
 
 class TangentCoordinates(Coordinates):
-    """Coordinates (M, Up, Vp) of the gradient's projection on the tangent space at Z = U S V^T (PRISM Eq. 13).
+    """Coordinates (M, Up, w Vp) of the gradient's projection on the tangent space at Z = U S V^T (PRISM Eq. 13).
 
-    They are an isometry of the tangent space, so clipping and noise depend on Z alone, and noise of standard deviation
-    tau in every coordinate has intrinsic size tau sqrt(r (m + n - r)) on each weight, whatever the factors.
+    For w = 1 they are an isometry of the tangent space, so clipping and noise depend on Z alone, and noise of standard
+    deviation tau in every coordinate has intrinsic size tau sqrt(r (m + n - r)) on each weight, whatever the factors.
+    Other weights make it the tangent space of another metric, of which all that holds but the size, which is
+    tau sqrt(r (m + w^2 (n - r))).
+
+    right_weight: w, how much of the clipping norm goes to turning V, the subspace of the layers' inputs; public. Less
+    pays where V is good from the start (it cannot get better by noise), as with the subspaces of a public gradient.
     """
 
     intrinsic = True
 
     def __init__(
-        self, adapter: LowRankAdapter, points: list[Point], dtype: torch.dtype = torch.float32
+        self,
+        adapter: LowRankAdapter,
+        points: list[Point],
+        dtype: torch.dtype = torch.float32,
+        *,
+        right_weight: float = 1.0,
     ) -> None:
         super().__init__(adapter, dtype)
+        self.right_weight = right_weight
         self.points = points
         self.install()
+
+    def gradient(self, tangent: Tangent) -> Tangent:
+        """A tangent vector from what stands in its coordinates, in the metric that ``right_weight`` makes."""
+        return replace(tangent, Vp=self.right_weight * tangent.Vp)
+
+    def transport(self, old: Point, new: Point, coordinates: Tangent) -> Tangent:
+        """Coordinates at ``new`` of the tangent vector that has ``coordinates`` at ``old``, projected."""
+        moved = transport(old, new, replace(coordinates, Vp=coordinates.Vp / self.right_weight))
+        return replace(moved, Vp=moved.Vp * self.right_weight)
 
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
@@ -36,8 +65,8 @@ class TangentCoordinates(Coordinates):
             for k in range(len(group.sites)):
                 p, q = captured.p[site], captured.q[site]
                 # ||M||^2 + ||Up||^2 = ||P||^2, and Vp is Q less its part in span(V).
-                inside = point.V[k].mT @ q  # (units, r, r)
-                total += (_squares(p) + _squares(q) - _squares(inside)).double()
+                turning = _squares(q) - _squares(point.V[k].mT @ q)
+                total += (_squares(p) + self.right_weight**2 * turning).double()
                 site += 1
         return total
 
@@ -60,8 +89,9 @@ class TangentCoordinates(Coordinates):
         return Captured(ps, qs).rescaled(root_norms(torch.stack(squares)))
 
     def to_vector(self, raw: Vector) -> Vector:
-        tangents = (project(point, p, q) for point, (p, q) in zip(self.points, raw, strict=True))
-        return [(t.M, t.Up, t.Vp) for t in tangents]
+        pairs = zip(self.points, raw, strict=True)
+        tangents = (project(point, p, q) for point, (p, q) in pairs)
+        return [(t.M, t.Up, self.right_weight * t.Vp) for t in tangents]
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         tangents = (standard_normal_tangent(point, draw) for point in self.points)

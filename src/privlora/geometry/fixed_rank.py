@@ -52,6 +52,26 @@ class Point:
         """The dense Z (L, m, n)."""
         return (self.U * self.S[:, None, :]) @ self.V.mT
 
+    def split(self, k: int) -> tuple[Point, Point]:
+        """The k leading triplets, and the others."""
+        first, rest = (
+            Point(self.U[..., part], self.S[..., part], self.V[..., part])
+            for part in (slice(k), slice(k, None))
+        )
+        return first, rest
+
+    def extended(self, rank: int) -> Point:
+        """Up to ``rank`` triplets of zeros more, as many as min(m, n) allows, for `retract` to fill."""
+        (L, m, r), n = self.U.shape, self.V.shape[-2]
+        k = min(rank, m - r, n - r)
+        pairs = ((self.U, (L, m, k)), (self.S, (L, k)), (self.V, (L, n, k)))
+        return Point(*(torch.cat([t, t.new_zeros(shape)], dim=-1) for t, shape in pairs))
+
+    def joined(self, rest: Point) -> Point:
+        """Inverse of ``split``."""
+        pairs = ((self.U, rest.U), (self.S, rest.S), (self.V, rest.V))
+        return Point(*(torch.cat(pair, dim=-1) for pair in pairs))
+
 
 @dataclass(frozen=True)
 class Tangent:
@@ -202,18 +222,22 @@ def transport(old: Point, new: Point, tangent: Tangent) -> Tangent:
 
 
 def retract(point: Point, tangent: Tangent, step: float) -> Point:
-    """The best rank-r approximation of Z + step * xi (descent passes step = -learning_rate). PRISM Eq. 22.
+    """The best approximation of Z + step * xi that has the point's rank R (descent: step = -learning_rate).
 
-    Exact for every tangent vector, also of deficient rank, zero, or at S = 0.
+    xi is tangent at the point's k leading triplets, k <= R; with k = R this is PRISM Eq. 22. Exact for every tangent
+    vector, also of deficient rank, zero, or at S = 0; columns of U and V beyond k may be zero where S is. Costs
+    O((m + n) (R + k)^2) a module.
     """
     QL, RL = torch.linalg.qr(torch.cat([point.U, tangent.Up], dim=-1))
     QR, RR = torch.linalg.qr(torch.cat([point.V, tangent.Vp], dim=-1))
-    # Z + step xi = [U Up] [[S + step M, step I], [step I, 0]] [V Vp]^T
-    eye = step * torch.eye(point.rank, dtype=point.S.dtype, device=point.S.device).expand_as(tangent.M)
-    upper = torch.cat([torch.diag_embed(point.S) + step * tangent.M, eye], dim=-1)
-    lower = torch.cat([eye, torch.zeros_like(eye)], dim=-1)
-    core = RL @ torch.cat([upper, lower], dim=-2) @ RR.mT
-    return _truncated_svd(QL, core, QR, point.rank)
+    # Z + step xi = [U Up] [[S + step M, step I], [step I, 0]] [V Vp]^T, with M and the I in the k leading places
+    R, k = point.rank, tangent.M.shape[-1]
+    core = torch.diag_embed(torch.cat([point.S, point.S.new_zeros(len(point.S), k)], dim=-1))
+    core[:, :k, :k] += step * tangent.M
+    corner = step * torch.eye(k, dtype=core.dtype, device=core.device)
+    core[:, :k, R:] = corner
+    core[:, R:, :k] = corner
+    return _truncated_svd(QL, RL @ core @ RR.mT, QR, R)
 
 
 def average(points: tuple[Point, Point], weight: float) -> Point:

@@ -17,6 +17,8 @@ class Optimizer(ABC):
 
     # Its settings besides the learning rate, with their defaults. A setting that is not here is refused, not ignored.
     settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
+    # Those of its coordinates' start that go with it, likewise.
+    space_settings: ClassVar[Mapping[str, float]] = {}
 
     def step(self, release: Release, learning_rate: float) -> None:
         """One update. Raises PrivacyError for anything but a Release."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.coordinates import TangentCoordinates
 from privlora.errors import ConfigError
-from privlora.geometry.fixed_rank import Point, Tangent, retract, tangent_dimension, transport
+from privlora.geometry.fixed_rank import Point, Tangent, retract, tangent_dimension
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
 
@@ -31,11 +32,23 @@ _LEAST = 1e-6
 
 
 class TangentOptimizer(Optimizer):
-    """Transported momentum, a direction, a retraction: Z <- Retr(Z - learning_rate * D).
+    """Transported momentum, a direction, a retraction with error feedback: Z + E <- Z + E - learning_rate * D.
 
     betas: decay of the first and of the second moment. floor: the smallest second moment that is divided by, in units
     of the noise variance tau^2 (PRISM section 3.3: floors keep preconditioning from amplifying noise).
+
+    error_feedback: rank of the residual E, as a multiple of r; 0 for none. Z is the top r singular triplets of all that
+    was summed, and E those that follow, so that a weak direction which many steps agree on is not lost to the noise of
+    each (error feedback of compressed SGD, Karimireddy et al. 2019, with the retraction as the compression). The
+    adapter stays Z. E is a function of releases alone.
     """
+
+    settings: ClassVar[Mapping[str, float]] = {
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "error_feedback": 0.0,
+    }
+    space_settings: ClassVar[Mapping[str, float]] = {"right_weight": 1.0}
 
     def __init__(
         self,
@@ -43,30 +56,35 @@ class TangentOptimizer(Optimizer):
         *,
         betas: tuple[float, float] = (0.9, 0.99),
         floor: float = 1.0,
+        error_feedback: float = 0.0,
     ) -> None:
         self.coordinates = coordinates
         self.betas = betas
         self.floor = floor
+        rank, kept = coordinates.adapter.rank, round(error_feedback * coordinates.adapter.rank)
+        self._residuals = [point.extended(kept).split(rank)[1] for point in coordinates.points]
         self._count = 0
         self._momentum = [Tangent.zero(point) for point in coordinates.points]
         self._start(coordinates.points)
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        beta1 = self.betas[0]
+        space, rank, beta1 = self.coordinates, self.coordinates.adapter.rank, self.betas[0]
         moved = []
-        for g, (point, parts) in enumerate(zip(self.coordinates.points, release.vector, strict=True)):
+        for g, (point, parts) in enumerate(zip(space.points, release.vector, strict=True)):
             tangent = Tangent(*parts)
             momentum = self._momentum[g].scale(beta1).add(tangent, alpha=1 - beta1)
             self._observe(g, point, tangent, release.noise_std)
             mean = momentum.scale(1 / (1 - beta1**self._count))
-            direction = self._direction(g, point, mean, release.noise_std)
-            new = retract(point, direction, -learning_rate)
-            self._momentum[g] = transport(point, new, momentum)
+            direction = space.gradient(self._direction(g, point, mean, release.noise_std))
+            whole = point.joined(self._residuals[g])
+            new, self._residuals[g] = retract(whole, direction, -learning_rate).split(rank)
+            if beta1:
+                self._momentum[g] = space.transport(point, new, momentum)
             self._follow(g, point, new, release.noise_std)
             moved.append(new)
-        self.coordinates.points = moved
-        self.coordinates.install()
+        space.points = moved
+        space.install()
 
     def _start(self, points: list[Point]) -> None:
         """Make the second moments, all zero."""
@@ -89,6 +107,9 @@ class TangentOptimizer(Optimizer):
         tensors = {"count": torch.tensor(self._count)}
         for g, momentum in enumerate(self._momentum):
             tensors |= {f"{g}.{name}": getattr(momentum, name) for name in ("M", "Up", "Vp")}
+        for g, residual in enumerate(self._residuals):
+            if residual.rank:
+                tensors |= {f"{g}.residual.{name}": getattr(residual, name) for name in "USV"}
         for name, moments in self._second_moments().items():
             tensors |= {f"{g}.{name}": t for g, t in enumerate(moments)}
         return tensors
@@ -97,6 +118,9 @@ class TangentOptimizer(Optimizer):
         self._count = int(tensors["count"])
         for g, old in enumerate(self._momentum):
             self._momentum[g] = Tangent(*(tensors[f"{g}.{name}"].to(old.M) for name in ("M", "Up", "Vp")))
+        for g, residual in enumerate(self._residuals):
+            if residual.rank:
+                self._residuals[g] = Point(*(tensors[f"{g}.residual.{n}"].to(residual.S) for n in "USV"))
         for name, moments in self._second_moments().items():
             moments[:] = [tensors[f"{g}.{name}"].to(t) for g, t in enumerate(moments)]
 
@@ -177,6 +201,9 @@ class TangentPaper(TangentOptimizer):
     S > 0: below 1e-6 of the largest singular value the pseudo-inverse drops a direction, as Eq. 12 does. Raises
     ConfigError at Z = 0, where nothing would be left.
     """
+
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
+    space_settings: ClassVar[Mapping[str, float]] = {}
 
     def _start(self, points: list[Point]) -> None:
         if any((point.S == 0).all(dim=-1).any() for point in points):

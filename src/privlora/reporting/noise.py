@@ -15,7 +15,6 @@ from privlora.coordinates import (
     TangentCoordinates,
     Vector,
 )
-from privlora.geometry.fixed_rank import tangent_dimension
 from privlora.mechanisms import NoiseSource
 
 _MOST_DRAWS = 32
@@ -27,8 +26,8 @@ _MOST_NORMALS = 40_000_000
 def noise_on_weights(coordinates: Coordinates, noise_std: float) -> dict[str, Any]:
     """Root mean square of ||effect of the noise on W||_F for each module, to first order at its state.
 
-    noise_std: tau = sigma C / b. "closed_form" is tau sqrt(r (m + n - r)) in tangent coordinates (PRISM
-    Eq. 21), tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8),
+    noise_std: tau = sigma C / b. "closed_form" is tau sqrt(r (m + w^2 (n - r))) in tangent coordinates (PRISM
+    Eq. 21 for w = 1), tau s sqrt(m ||right||^2 + n ||left||^2) in factor coordinates (PRISM Prop. 2.2, Eq. 8),
     tau s sqrt(m) ||right|| where left alone is trained, and tau sqrt(m r) (n / r) / scale through a projection.
     "measured" takes fresh draws: the norm of the noise that a release contains must stay secret, because it
     would help to subtract that noise.
@@ -63,7 +62,7 @@ def _effect(coordinates: Coordinates, noise: Vector) -> list[tuple[Tensor, Tenso
     """The change of W as left right^T, (L, m, 2r) and (L, n, 2r), for each group."""
     if isinstance(coordinates, TangentCoordinates):
         return [
-            (torch.cat([p.U @ M + Up, p.U], dim=-1), torch.cat([p.V, Vp], dim=-1))
+            (torch.cat([p.U @ M + Up, p.U], dim=-1), torch.cat([p.V, coordinates.right_weight * Vp], dim=-1))
             for p, (M, Up, Vp) in zip(coordinates.points, noise, strict=True)
         ]
     if isinstance(coordinates, ProjectedCoordinates):
@@ -84,9 +83,9 @@ def _effect(coordinates: Coordinates, noise: Vector) -> list[tuple[Tensor, Tenso
 def _expected_squares(coordinates: Coordinates) -> list[Tensor]:
     """E||change of W||_F^2 for unit noise, (L,) for each group."""
     if isinstance(coordinates, TangentCoordinates):
-        rank = coordinates.adapter.rank
+        r, w = coordinates.adapter.rank, coordinates.right_weight
         return [
-            torch.full((len(g.sites),), float(tangent_dimension(g.m, g.n, rank)), dtype=torch.float64)
+            torch.full((len(g.sites),), r * (g.m + w**2 * (g.n - r)), dtype=torch.float64)
             for g in coordinates.adapter.groups
         ]
     if isinstance(coordinates, ProjectedCoordinates):

@@ -178,6 +178,8 @@ _SETTINGS = {
     "weight_decay": "weight decay",
     "learning_rate_ratio": "learning-rate ratio",
     "floor": "floor",
+    "error_feedback": "error feedback",
+    "right_weight": "right weight",
 }
 
 

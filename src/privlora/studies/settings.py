@@ -199,11 +199,13 @@ class Study:
     @cached_property
     def _digests(self) -> dict[Place, str]:
         """Of the settings of each place, without rate and seed. What has its default is left out, so that a setting
-        that a later version adds changes nothing."""
+        that a later version adds changes nothing; a row whose defaults changed has another revision."""
         found = {}
         for place in self.places:
             settings = self.run_settings(Cell(*place, 1.0, 0))
             content = settings.model_dump(mode="json", exclude_defaults=True, exclude={"run"})
+            if revision := find_method(settings.method.name).revision:
+                content["revision"] = revision
             found[place] = _digest(content)
         return found
 
