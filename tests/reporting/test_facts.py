@@ -86,6 +86,8 @@ ALLOWED = {
     "method.averaging",
     "method.clipping",
     "method.beta1",
+    "method.error_feedback",
+    "method.right_weight",
     "method.beta2",
     "method.steps",
     "method.max_length",
