@@ -106,7 +106,7 @@ class Privlora:
     """privlora's loop: draw, collate, gradients, clip, charge the ledger on disk, noise, update, average."""
 
     def __init__(
-        self, setting: Setting, method: str, averaging: bool = False, clipping: str | None = None
+        self, setting: Setting, method: str, averaging: float | None = None, clipping: str | None = None
     ) -> None:
         row = find_method(method)
         self.setting = setting
@@ -114,7 +114,8 @@ class Privlora:
         self.model = build_model(setting).train()
         self.adapter = LowRankAdapter(self.model, rank=RANK, target_modules=TARGETS).attach()
         self.coordinates, self.optimizer = build(row, self.adapter)
-        self.average = IterateAverage(self.coordinates, 0.99) if averaging else None
+        decay = row.averaging if averaging is None else averaging
+        self.average = IterateAverage(self.coordinates, decay) if decay else None
         self.sampler = PoissonSampler(UNITS, setting.batch / UNITS)
         self.mechanism = self._mechanism(row.private, method, clipping or row.clipping)
 
@@ -264,8 +265,10 @@ VARIANTS: dict[str, Callable[[Setting], Variant]] = {
     "privlora adamw (not private)": lambda s: Privlora(s, "adamw"),
     "privlora dp-adamw": lambda s: Privlora(s, "dp-adamw"),
     "privlora prism": lambda s: Privlora(s, "prism"),
-    "privlora prism, flat clipping": lambda s: Privlora(s, "prism", clipping="flat"),
-    "privlora prism, averaging": lambda s: Privlora(s, "prism", averaging=True),
+    "privlora prism, no averaging": lambda s: Privlora(s, "prism", averaging=0.0),
+    "privlora prism, flat clipping, no averaging": lambda s: Privlora(
+        s, "prism", averaging=0.0, clipping="flat"
+    ),
     "privlora projected": lambda s: Privlora(s, "projected"),
     "privlora wishart-m2": lambda s: Privlora(s, "wishart-m2"),
     "Opacus DP-AdamW, hooks": Opacus,
