@@ -144,6 +144,17 @@ def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) ->
         bench.resume(tmp_path / "one")
 
 
+def test_a_checkpoint_of_other_defaults_is_one_clear_error(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    interrupted(bench, folder, method={"name": "prism", "error_feedback": 0.0})
+    settings_file = folder / "release/config.resolved.yaml"
+    settings = yaml.safe_load(settings_file.read_text())
+    settings["method"]["error_feedback"] = None  # as if it had been the default
+    settings_file.write_text(yaml.safe_dump(settings))
+    with pytest.raises(privlora.errors.RunError, match=r"holds no .*residual.* which the run's method needs"):
+        bench.resume(folder)
+
+
 def test_an_adapted_clipping_norm_is_resumed(bench: Bench, tmp_path: Path) -> None:
     """Its course goes on where the checkpoint left it, and the ledger shows one event of the whole cost."""
     used: list[tuple[int, float]] = []

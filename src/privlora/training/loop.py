@@ -18,7 +18,7 @@ from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.accounting.events import StepEvent
 from privlora.data.batching import micro_batches
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import PrivacyError
+from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.training.checkpoint import load_checkpoint, save_checkpoint
@@ -167,16 +167,23 @@ def save(parts: Parts, folder: RunFolder, step: int, run_id: str) -> None:
 
 
 def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
-    """Take up the checkpoint, if any; returns its step or 0."""
+    """Take up the checkpoint, if any; returns its step or 0. Raises RunError if it does not fit."""
     if not folder.checkpoint.exists():
         return 0
     step, states = load_checkpoint(folder.checkpoint, run_id=run_id)
-    parts.coordinates.load_state_dict(states["coordinates"])
-    parts.optimizer.load_state_dict(states["optimizer"])
-    if parts.average is not None:
-        parts.average.load_state_dict(states["average"])
-    if parts.adaptive is not None:
-        parts.adaptive.load_state_dict(states["clip_norm"])
+    try:
+        parts.coordinates.load_state_dict(states["coordinates"])
+        parts.optimizer.load_state_dict(states["optimizer"])
+        if parts.average is not None:
+            parts.average.load_state_dict(states["average"])
+        if parts.adaptive is not None:
+            parts.adaptive.load_state_dict(states["clip_norm"])
+    except KeyError as missing:
+        raise RunError(
+            f"checkpoint {str(folder.checkpoint)!r} holds no {missing}, which the run's method needs",
+            why="other settings, or a version of privlora with other defaults, wrote it; the charges stay",
+            fix="resume with the version that began the run, or set in config.resolved.yaml what it had",
+        ) from None
     return step
 
 
