@@ -110,10 +110,10 @@ SPACES: dict[str, Space] = {
 class Method:
     """One row. ``private`` is False for baselines that never clip or add noise.
 
-    settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the defaults).
+    settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the defaults);
     init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where nothing is
-    averaged either. revision: raised when defaults change, so that no study
-    takes runs with the old ones for runs with the new.
+    averaged either. revision: raised when defaults change, so that no study takes runs with the old ones for runs with
+    the new.
     """
 
     name: str

@@ -143,6 +143,17 @@ def test_a_method_of_the_run_keeps_its_settings() -> None:
         assert bench.tangent_contender(bench.start).name == "prism rank"
 
 
+def test_another_optimizer_takes_what_it_has_of_the_runs_settings() -> None:
+    given = {"name": "prism", "error_feedback": 1.0, "right_weight": 0.5, "beta2": 0.9}
+    with tiny_bench(method=given) as bench:
+        own = bench.tangent_contender(bench.start)
+        assert own.hyper.settings["error_feedback"] == 1.0
+        assert own.coordinates.intrinsic  # the laws that are looked at hold for no other weight
+        moved = [(left + 0.1, right) for left, right in bench.start]  # the paper's rule cannot leave zero
+        paper = bench.tangent_contender(moved, "paper")
+        assert paper.hyper.settings == {"beta1": 0.0, "beta2": 0.9}
+
+
 def _refused(records: list[dict[str, Any]] = RECORDS, **groups: dict[str, Any]) -> None:
     with open_workbench(
         tiny_settings(**groups), model=tiny_model(), tokenizer=tiny_tokenizer(), records=records

@@ -29,13 +29,17 @@ def test_tangent_noise_has_its_closed_form(private_run: Run) -> None:
 
 
 def test_a_right_weight_takes_noise_off_the_part_that_turns_v(tmp_path: Path) -> None:
-    coordinates = make_run(
+    run = make_run(
         tmp_path / "run",
         "prism",
         privacy={"noise_multiplier": 1.0, "insecure_noise_seed": 5},
         settings_of_method={"right_weight": 0.25},
-    ).parts.coordinates
+    )
+    coordinates = run.parts.coordinates
     assert isinstance(coordinates, TangentCoordinates)
+    page = (run.folder.release / "report.html").read_text()
+    assert "right weight w = 0.25" in page
+    assert "m + n" not in page  # the law of another weight
     modules = noise_on_weights(coordinates, STD)["modules"]
     for site in coordinates.adapter.sites:
         assert modules[site.name]["closed_form"] == pytest.approx(

@@ -333,9 +333,13 @@ class LowRankAdapter:
                 y = y - (x @ b0) @ a0.T
             if self.dropout and self.model.training:
                 x = torch.nn.functional.dropout(x, self.dropout)
-            return _LowRankTerm.apply(y, x.to(site.left.dtype), self._anchor, self, site)
+            return self._add_term(site, y, x.to(site.left.dtype))
 
         return add_term
+
+    def _add_term(self, site: Site, y: Tensor, x: Tensor) -> Tensor:
+        added: Tensor = _LowRankTerm.apply(y, x, self._anchor, self, site)
+        return added
 
     def _embeddings_hook(self, _: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
         return out.requires_grad_(True) if torch.is_grad_enabled() and _checkpoints(self.model) else out

@@ -34,8 +34,6 @@ class TangentCoordinates(Coordinates):
     pays where V is good from the start (it cannot get better by noise), as with the subspaces of a public gradient.
     """
 
-    intrinsic = True
-
     def __init__(
         self,
         adapter: LowRankAdapter,
@@ -46,6 +44,7 @@ class TangentCoordinates(Coordinates):
     ) -> None:
         super().__init__(adapter, dtype)
         self.right_weight = right_weight
+        self.intrinsic = right_weight == 1
         self.points = points
         self.install()
 

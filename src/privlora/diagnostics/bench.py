@@ -26,7 +26,7 @@ from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statist
 from privlora.errors import ConfigError, DataError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
-from privlora.methods import Hyperparameters, find_method, make_optimizer
+from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.session import (
@@ -108,6 +108,7 @@ class Workbench:
     def tangent_contender(self, pairs: FactorPairs, optimizer: str | None = None) -> Contender:
         """PRISM at the point that these factors give; ``optimizer`` None: the run's own.
 
+        In isometric coordinates, those of the laws that are looked at: right_weight is 1, whatever the run's is.
         Directions that the factors lack (LoRA starts with a zero factor) are drawn with the public seed.
         """
         hyper = _hyper(self.settings, PRISM, optimizer)
@@ -246,10 +247,12 @@ def _method(settings: Settings, name: str) -> MethodSettings:
 
 
 def _hyper(settings: Settings, name: str, optimizer: str | None) -> Hyperparameters:
-    chosen = _method(settings, name)
+    chosen, row = _method(settings, name), find_method(name)
     if optimizer is not None:
-        chosen = chosen.model_copy(update={"optimizer": optimizer})
-    return find_method(name).resolve(chosen, settings.adapter.init, settings.privacy.steps)
+        kind = SPACES[row.space].optimizers[optimizer]
+        foreign = set(OPTIMIZER_SETTINGS) - {*kind.settings, *kind.space_settings}
+        chosen = chosen.model_copy(update={"optimizer": optimizer, **dict.fromkeys(foreign)})
+    return row.resolve(chosen, settings.adapter.init, settings.privacy.steps)
 
 
 def _record_noise(trace: Trace, coordinates: Coordinates, noise: Vector) -> None:

@@ -43,11 +43,7 @@ class TangentOptimizer(Optimizer):
     adapter stays Z. E is a function of releases alone.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {
-        "beta1": 0.9,
-        "beta2": 0.99,
-        "error_feedback": 0.0,
-    }
+    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
     space_settings: ClassVar[Mapping[str, float]] = {"right_weight": 1.0}
 
     def __init__(

@@ -70,25 +70,15 @@ class StackedAdapter(LowRankAdapter):
         by_site = (t.unflatten(0, (self.count, -1)).transpose(0, 1) for t in (left, mid, right))
         super().install(group, *by_site)
 
-    def _hook(self, site: Site) -> Any:
-        def add_terms(_: torch.nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-            if site.left is None:
-                return y
-            if self._owners is None or len(self._owners) != y.shape[0]:
-                raise PrivacyError(
-                    "a pass through stacked adapters does not say which row belongs to which",
-                    why="a record would be trained on by an adapter that must not see it",
-                    fix="run the model inside `with adapter.serving(owners):`",
-                )
-            x = args[0]
-            if site.offset is not None:
-                a0, b0 = (t.to(x.dtype) for t in site.offset)
-                y = y - (x @ b0) @ a0.T
-            if self.dropout and self.model.training:
-                x = torch.nn.functional.dropout(x, self.dropout)
-            return _OwnTerms.apply(y, x.to(site.left.dtype), self._anchor, self, site, self._owners)
-
-        return add_terms
+    def _add_term(self, site: Site, y: Tensor, x: Tensor) -> Tensor:
+        if self._owners is None or len(self._owners) != y.shape[0]:
+            raise PrivacyError(
+                "a pass through stacked adapters does not say which row belongs to which",
+                why="a record would be trained on by an adapter that must not see it",
+                fix="run the model inside `with adapter.serving(owners):`",
+            )
+        added: Tensor = _OwnTerms.apply(y, x, self._anchor, self, site, self._owners)
+        return added
 
 
 class _OwnTerms(torch.autograd.Function):

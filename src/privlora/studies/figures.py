@@ -28,6 +28,7 @@ _HUES = tuple(f"#{7 + i // 5}{i}{i}b{i}c" for i in range(8))
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _MARKERS = "osD^vPX*"
 _WIDTH, _PANEL = 10.2, 2.45  # inches
+_LETTERS, _LINE = 14, 0.19  # of the legend: letters to an inch, inches to a line
 _COLUMNS = 3
 
 Points = list[tuple[float, float, float | None]]
@@ -235,8 +236,10 @@ def _finish(figure: Figure, looks: Mapping[str, dict[str, Any]], label: str) -> 
         Line2D([], [], **look, label=name, linewidth=1.5, markersize=4, markeredgewidth=0)
         for name, look in looks.items()
     ]
-    longest = max(map(len, looks))
-    columns = max(1, min(len(handles), int(figure.get_size_inches()[0] * 9 / (longest + 6))))
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(handles), int(width * _LETTERS / (max(map(len, looks)) + 6))))
+    # Many methods with long names must not take the panels' height.
+    figure.set_size_inches(width, height + _LINE * math.ceil(len(handles) / columns))
     figure.legend(
         handles=handles,
         loc="outside upper left",
