@@ -62,7 +62,7 @@ class Bench:
 
     def continue_or_start(self, folder: Path, **options: Any) -> Result:
         """What a user does after a crash: resume, or start again if the run had not begun."""
-        if (folder / "release/config.resolved.yaml").exists():
+        if (folder / "private/config.resolved.yaml").exists():
             return self.resume(folder, options.get("evaluation"))
         return self.start(folder, **options)
 

@@ -45,7 +45,7 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
         folder.release / ".card.privlora-tmp",
     ]
     kept = [
-        folder.release / ".config.resolved.yaml.privlora-tmp",  # written before the run is locked
+        folder.private / ".config.resolved.yaml.privlora-tmp",  # written before the run is locked
         folder.release / ".notes.tmp",
         folder.release / "notes.privlora-tmp",
         folder.private / "checkpoint.safetensors",
