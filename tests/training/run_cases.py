@@ -55,9 +55,14 @@ class Bench:
             **groups,
         )
 
-    def resume(self, folder: Path, evaluation: Any = None) -> Result:
+    def resume(self, folder: Path, evaluation: Any = None, observer: Observer | None = None) -> Result:
         return resume_run(
-            folder, model=self.model, tokenizer=self.tokenizer, records=RECORDS, evaluation=evaluation
+            folder,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            records=RECORDS,
+            evaluation=evaluation,
+            observer=observer,
         )
 
     def continue_or_start(self, folder: Path, **options: Any) -> Result:

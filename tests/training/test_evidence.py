@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_cases import RECORDS, STEPS, Bench, releases, side_log
+from run_cases import STEPS, Bench, releases, side_log
 from test_crashes import StopAt
 
 from privlora.accounting import Ledger, compose_ledgers, read_ledger
@@ -20,6 +20,7 @@ from privlora.training.loop import Interrupted
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 STOPPED = 8
+PUBLIC = [{"text": f"a public note, number {i}."} for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def stopped(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted after 8 of its 12 steps, evaluated after every second."""
     root = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(Interrupted):
-        bench.start(root, observer=StopAt(STOPPED), run={"evaluate_every": 2}, evaluation=RECORDS[:3])
+        bench.start(root, observer=StopAt(STOPPED), run={"evaluate_every": 2}, evaluation=PUBLIC)
     return root
 
 
@@ -56,7 +57,7 @@ def report_says(folder: RunFolder, charges: int) -> None:
 def refused(bench: Bench, folder: RunFolder, log: Path, match: str) -> None:
     before = folder.ledger.read_bytes() if folder.ledger.exists() else None
     with side_log(log), pytest.raises(PrivacyError, match=match):
-        bench.resume(folder.root, RECORDS[:3])
+        bench.resume(folder.root, PUBLIC)
     assert releases(log) == []
     assert (folder.ledger.read_bytes() if folder.ledger.exists() else None) == before
 
@@ -114,7 +115,7 @@ def test_files_of_copies_that_went_on_apart_are_not_mixed(
 ) -> None:
     other = RunFolder(Path(shutil.copytree(run.root, tmp_path / "other")))
     for folder in (run, other):
-        bench.resume(folder.root, RECORDS[:3])
+        bench.resume(folder.root, PUBLIC)
     assert compose_ledgers([run.ledger, other.ledger]).runs[0].releases == STEPS + (STEPS - STOPPED)
     shutil.copy(other.ledger, run.ledger)
     refused(bench, run, tmp_path / "log", "copies of the run that went on apart")
@@ -127,11 +128,11 @@ def test_a_run_with_all_its_files_goes_on(bench: Bench, run: RunFolder, tmp_path
     report_says(run, STOPPED)
     run.private_losses.write_text("")  # nothing that is missing is held against a run
     with side_log(tmp_path / "log"):
-        bench.resume(run.root, RECORDS[:3])
+        bench.resume(run.root, PUBLIC)
     assert releases(tmp_path / "log") == list(range(STOPPED + 1, STEPS + 1))
 
 
 def test_an_unreadable_report_proves_nothing(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
     run.report.write_text("half a rep")
-    bench.resume(run.root, RECORDS[:3])
+    bench.resume(run.root, PUBLIC)
     assert read_ledger(run.ledger).closed
