@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -231,6 +232,18 @@ def test_an_exception_anywhere(
     rows = (folder / "release/evaluations.jsonl").read_text().splitlines()
     assert len(rows) in (1, 2)
     assert f'"step": {STEPS}' in rows[-1]
+
+
+def test_a_crash_leaves_no_gap_in_what_is_published(bench: Bench, tmp_path: Path) -> None:
+    """The step whose update was lost is evaluated as well, with what is left."""
+    folder, public = tmp_path / "run", RECORDS[:3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "step", failing(Optimizer.step, 6, False))
+        with pytest.raises(OSError, match="No space"):
+            bench.start(folder, evaluation=public, run={"evaluate_every": 3})
+    bench.resume(folder, public)
+    rows = (folder / "release/evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [0, 3, 6, 9, STEPS]
 
 
 class StopAt:

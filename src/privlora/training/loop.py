@@ -91,8 +91,9 @@ def train(
     if instrument is not None:
         mechanism = instrument(mechanism)
     model = parts.adapter.model
-    if saved == 0 and done == 0:
-        _evaluate(parts, data, folder, 0, pad_token_id, observer)
+    if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
+        # Also that of a step which a crash lost: a gap would publish where the run broke.
+        _evaluate(parts, data, folder, done, pad_token_id, observer)
     model.train()
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
