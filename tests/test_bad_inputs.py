@@ -462,7 +462,12 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
     (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "was a folder of the machine that trained")
-    refuses(capsys, folder, ["evaluate", spoilt, "--data", data, "--base", model], "does not load on this base model")
+    refuses(
+        capsys,
+        folder,
+        ["evaluate", spoilt, "--data", data, "--base", model],
+        "does not load on this base model",
+    )
     (spoilt / "adapter_config.json").write_text("{}")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "cannot be read")
 

@@ -351,8 +351,8 @@ def test_an_old_ledger_is_read_and_continued_without_clocks(path):
     added = path.read_text().removeprefix(OLD_LEDGER)
     assert added != path.read_text()
     assert "time" not in added
+    path.write_text(OLD_LEDGER.replace("13:07:41", "13:07:42"))
     with pytest.raises(PrivacyError, match="line 4"):  # the one after the changed line
-        path.write_text(OLD_LEDGER.replace("13:07:41", "13:07:42"))
         read_ledger(path)
 
 

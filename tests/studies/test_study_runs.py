@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(
     assert "not finite" in row.error
     assert not row.scores
     assert row.before["loss"] > 0
-    assert not (job.folder / "private").exists()
+    assert [path.name for path in (job.folder / "private").iterdir()] == ["config.resolved.yaml"]
     assert read_ledger(job.folder / "release" / "ledger.jsonl").charges == 3
 
 

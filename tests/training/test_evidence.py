@@ -64,7 +64,9 @@ def refused(bench: Bench, folder: RunFolder, log: Path, match: str) -> None:
 
 def test_an_older_ledger_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
     cut(run, 4)
-    refused(bench, run, tmp_path / "log", r"shows 4 releases, but .*checkpoint.safetensors was written after 8")
+    refused(
+        bench, run, tmp_path / "log", r"shows 4 releases, but .*checkpoint.safetensors was written after 8"
+    )
 
 
 # Each file that is left alone proves the eight releases by itself.
@@ -102,9 +104,7 @@ def test_every_line_of_losses_is_a_release(bench: Bench, run: RunFolder, tmp_pat
     refused(bench, run, tmp_path / "log", r"shows 8 releases, but .*training_loss.jsonl was written after 9")
 
 
-def test_a_closed_ledger_of_a_shorter_past_is_refused(
-    bench: Bench, run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_closed_ledger_of_a_shorter_past_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
     cut(run, 4)
     Ledger.open(run.ledger).finish()
     refused(bench, run, tmp_path / "log", "shows 4 releases")

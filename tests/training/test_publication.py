@@ -81,7 +81,9 @@ class Stops:
     def on_private_loss(self, step: int, loss: float) -> None: ...
 
 
-def trained(bench: Bench, root: Path, start: float, *, slow: float = 0.0, stops: tuple[int, ...] = ()) -> RunFolder:
+def trained(
+    bench: Bench, root: Path, start: float, *, slow: float = 0.0, stops: tuple[int, ...] = ()
+) -> RunFolder:
     """A private run whose noise and batches are those of every other; ``slow``: seconds that one record takes."""
     clock = Clock(start)
     noise, streams = NoiseSource(7), {}
@@ -150,17 +152,25 @@ def test_no_text_holds_a_time_of_day_or_a_place(tmp_path: Path) -> None:
     settings = run_settings(base, tmp_path, data={"evaluation": str(held_out)})
     assert main(["train", str(write_config(tmp_path, settings))]) == 0
     assert main(["report", str(tmp_path / "run")]) == 0
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "export"), "--as-lora"]) == 0
+    for form in ("as-lora", "merge"):
+        assert main(["export", str(tmp_path / "run"), str(tmp_path / form), f"--{form}"]) == 0
     folder = RunFolder(tmp_path / "run")
-    files = [*folder.release.iterdir(), *(tmp_path / "export").iterdir()]
-    texts = [path for path in files if path.suffix != ".safetensors"]
-    assert len(texts) == 10
-    places = (str(tmp_path), "records.jsonl", "held_out", f"{Path.home()}/", f"{tempfile.gettempdir()}/pytest")
+    folders = [folder.release, tmp_path / "as-lora", tmp_path / "merge"]
+    files = [path for place in folders for path in place.iterdir()]
+    texts = [path for path in files if path.suffix != ".safetensors" and path.name != "tokenizer.json"]
+    assert len(texts) >= 14
+    places = (
+        str(tmp_path),
+        "records.jsonl",
+        "held_out",
+        f"{Path.home()}/",
+        f"{tempfile.gettempdir()}/pytest",
+    )
     for path in texts:
         text = path.read_text(encoding="utf-8")
         assert TIME_OF_DAY.search(text) is None, path
         assert [place for place in places if place in text] == [], path
-    assert {path.stat().st_mtime % 86400 for path in [*files, folder.release, tmp_path / "export"]} == {0.0}
+    assert {path.stat().st_mtime % 86400 for path in [*files, *folders]} == {0.0}
     config = json.loads((folder.release / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "base model"
     assert str(base) in folder.settings.read_text()  # which stay at home
@@ -176,7 +186,9 @@ def test_the_search_would_find_one(text: str) -> None:
 
 
 @pytest.mark.usefixtures("quick_reports")
-def test_a_run_of_an_older_version_is_resumed_and_its_settings_are_hidden(bench: Bench, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_resumed_and_its_settings_are_hidden(
+    bench: Bench, tmp_path: Path
+) -> None:
     root = tmp_path / "run"
     with pytest.raises(Interrupted):
         bench.start(root, observer=Stops((5,)))

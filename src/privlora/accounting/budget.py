@@ -43,7 +43,7 @@ class RunBudget:
             return ""
         named = ", ".join(f"{copy.path} ({copy.charges})" for copy in self.copies)
         what = (
-            "one continues the other, so the longest counts"
+            "they continue one another, so the longest counts"
             if self.releases == max(copy.charges for copy in self.copies)
             else "continued apart, so what they share counts once and the rest of each counts as well"
         )

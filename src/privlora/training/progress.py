@@ -23,8 +23,8 @@ _ACCOUNTING_SHARE = 0.02
 class RichObserver:
     """Implements `privlora.training.loop.Observer` on a rich console; a context manager around the run.
 
-    Epsilon is what the steps so far have cost, exactly, rounded up. A plain line always has its own step's. Where composing
-    for every step would slow the run down, a live line may have that of an earlier step, and names it.
+    Epsilon is what the steps so far have cost, exactly, rounded up. A plain line always has its own step's. Where
+    composing for every step would slow the run down, a live line may have that of an earlier step, and names it.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -80,7 +80,9 @@ class RichObserver:
         if self._plan is not None and not self._plan.insecure_noise:
             step, spent = self._epsilon(self._plan, report.step, exact=exact)
             after = "" if step == report.step else f" after step {step}"
-            line.append(f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold")
+            line.append(
+                f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold"
+            )
         else:
             line.append("  NOT PRIVATE", style="bold red")
         line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")
