@@ -89,7 +89,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Take over an unfinished ledger: verify it and drop a torn last line. Writes nothing.
+        """Take over an unfinished ledger: verify it and drop a torn last line. Adds no line.
 
         The caller must draw its noise from a fresh stream. To look only, use `read_ledger`.
 
