@@ -20,6 +20,7 @@ from privlora.accounting import epsilon, read_ledger
 from privlora.api import Result, fine_tune, resume_run, train_run
 from privlora.config import settings_from
 from privlora.errors import ConfigError, ModelError, PrivacyError, PrivloraError, RunError
+from privlora.training.files import RunFolder
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold.", "name": f"p{i % 9}"} for i in range(30)]
 PRIVACY: dict[str, Any] = {
@@ -257,7 +258,7 @@ def test_from_files_alone(tmp_path: Path) -> None:
         **options,
     )
     assert second.release.exists()
-    config = yaml.safe_load((second.release / "config.resolved.yaml").read_text())
+    config = yaml.safe_load(RunFolder(tmp_path / "second").settings.read_text())
     assert config["adapter"]["init"] == str(first.release)
 
 

@@ -72,7 +72,8 @@ def test_every_row_trains_privately_and_otherwise(
     model, result = tune(tmp_path / "run", name, **(PRIVATE if private else {"private": False}))
     assert result.steps == 3
     assert (result.epsilon is not None) is private
-    adapted = PeftModel.from_pretrained(model, str(tmp_path / "run/release"))
+    adapted = PeftModel.from_pretrained(model, str(result.release))
+    assert result.release.name == ("release" if private else "not-private")
     change = [p for key, p in adapted.named_parameters() if "lora_B" in key]
     assert change
     assert all(bool(p.isfinite().all()) and float(p.abs().max()) > 0 for p in change)
@@ -123,7 +124,7 @@ def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None)
     inner: Any = optimizer
     assert {group["lr"] for group in inner._inner.param_groups if group["params"]} == {1.0, 3.0}
     tune(tmp_path / "run", {"name": "lora+", "learning_rate_ratio": 3.0}, **PRIVATE)
-    assert "learning_rate_ratio: 3.0" in (tmp_path / "run/release/config.resolved.yaml").read_text()
+    assert "learning_rate_ratio: 3.0" in (tmp_path / "run/private/config.resolved.yaml").read_text()
 
 
 def test_rows_have_defaults_of_their_own() -> None:

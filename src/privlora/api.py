@@ -31,7 +31,8 @@ from privlora.training.session import (
 class Result:
     """What a finished run leaves.
 
-    release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger.
+    release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger. In the
+        non-private mode and with repeatable noise, ``not-private`` beside where it would be.
     epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
     """
 
@@ -56,7 +57,8 @@ def fine_tune(
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> Result:
-    """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``.
+    """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
+    ``output/not-private`` where nothing protects the records.
 
     model: a local folder, a hub name, or a loaded transformers model (then pass ``tokenizer``). The module is not
         wrapped; when this returns, also by an exception, it is exactly as before.
@@ -173,10 +175,11 @@ def _run(
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             if fresh:
-                folder.create()
+                folder.create(protects=settings.privacy.protects)
                 write_atomically(folder.settings, settings.to_yaml())
             finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
+            folder.hide_settings()
             write_release(folder, parts, summary)
     return _result(folder, summary, settings.privacy.steps)
 

@@ -10,6 +10,8 @@ from typing import Any
 from privlora.accounting import Plan, PoissonSampling, StepEvent
 
 _TESTS = Path(__file__).resolve().parents[1]
+# As older versions wrote them: a run of three charges that was resumed after two.
+OLD_LEDGER = (_TESTS / "vectors" / "ledger-schema-1.jsonl").read_text()
 
 
 def load_vectors() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 import shutil
 
 import pytest
-from accounting_cases import make_plan, poisson
+from accounting_cases import OLD_LEDGER, make_plan, poisson
 
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, compose_ledgers, epsilon
 from privlora.errors import PrivacyError
@@ -74,12 +74,62 @@ def test_records_and_users_do_not_add_up(run):
         compose_ledgers([run("a"), run("b", unit="user", records_per_user=3)], delta=1e-5)
 
 
-def test_a_run_given_twice_is_detected(run):
-    path = run("a")
-    copy = path.with_name("copy")
+def copy_of(path, charges=0):
+    """A copy that went on for so many more steps."""
+    copy = path.with_name(f"{path.name}-and-{charges}")
     shutil.copy(path, copy)
-    with pytest.raises(PrivacyError, match="same run"):
-        compose_ledgers([path, copy])
+    with Ledger.open(copy) as ledger:
+        for _ in range(charges):
+            ledger.charge(ledger.plan.event)
+    return copy
+
+
+def test_a_run_given_twice_counts_once(run):
+    path = run("a")
+    statement = compose_ledgers([path, copy_of(path), path])
+    assert statement.epsilon == compose_ledgers([path]).epsilon
+    assert [(budget.releases, len(budget.copies)) for budget in statement.runs] == [(3, 3)]
+
+
+def test_of_a_copy_and_its_continuation_the_longer_counts(run):
+    path = run("a", steps=12)
+    longer = copy_of(path, 5)
+    for paths in ([path, longer], [longer, path], [path, longer, copy_of(longer, 2)]):
+        statement = compose_ledgers(paths)
+        releases = 8 if len(paths) == 2 else 10
+        assert [budget.releases for budget in statement.runs] == [releases]
+        assert statement.epsilon == epsilon([(FIRST, releases)], 1e-5)
+        assert f"the longest counts: {releases} releases" in statement.describe()
+
+
+def test_copies_that_went_on_apart_count_with_all_their_steps(run):
+    """One ledger, copied at step 4 and continued by 3 and by 5: 12 releases, not the longest copy's 9."""
+    path = run("a", charges=4, steps=12)
+    paths = [copy_of(path, 3), copy_of(path, 5)]
+    statement = compose_ledgers([*paths, run("b", SECOND, charges=5)])
+    assert [budget.releases for budget in statement.runs] == [12, 5]
+    assert statement.runs[0].epsilon == epsilon([(FIRST, 12)], 1e-5)
+    assert statement.epsilon == epsilon([(FIRST, 12), (SECOND, 5)], 1e-5)
+    words = statement.describe()
+    assert f"{paths[0]} (7), {paths[1]} (9)" in words
+    assert "continued apart" in words
+    assert "12 releases" in words
+
+
+def test_old_copies_that_went_on_apart_in_either_version(tmp_path):
+    path = tmp_path / "old"
+    path.write_text(OLD_LEDGER)
+    statement = compose_ledgers([path, copy_of(path, 1), copy_of(path, 2)])
+    assert [budget.releases for budget in statement.runs] == [3 + 1 + 2]
+
+
+def test_one_run_with_two_plans_is_refused(run):
+    path = run("a")
+    header, _ = path.read_text().split("\n", 1)
+    other = path.with_name("other")
+    other.write_text(header.replace('"noise_multiplier": 3.0', '"noise_multiplier": 9.0') + "\n")
+    with pytest.raises(PrivacyError, match="different plans"):
+        compose_ledgers([path, other])
 
 
 def test_one_run_with_reproducible_noise_spoils_the_statement(run):

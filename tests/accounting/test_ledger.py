@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -6,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
+from pathlib import Path
 
 import pytest
-from accounting_cases import make_plan, poisson
+from accounting_cases import OLD_LEDGER, make_plan, poisson
 
 import privlora.accounting.ledger as ledger_module
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
@@ -80,7 +83,7 @@ def test_plan_survives_the_file(path):
     summary = read_ledger(path)
     assert summary.plan == plan
     assert set(summary.versions) == {"privlora", "dp-accounting"}
-    assert summary.created.endswith("+00:00")
+    assert date.fromisoformat(summary.created)
 
 
 def test_runs_have_different_identifiers(tmp_path):
@@ -102,7 +105,16 @@ def test_resume_continues_the_count(path):
     with Ledger.open(path) as ledger:
         assert ledger.charge(plan.event) == 3
     summary = read_ledger(path)
-    assert (summary.charges, summary.resumes, summary.closed) == (3, 1, False)
+    assert (summary.charges, summary.closed) == (3, False)
+
+
+def test_taking_over_leaves_no_trace(path):
+    """How often a run was resumed may depend on its records."""
+    written(path, 2)
+    before = path.read_bytes()
+    for _ in range(3):
+        Ledger.open(path).close()
+    assert path.read_bytes() == before
 
 
 def test_a_finished_run_cannot_be_continued(path):
@@ -163,7 +175,8 @@ def _edit_line(number, old, new):
         pytest.param(lambda lines: lines.insert(1, lines.pop(2)), id="charges swapped"),
         pytest.param(_edit_line(0, b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0'), id="more noise"),
         pytest.param(_edit_line(0, b'"steps": 5', b'"steps": 9'), id="longer plan"),
-        pytest.param(_edit_line(1, b'"time": "2', b'"time": "1'), id="time changed"),
+        pytest.param(_edit_line(1, b'"salt": "', b'"salt": "0'), id="salt changed"),
+        pytest.param(_edit_line(-1, b'"salt"', b'"time"'), id="a clock"),
         pytest.param(_edit_line(-1, b'"step": 3', b'"step": 1'), id="last step renumbered"),
         pytest.param(_edit_line(-1, b'"charge"', b'"resume"'), id="last charge hidden"),
         pytest.param(_edit_line(-1, b'"charge"', b'"refund"'), id="unknown type"),
@@ -189,7 +202,7 @@ def test_nothing_may_follow_the_end(path):
     ledger.charge(plan.event)
     ledger.finish()
     last = path.read_bytes().splitlines(keepends=True)[-1]
-    line = {"type": "resume", "time": "", "prev": ledger_module.digest(last)}
+    line = {"type": "close", "prev": ledger_module.digest(last)}
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
     with pytest.raises(PrivacyError, match="follows the end"):
@@ -205,7 +218,7 @@ def test_two_holders_are_impossible(path):
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "RunError" in other.stderr
         assert ledger.charge(plan.event) == 1
-    assert read_ledger(path).resumes == 0
+    assert read_ledger(path).charges == 1
 
 
 def test_a_full_disk_stops_the_run_and_leaves_no_half_line(path):
@@ -253,6 +266,96 @@ def test_a_ledger_that_could_not_be_started_leaves_no_file(path, monkeypatch):
     assert not path.exists()
 
 
+def test_a_failed_start_holds_the_lock_until_its_file_is_gone(path, monkeypatch):
+    """Else another process could take the file over in between, and charge what is then removed."""
+    unlink = Path.unlink
+    tried = []
+
+    def fail(file):
+        raise OSError(errno.EIO, "input/output error")
+
+    def open_then_unlink(self, *args, **options):
+        with pytest.raises(RunError, match="locked"):
+            Ledger.create(self, make_plan())
+        tried.append(self)
+        unlink(self, *args, **options)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(Path, "unlink", open_then_unlink)
+    with pytest.raises(RunError, match="input/output error"):
+        Ledger.create(path, make_plan())
+    assert tried == [path]
+    assert not path.exists()
+
+
+def test_a_file_that_vanished_before_the_lock_is_not_charged(path, monkeypatch):
+    written(path, 1)
+    lock = fcntl.flock
+
+    def late(file, how):
+        path.unlink(missing_ok=True)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    for take in (Ledger.open, lambda p: Ledger.create(p, make_plan())):
+        with pytest.raises(RunError, match="removed while it was opened"):
+            take(path)
+
+
+def test_no_line_holds_a_clock(path, monkeypatch):
+    """Nor anything else that differs between runs of different speed, but random numbers."""
+    files = []
+    for number in range(2):
+        name = path.with_name(str(number))
+        plan = make_plan()
+        with Ledger.create(name, plan) as ledger:
+            for _ in range(3):
+                ledger.charge(plan.event)
+            ledger.finish()
+        files.append([json.loads(line) for line in name.read_text().splitlines()])
+    random = {"run_id", "salt", "prev"}
+    for one, two in zip(*files, strict=True):
+        assert {k: v for k, v in one.items() if k not in random} == {
+            k: v for k, v in two.items() if k not in random
+        }
+    keys = {key for record in files[0] for key in record}
+    assert keys == random | {"type", "schema_version", "created", "versions", "plan", "step", "event"}
+    salts = {record["salt"] for records in files for record in records if "salt" in record}
+    assert len(salts) == 6
+    assert all(len(bytes.fromhex(salt)) == 8 for salt in salts)
+
+
+def test_a_charge_knows_the_lines_before_it(path):
+    """By its hash two charges of step 2 differ, if the copies went on apart."""
+    plan = written(path, 1)
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    for name in (path, copy):
+        with Ledger.open(name) as ledger:
+            ledger.charge(plan.event)
+    one, two = read_ledger(path).charge_hashes, read_ledger(copy).charge_hashes
+    assert one[0] == two[0]
+    assert one[1] != two[1]
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert one == tuple(ledger_module.digest(line) for line in lines[1:])
+
+
+def test_an_old_ledger_is_read_and_continued_without_clocks(path):
+    path.write_text(OLD_LEDGER)
+    summary = read_ledger(path)
+    assert (summary.charges, summary.closed, summary.created) == (3, False, "2026-03-05")
+    with Ledger.open(path) as ledger:
+        assert ledger.charge(ledger.plan.event) == 4
+        ledger.finish()
+    assert (read_ledger(path).charges, read_ledger(path).closed) == (4, True)
+    added = path.read_text().removeprefix(OLD_LEDGER)
+    assert added != path.read_text()
+    assert "time" not in added
+    path.write_text(OLD_LEDGER.replace("13:07:41", "13:07:42"))
+    with pytest.raises(PrivacyError, match="line 4"):  # the one after the changed line
+        read_ledger(path)
+
+
 CHARGE_FOREVER = """
 import os, sys
 from privlora.accounting import Ledger
@@ -281,7 +384,7 @@ def test_kill_9_never_loses_a_release(tmp_path, path):
         total_before = releases.stat().st_size
     with Ledger.open(path) as ledger:
         assert total_before <= ledger.charges <= total_before + 3
-    assert read_ledger(path).resumes == 4
+    assert read_ledger(path).charges == ledger.charges
 
 
 def test_epsilon_is_of_the_charges_and_not_of_the_plan(path):

@@ -113,3 +113,18 @@ def test_a_release_is_as_good_as_its_run(
     of_run = call(capsys, "budget", finished / "run", "--json").json
     of_release = call(capsys, "budget", published, "--json").json
     assert of_release["epsilon"] == of_run["epsilon"]
+
+
+def test_budget_counts_copies_of_a_run_once(
+    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(finished / "run", folder / "copy"))
+    alone = call(capsys, "budget", finished / "run", "--json").json
+    both = call(capsys, "budget", finished / "run", copy, "--json").json
+    assert both["epsilon"] == alone["epsilon"]
+    (run,) = both["runs"]
+    assert run["steps_charged"] == 3
+    assert [ledger["path"] for ledger in run["ledgers"]] == [
+        str(root / "release" / "ledger.jsonl") for root in (finished / "run", copy)
+    ]
+    assert "the longest counts: 3 releases" in call(capsys, "budget", finished / "run", copy).out

@@ -62,7 +62,7 @@ def make_run(
         }
     )
     parts = build_parts(settings, tiny_llama())
-    folder.create()
+    folder.create(protects=settings.privacy.protects)
     folder.settings.write_text(settings.to_yaml())
     for step, loss in ((0, 3.5), (STEPS, 3.25)):
         row = {"loss_per_token": loss + 0.1, "loss_per_example": loss, "standard_error": 0.125}

@@ -123,6 +123,13 @@ def test_front_matter_names_the_base_only_where_a_hub_accepts_it(report: dict[st
         assert "base_model" not in yaml.safe_load(card(report).split("---\n")[1])
 
 
+def test_a_local_base_is_not_taken_for_one_of_the_hub(report: dict[str, Any]) -> None:
+    report["adapter"] |= {"base_model": "gpt2", "base_is_local": True, "base_revision": None}
+    text = card(report)
+    assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
+    assert "AutoModelForCausalLM.from_pretrained('path/to/gpt2')" in text
+
+
 def test_the_cards_code_is_python(report: dict[str, Any]) -> None:
     report["adapter"]["base_model"], report["adapter"]["base_revision"] = HOSTILE, "main"
     code = card(report).split("```python\n")[1].split("\n```\n")[0]

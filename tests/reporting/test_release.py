@@ -14,7 +14,7 @@ from privlora.errors import PrivacyError, RunError
 from privlora.reporting import rewrite_report, write_release
 from privlora.training.files import RunFolder, append_line
 
-GIVEN = {"ledger.jsonl", "evaluations.jsonl", "config.resolved.yaml"}
+GIVEN = {"ledger.jsonl", "evaluations.jsonl"}
 WRITTEN = {
     "adapter_config.json",
     "adapter_model.safetensors",
@@ -35,6 +35,7 @@ def test_release_holds_exactly_the_promised_files(private_run: Run, public_run: 
     assert {p.name for p in private_run.folder.release.iterdir()} == GIVEN | WRITTEN
     assert {p.name for p in public_run.folder.release.iterdir()} == (GIVEN | WRITTEN) - {"ledger.jsonl"}
     assert {p.name for p in private_run.folder.root.iterdir()} == {"release", "private"}
+    assert {p.name for p in public_run.folder.root.iterdir()} == {"not-private", "private"}
 
 
 @pytest.mark.parametrize(
@@ -85,9 +86,9 @@ def test_rewriting_needs_the_report_alone_and_gives_the_same_bytes(copy: RunFold
 def test_rewriting_keeps_a_run_not_private(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     root = tmp_path / "run"
     shutil.copytree(request.getfixturevalue(kind).folder.root, root)
-    before = {name: (root / "release" / name).read_bytes() for name in PAGES}
+    before = {name: (root / "not-private" / name).read_bytes() for name in PAGES}
     rewrite_report(RunFolder(root))
-    assert {name: (root / "release" / name).read_bytes() for name in PAGES} == before
+    assert {name: (root / "not-private" / name).read_bytes() for name in PAGES} == before
 
 
 def test_the_ledger_decides_after_a_crash(copy: RunFolder) -> None:
@@ -99,7 +100,7 @@ def test_the_ledger_decides_after_a_crash(copy: RunFolder) -> None:
     rewrite_report(copy)
     new = json.loads((copy.release / "privacy_report.json").read_text())
     assert new["statement"]["epsilon"] == truth > old["statement"]["epsilon"]
-    assert (new["statement"]["steps_charged"], new["statement"]["resumes"]) == (STEPS + 1, 1)
+    assert new["statement"]["steps_charged"] == STEPS + 1
     assert new["epsilon_over_steps"][-1] == {"step": STEPS + 1, "epsilon": truth}
     assert [row["step"] for row in new["evaluation"]] == [0, STEPS, STEPS + 1]
     assert f"{STEPS + 1} charged" in (copy.release / "README.md").read_text()
@@ -119,7 +120,7 @@ def test_foreign_and_missing_files_are_refused(copy: RunFolder, insecure_run: Ru
         rewrite_report(copy)
     path = copy.release / "privacy_report.json"
     path.write_text('{"schema_version": 99}')
-    with pytest.raises(RunError, match="schema version 1"):
+    with pytest.raises(RunError, match="schema version 2"):
         rewrite_report(copy)
     path.write_text("{")
     with pytest.raises(RunError, match="no readable report"):

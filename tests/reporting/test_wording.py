@@ -43,9 +43,3 @@ def test_an_adapter_to_start_from_is_said(report: dict[str, Any]) -> None:
     assert said[0] == said[1] == said[2]
     assert said[0] == [text for text in said[3] if "started from" not in text] != said[3]
     assert said[0] == [text for text in said[4] if "adapter.public_text" not in text] != said[4]
-
-
-def test_resumes_are_said(report: dict[str, Any]) -> None:
-    assert "resumed" not in dict(privacy_table(report))["Steps T"]
-    report["statement"]["resumes"] = 2
-    assert dict(privacy_table(report))["Steps T"].endswith("resumed 2 times")

@@ -119,11 +119,11 @@ def test_one_ledger_a_run(findings: Findings) -> None:
         release = (findings.folder / row.facts["ledger"]).parent
         assert {path.name for path in release.iterdir()} == {
             "ledger.jsonl",
-            "config.resolved.yaml",
             "adapter_config.json",
             "adapter_model.safetensors",
         }
-        assert [path.name for path in release.parent.iterdir()] == ["release"]
+        assert {path.name for path in release.parent.iterdir()} == {"release", "private"}
+        assert [path.name for path in (release.parent / "private").iterdir()] == ["config.resolved.yaml"]
 
 
 def test_what_is_written(findings: Findings) -> None:
@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(
     assert "not finite" in row.error
     assert not row.scores
     assert row.before["loss"] > 0
-    assert not (job.folder / "private").exists()
+    assert [path.name for path in (job.folder / "private").iterdir()] == ["config.resolved.yaml"]
     assert read_ledger(job.folder / "release" / "ledger.jsonl").charges == 3
 
 

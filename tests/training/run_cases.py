@@ -55,14 +55,19 @@ class Bench:
             **groups,
         )
 
-    def resume(self, folder: Path, evaluation: Any = None) -> Result:
+    def resume(self, folder: Path, evaluation: Any = None, observer: Observer | None = None) -> Result:
         return resume_run(
-            folder, model=self.model, tokenizer=self.tokenizer, records=RECORDS, evaluation=evaluation
+            folder,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            records=RECORDS,
+            evaluation=evaluation,
+            observer=observer,
         )
 
     def continue_or_start(self, folder: Path, **options: Any) -> Result:
         """What a user does after a crash: resume, or start again if the run had not begun."""
-        if (folder / "release/config.resolved.yaml").exists():
+        if (folder / "private/config.resolved.yaml").exists():
             return self.resume(folder, options.get("evaluation"))
         return self.start(folder, **options)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from privlora.errors import RunError
-from privlora.training.checkpoint import load_checkpoint, save_checkpoint
+from privlora.training.checkpoint import Mark, load_checkpoint, read_mark, save_checkpoint
 
 PARTS = {
     "coordinates": {"0.U": torch.randn(2, 3), "0.S": torch.rand(2, dtype=torch.float64)},
@@ -18,7 +18,7 @@ PARTS = {
 
 def test_it_gives_back_the_bits(tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
-    save_checkpoint(path, PARTS, step=7, run_id="run")
+    save_checkpoint(path, PARTS, Mark(7, "run", None))
     step, found = load_checkpoint(path, run_id="run")
     assert step == 7
     assert found.keys() == PARTS.keys()
@@ -29,16 +29,23 @@ def test_it_gives_back_the_bits(tmp_path: Path) -> None:
             assert torch.equal(found[part][name], tensor)
 
 
+@pytest.mark.parametrize("charge", [None, "0a1b"])
+def test_the_mark_is_read_alone(charge: str | None, tmp_path: Path) -> None:
+    mark = Mark(7, "run", charge)
+    save_checkpoint(tmp_path / "c", PARTS, mark)
+    assert read_mark(tmp_path / "c") == mark
+
+
 def test_parts_may_share_tensors(tmp_path: Path) -> None:
     shared = torch.randn(2, 3)
     parts = {"a": {"x": shared}, "b": {"x": shared, "transposed": shared.T}}
-    save_checkpoint(tmp_path / "c", parts, step=1, run_id="run")
+    save_checkpoint(tmp_path / "c", parts, Mark(1, "run", None))
     _, found = load_checkpoint(tmp_path / "c", run_id="run")
     assert torch.equal(found["b"]["transposed"], shared.T)
 
 
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "c", PARTS, step=1, run_id="one")
+    save_checkpoint(tmp_path / "c", PARTS, Mark(1, "one", None))
     with pytest.raises(RunError, match="belongs to another run"):
         load_checkpoint(tmp_path / "c", run_id="two")
 
@@ -46,7 +53,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "pickle", "missing"])
 def test_a_damaged_one_is_one_clear_error(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "c"
-    save_checkpoint(path, PARTS, step=1, run_id="run")
+    save_checkpoint(path, PARTS, Mark(1, "run", None))
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-9])
     elif damage == "pickle":
@@ -57,3 +64,6 @@ def test_a_damaged_one_is_one_clear_error(damage: str, tmp_path: Path) -> None:
         path.write_bytes(b"" if damage == "empty" else bytes(range(256)))
     with pytest.raises(RunError, match="is damaged"):
         load_checkpoint(path, run_id="run")
+    if damage != "cut":  # the mark is at the front
+        with pytest.raises(RunError, match="is damaged"):
+            read_mark(path)

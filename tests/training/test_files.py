@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from privlora.errors import RunError
-from privlora.training.files import RunFolder, append_line, read_lines, write_atomically
+from privlora.training.files import RunFolder, append_line, read_lines, set_times, write_atomically
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -45,7 +45,7 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
         folder.release / ".card.privlora-tmp",
     ]
     kept = [
-        folder.release / ".config.resolved.yaml.privlora-tmp",  # written before the run is locked
+        folder.private / ".config.resolved.yaml.privlora-tmp",  # written before the run is locked
         folder.release / ".notes.tmp",
         folder.release / "notes.privlora-tmp",
         folder.private / "checkpoint.safetensors",
@@ -123,6 +123,48 @@ def test_a_folder_with_a_run_is_not_taken_again(tmp_path: Path) -> None:
     folder.ledger.write_text("")
     with pytest.raises(RunError, match="holds a run already"):
         folder.create()
+
+
+def test_what_protects_nobody_lies_elsewhere(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    assert folder.release == folder.root / "release"
+    folder.create(protects=False)  # the first start failed before it wrote anything
+    assert folder.release == folder.ledger.parent == folder.root / "not-private"
+    assert {path.name for path in folder.root.iterdir()} == {"not-private", "private"}
+    (folder.release / "adapter_model.safetensors").write_text("")
+    with pytest.raises(RunError, match="not empty"):
+        folder.create()
+
+
+def test_settings_of_an_older_version_are_found_and_moved(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    old = folder.release / "config.resolved.yaml"
+    old.write_text("x: 1")
+    assert folder.settings == old
+    with pytest.raises(RunError, match="holds a run already"):
+        folder.refuse_if_used()
+    for _ in range(2):
+        folder.hide_settings()
+        assert folder.settings == folder.private / "config.resolved.yaml"
+        assert folder.settings.read_text() == "x: 1"
+        assert not old.exists()
+
+
+def test_all_files_get_one_time(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    set_times(tmp_path, "1970-01-03")
+    assert {path.stat().st_mtime_ns for path in (tmp_path, tmp_path / "a")} == {2 * 86400 * 10**9}
+    with pytest.raises(RunError, match="cannot set the times"):
+        set_times(tmp_path / "none", "1970-01-03")
+
+
+def test_a_damaged_line_inside_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text('{"st\n{"step": 2}\n')
+    with pytest.raises(RunError, match="is damaged"):
+        read_lines(path)
 
 
 def test_a_path_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_settings_that_the_ledger_did_not_plan_are_refused(
 ) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder)
-    settings_file = folder / "release/config.resolved.yaml"
+    settings_file = folder / "private/config.resolved.yaml"
     settings = yaml.safe_load(settings_file.read_text())
     settings["privacy"].update(change)
     settings_file.write_text(yaml.safe_dump(settings))
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) ->
 def test_a_checkpoint_of_other_defaults_is_one_clear_error(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder, method={"name": "prism", "error_feedback": 0.0})
-    settings_file = folder / "release/config.resolved.yaml"
+    settings_file = folder / "private/config.resolved.yaml"
     settings = yaml.safe_load(settings_file.read_text())
     settings["method"]["error_feedback"] = None  # as if it had been the default
     settings_file.write_text(yaml.safe_dump(settings))

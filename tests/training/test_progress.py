@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
+from privlora.training import progress
 from privlora.training.loop import StepReport
-from privlora.training.progress import RichObserver, epsilon_checkpoints
+from privlora.training.progress import RichObserver
 
 EVENT = StepEvent(PoissonSampling(0.01), 1.0)
 
@@ -44,19 +47,43 @@ def show(run: Plan | None, steps: int, *, terminal: bool = False, private_loss: 
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize(("steps", "points"), [(1, 1), (3, 3), (10, 10), (301, 10)])
-def test_checkpoints_end_at_the_whole_run(steps: int, points: int) -> None:
-    found = epsilon_checkpoints(plan(steps))
-    assert len(found) == points
-    assert found[-1] == (steps, epsilon([(EVENT, steps)], 1e-5))
-    assert [step for step, _ in found] == sorted({step for step, _ in found})
+def spent(step: int) -> str:
+    """Epsilon of that many charged steps, as a line shows it."""
+    return f"ε {math.ceil(epsilon([(EVENT, step)], 1e-5) * 100) / 100:.2f} (δ 1e-05)"
 
 
-def test_epsilon_is_never_below_what_was_spent() -> None:
-    lines = [line for line in show(plan(12), 12).splitlines() if line.startswith("step ")]
-    for line in lines:
-        step = int(line.split()[1].split("/")[0])
-        assert float(line.split("ε ")[1].split()[0]) >= epsilon([(EVENT, step)], 1e-5)
+def test_a_log_shows_what_was_spent() -> None:
+    """At the first step, in the middle and at the end: never the next checkpoint's."""
+    lines = {line.split()[1]: line for line in show(plan(300), 300).splitlines() if line.startswith("step ")}
+    assert len({spent(step) for step in (1, 30, 150, 300)}) == 4
+    for step in (1, 30, 150, 300):
+        assert spent(step) in lines[f"{step}/300"]
+    assert "after" not in "".join(lines.values())
+
+
+def test_a_live_line_of_an_earlier_epsilon_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of accounting is worth it every 50 seconds, and at the first and the last step."""
+    now = [0.0]
+    asked: list[int] = []
+
+    def slow(events: list[tuple[StepEvent, int]], delta: float, **options: Any) -> float:
+        now[0] += 1.0
+        asked.append(events[0][1])
+        return epsilon(events, delta, **options)
+
+    monkeypatch.setattr(progress, "epsilon", slow)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
+    with RichObserver(console, plan(30)) as observer:
+        for step in range(1, 31):
+            now[0] += 4.0
+            observer.on_step(StepReport(step, 30, 2e-4, 4.0))
+    assert asked == [1, 14, 27, 30]
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for step, of in {1: 1, 2: 1, 13: 1, 14: 14, 15: 14, 26: 14, 27: 27, 29: 27, 30: 30}.items():
+        number, delta = spent(of).split(" (")
+        assert f"step {step}/30  {number}{'' if of == step else f' after step {of}'} ({delta}" in shown
 
 
 def test_a_log_gets_a_line_now_and_then() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from privlora.accounting.accountants import Adjacency, accountant_versions, epsilon
-from privlora.accounting.ledger_format import LedgerSummary, Unit, read_ledger
+from privlora.accounting.ledger_format import LedgerSummary, Plan, Unit, read_ledger
 from privlora.errors import PrivacyError
 
 _T = TypeVar("_T")
@@ -17,10 +16,38 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RunBudget:
-    """One run's share: its ledger's summary and its own epsilon at the statement's delta and adjacency."""
+    """One run's share.
 
-    ledger: LedgerSummary
+    Attributes:
+        copies: its ledger, or every copy of it that was given.
+        releases: distinct charged steps of all copies together. Of a copy and its continuation that is the longer one;
+            copies that were continued apart share their first steps only, and the rest of each counts.
+        epsilon: of these releases, at the statement's delta and adjacency.
+    """
+
+    copies: tuple[LedgerSummary, ...]
+    releases: int
     epsilon: float
+
+    @property
+    def plan(self) -> Plan:
+        return self.copies[0].plan
+
+    @property
+    def run_id(self) -> str:
+        return self.copies[0].run_id
+
+    def describe_copies(self) -> str:
+        """What became of several copies, in words; empty for one."""
+        if len(self.copies) == 1:
+            return ""
+        named = ", ".join(f"{copy.path} ({copy.charges})" for copy in self.copies)
+        what = (
+            "they continue one another, so the longest counts"
+            if self.releases == max(copy.charges for copy in self.copies)
+            else "continued apart, so what they share counts once and the rest of each counts as well"
+        )
+        return f"Copies of run {self.run_id}, with their releases: {named}; {what}: {self.releases} releases."
 
 
 @dataclass(frozen=True)
@@ -28,7 +55,7 @@ class BudgetStatement:
     """(epsilon, delta)-DP of all runs together, by composition of their charged steps.
 
     Attributes:
-        runs: each run by itself, in the order given.
+        runs: each run by itself, in the order in which its first ledger was given.
         epsilon: PLD epsilon of all charged steps together, usually less than the sum over runs.
         delta: total delta of the composition.
         adjacency: which data sets are neighbours.
@@ -46,7 +73,7 @@ class BudgetStatement:
     @property
     def datasets(self) -> tuple[str, ...]:
         """The distinct public names of the runs' data, sorted."""
-        return tuple(sorted({run.ledger.plan.dataset for run in self.runs}))
+        return tuple(sorted({run.plan.dataset for run in self.runs}))
 
     def describe(self) -> str:
         """The statement in words."""
@@ -56,6 +83,7 @@ class BudgetStatement:
             f"{subject} ({self.epsilon:.4g}, {self.delta:.3g})-DP per {self.unit}, "
             f"adjacency {self.adjacency}, accountant pld ({packages})."
         )
+        text += "".join(f" {words}" for run in self.runs if (words := run.describe_copies()))
         if len(self.datasets) > 1:
             text += (
                 f" The ledgers name different data ({', '.join(self.datasets)}): "
@@ -70,19 +98,18 @@ def compose_ledgers(
     """The joint guarantee of the runs whose ledgers are given. Only charged steps count, finished or not.
 
     Args:
-        paths: at least one ledger.
+        paths: at least one ledger. Several copies of one run's count as all steps that any of them shows.
         delta: total delta of the statement; None if all plans have the same.
         adjacency: neighbours of the statement; None if all plans have the same.
 
     Raises:
         RunError: a ledger cannot be read.
-        PrivacyError: a ledger was changed; a run was given twice; a run's noise was reproducible; the runs
-            protect different units; or they differ in delta or adjacency and none is given.
+        PrivacyError: a ledger was changed; copies of one run have different plans; a run's noise was reproducible;
+            the runs protect different units; or they differ in delta or adjacency and none is given.
     """
     if not paths:
         raise PrivacyError("no ledger was given", fix="name the ledgers of all runs on the data")
     ledgers = [read_ledger(path) for path in paths]
-    _refuse_repeats(ledgers)
     for ledger in ledgers:
         ledger.require_secure_noise()
     plans = [ledger.plan for ledger in ledgers]
@@ -93,24 +120,29 @@ def compose_ledgers(
         adjacencies = {plan.adjacency for plan in plans}
         shared: Adjacency = _common("adjacency", adjacencies, "give the adjacency of the whole statement")
         adjacency = shared
+    copies = _by_run(ledgers)
+    events = [(same[0].plan.event, len({h for copy in same for h in copy.charge_hashes})) for same in copies]
     runs = tuple(
-        RunBudget(ledger, epsilon(ledger.events(), delta, adjacency=adjacency)) for ledger in ledgers
+        RunBudget(same, count, epsilon([(event, count)], delta, adjacency=adjacency))
+        for same, (event, count) in zip(copies, events, strict=True)
     )
-    together = [pair for ledger in ledgers for pair in ledger.events()]
-    total = epsilon(together, delta, adjacency=adjacency)
+    total = epsilon(events, delta, adjacency=adjacency)
     return BudgetStatement(runs, total, delta, adjacency, unit, accountant_versions())
 
 
-def _refuse_repeats(ledgers: Sequence[LedgerSummary]) -> None:
-    seen: dict[str, Path] = {}
+def _by_run(ledgers: Sequence[LedgerSummary]) -> list[tuple[LedgerSummary, ...]]:
+    """The copies of each run's ledger together."""
+    runs: dict[str, list[LedgerSummary]] = {}
     for ledger in ledgers:
-        if ledger.run_id in seen:
+        copies = runs.setdefault(ledger.run_id, [])
+        if copies and ledger.plan != copies[0].plan:
             raise PrivacyError(
-                f"{seen[ledger.run_id]} and {ledger.path} are the same run {ledger.run_id}",
-                why="it would be counted twice, or an old copy would hide later steps",
-                fix="give each run's ledger once, the longest copy",
+                f"{copies[0].path} and {ledger.path} name the same run {ledger.run_id}, with different plans",
+                why="one of them is not what was written, so it does not show what was released",
+                fix="restore the original ledger",
             )
-        seen[ledger.run_id] = ledger.path
+        copies.append(ledger)
+    return [tuple(copies) for copies in runs.values()]
 
 
 def _common(name: str, values: set[_T], fix: str) -> _T:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -53,7 +54,8 @@ class Ledger:
             RunError: the file exists, or cannot be written.
         """
         path = Path(path)
-        summary = LedgerSummary(path, str(uuid.uuid4()), _now(), accountant_versions(), plan)
+        today = datetime.now(UTC).date().isoformat()
+        summary = LedgerSummary(path, str(uuid.uuid4()), today, accountant_versions(), plan)
         header = {
             "type": "plan",
             "schema_version": SCHEMA_VERSION,
@@ -71,20 +73,23 @@ class Ledger:
                 why="writing over it would forget what was released",
                 fix="resume that run, or choose another run directory",
             )
+        lock = os.dup(file)  # a write that fails closes the file
         try:
             os.ftruncate(file, 0)
-            ledger._append(header, summary)
+            ledger._append(header)
             _sync_folder(path.parent)
         except BaseException:
-            # Nothing was released under this ledger, so it may go.
-            ledger.close()
+            # Nothing was released under this ledger, so it may go, before another process can lock it.
             path.unlink()
+            ledger.close()
             raise
+        finally:
+            os.close(lock)
         return ledger
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
-        """Take over an unfinished ledger: verify it, drop a torn last line, and note that a process resumed.
+        """Take over an unfinished ledger: verify it and drop a torn last line. Adds no line.
 
         The caller must draw its noise from a fresh stream. To look only, use `read_ledger`.
 
@@ -104,9 +109,7 @@ class Ledger:
         except BaseException:
             os.close(file)
             raise
-        ledger = cls(file, summary, head, size)
-        ledger._append({"type": "resume", "time": _now()}, replace(summary, resumes=summary.resumes + 1))
-        return ledger
+        return cls(file, summary, head, size)
 
     @property
     def summary(self) -> LedgerSummary:
@@ -156,8 +159,10 @@ class Ledger:
                 fix="resume with the settings of the first run",
             )
         step = summary.charges + 1
-        line = {"type": "charge", "step": step, "event": fingerprint(self.plan.event), "time": _now()}
-        self._append(line, replace(summary, charges=step))
+        salt = secrets.token_hex(8)  # lines of copies that are continued apart differ
+        line = {"type": "charge", "step": step, "event": fingerprint(self.plan.event), "salt": salt}
+        charged = (*summary.charge_hashes, self._append(line))
+        self._summary = replace(summary, charge_hashes=charged)
         return step
 
     def finish(self) -> None:
@@ -166,7 +171,8 @@ class Ledger:
         Raises:
             RunError: the line could not be written.
         """
-        self._append({"type": "close", "time": _now()}, replace(self._summary, closed=True))
+        self._append({"type": "close"})
+        self._summary = replace(self._summary, closed=True)
         self.close()
 
     def close(self) -> None:
@@ -183,10 +189,11 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, content: dict[str, Any], then: LedgerSummary) -> None:
-        """Write one line and wait for the disk; `then` is what the ledger says afterwards."""
+    def _append(self, content: dict[str, Any]) -> str:
+        """Write one line and wait for the disk; gives the line's hash."""
+        path = self._summary.path
         if self._file is None:
-            raise RunError(f"{then.path}: this ledger is closed", fix="open it again with Ledger.open")
+            raise RunError(f"{path}: this ledger is closed", fix="open it again with Ledger.open")
         chained = {**content, "prev": self._head}
         line = json.dumps(chained, sort_keys=True, allow_nan=False).encode() + b"\n"
         try:
@@ -204,11 +211,12 @@ class Ledger:
             if not isinstance(error, OSError):
                 raise
             raise RunError(
-                f"{then.path}: cannot be written: {error.strerror}",
+                f"{path}: cannot be written: {error.strerror}",
                 why="a release that is not in the ledger would not be accounted for, so training stops here",
                 fix="free space on that disk, then resume the run",
             ) from error
-        self._head, self._size, self._summary = digest(line), self._size + len(line), then
+        self._head, self._size = digest(line), self._size + len(line)
+        return self._head
 
 
 def _open_locked(path: Path, flags: int) -> int:
@@ -228,11 +236,21 @@ def _open_locked(path: Path, flags: int) -> int:
             why="two processes that charge one ledger would release more than it says",
             fix="wait for the other process of this run, or end it",
         ) from error
+    if not _still_named(file, path):
+        os.close(file)
+        raise RunError(
+            f"{path}: the ledger was removed while it was opened",
+            why="charges in a file without a name would be lost",
+            fix="start again",
+        )
     return file
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _still_named(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,15 +2,19 @@
 
 A ledger is a file of JSON lines. Line 1 is the plan; then come
 
-    {"type": "charge", "step": k, "event": ..., "time": ..., "prev": ...}   one release is about to happen
-    {"type": "resume", ...}   a process took over after a crash, with a fresh noise stream
-    {"type": "close", ...}    the run is over; nothing may follow
+    {"type": "charge", "step": k, "event": ..., "salt": ..., "prev": ...}   one release is about to happen
+    {"type": "close", "prev": ...}    the run is over; nothing may follow
 
-`event` is a fingerprint of the plan's event, `prev` the SHA-256 of the line before: an edited, removed or
-inserted line breaks the chain and the ledger is refused. The chain has no key, and no end mark before the
-"close" line: it does not find a file rewritten as a whole, cut at its end, or replaced by an older copy.
+`event` is a fingerprint of the plan's event, `salt` 64 fresh random bits, `prev` the SHA-256 of the line before: an
+edited, removed or inserted line breaks the chain and the ledger is refused, and copies that were continued apart
+differ from there on. The chain has no key, and no end mark before the "close" line: by itself it does not find a file
+rewritten as a whole, cut at its end, or replaced by an older copy; the files beside it do (`training.evidence`).
 
-A ledger is public: it holds no private count, only the plan and how many steps of it were taken.
+A ledger is public: it holds no private count, only the plan and how many steps of it were taken, and no clock but the
+day it was begun on. How long a step took, or how often a run had to be resumed, depends on private records.
+
+Ledgers of schema 1 are read and may be continued. They hold times and lines of type "resume", which say nothing about
+releases; what is added to them is written as in schema 2.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
@@ -28,7 +33,8 @@ from privlora.accounting.accountants import Adjacency, check_covered, check_delt
 from privlora.accounting.events import StepEvent, exact_fields
 from privlora.errors import PrivacyError, RunError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_WITH_CLOCKS = 1
 Unit = Literal["record", "user"]
 
 
@@ -103,11 +109,11 @@ class LedgerSummary:
     Attributes:
         path: the file.
         run_id: random identifier of the run.
-        created: UTC time, ISO 8601.
+        created: the day, UTC, as YYYY-MM-DD.
         versions: the software that wrote it.
         plan: what was intended.
-        charges: how many steps were charged: the number released, or one more after a crash.
-        resumes: how often a process took over.
+        charge_hashes: of each charged step's line. A hash covers all lines before it, so it is that of no other run,
+            and of no copy that was continued apart.
         closed: whether the run is over.
     """
 
@@ -116,9 +122,13 @@ class LedgerSummary:
     created: str
     versions: dict[str, str]
     plan: Plan
-    charges: int = 0
-    resumes: int = 0
+    charge_hashes: tuple[str, ...] = field(default=(), repr=False)
     closed: bool = False
+
+    @property
+    def charges(self) -> int:
+        """How many steps were charged: the number released, or one more after a crash."""
+        return len(self.charge_hashes)
 
     @property
     def remaining(self) -> int:
@@ -174,54 +184,74 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
         raise RunError(
             f"{path}: has no complete first line", why="so nothing was released", fix="delete it, start anew"
         )
-    summary: LedgerSummary | None = None
+    lines = content[:size].splitlines(keepends=True)
+    reader: _Reader | None = None
     head: str | None = None
-    for number, line in enumerate(content[:size].splitlines(keepends=True), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             if record["prev"] != head:
                 raise PrivacyError("does not continue the line before")
-            summary = _read_header(path, record) if summary is None else _advance(summary, record)
+            head = digest(line)
+            if reader is None:
+                reader = _Reader(record)
+            else:
+                reader.advance(record, head)
         except (ValueError, KeyError, TypeError, PrivacyError) as error:
             raise PrivacyError(
                 f"{path}: line {number} is not what was written: {error}",
                 why="a changed ledger no longer shows what was released",
                 fix="restore the original file; without it no epsilon can be stated",
             ) from error
-        head = digest(line)
-    assert summary is not None
+    assert reader is not None
     assert head is not None
-    return summary, head, size
+    return reader.summary(path), head, size
 
 
-def _read_header(path: Path, record: dict[str, Any]) -> LedgerSummary:
-    expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
-    exact_fields(record, expected, "first line")
-    if record["type"] != "plan" or record["schema_version"] != SCHEMA_VERSION:
-        raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")
-    plan = Plan.from_dict(record["plan"])
-    return LedgerSummary(path, record["run_id"], record["created"], record["versions"], plan)
+class _Reader:
+    """What the lines say so far."""
 
+    def __init__(self, record: dict[str, Any]) -> None:
+        expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
+        exact_fields(record, expected, "first line")
+        self._schema = record["schema_version"]
+        if record["type"] != "plan" or self._schema not in (_WITH_CLOCKS, SCHEMA_VERSION):
+            raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION} or {_WITH_CLOCKS}")
+        begun = datetime.fromisoformat if self._schema == _WITH_CLOCKS else date.fromisoformat
+        self._created = begun(record["created"]).strftime("%Y-%m-%d")
+        self._run_id, self._versions = record["run_id"], record["versions"]
+        self._plan = Plan.from_dict(record["plan"])
+        self._event = fingerprint(self._plan.event)
+        self._charges: list[str] = []
+        self._closed = False
 
-def _advance(summary: LedgerSummary, record: dict[str, Any]) -> LedgerSummary:
-    """What the ledger says after one more line."""
-    if summary.closed:
-        raise PrivacyError("follows the end of the run")
-    if record["type"] == "charge":
-        exact_fields(record, {"type", "step", "event", "time", "prev"}, "charge")
-        if record["step"] != summary.charges + 1 or summary.remaining == 0:
-            raise PrivacyError(
-                f"charges step {record['step']} after {summary.charges} of {summary.plan.steps}"
-            )
-        if record["event"] != fingerprint(summary.plan.event):
+    def advance(self, record: dict[str, Any], line_hash: str) -> None:
+        """Take in one more line."""
+        if self._closed:
+            raise PrivacyError("follows the end of the run")
+        kind, old = record["type"], self._schema == _WITH_CLOCKS and "time" in record
+        if kind == "charge":
+            exact_fields(record, {"type", "step", "event", "time" if old else "salt", "prev"}, "charge")
+            self._check_charge(record)
+            self._charges.append(line_hash)
+            return
+        exact_fields(record, {"type", "time", "prev"} if old else {"type", "prev"}, "line")
+        if kind == "close":
+            self._closed = True
+        elif not (kind == "resume" and old):
+            raise PrivacyError(f"has the unknown type {kind!r}")
+
+    def _check_charge(self, record: dict[str, Any]) -> None:
+        done, planned = len(self._charges), self._plan.steps
+        if record["step"] != done + 1 or done == planned:
+            raise PrivacyError(f"charges step {record['step']} after {done} of {planned}")
+        if record["event"] != self._event:
             raise PrivacyError("charges another event than the plan's")
-        return replace(summary, charges=summary.charges + 1)
-    exact_fields(record, {"type", "time", "prev"}, "line")
-    if record["type"] == "resume":
-        return replace(summary, resumes=summary.resumes + 1)
-    if record["type"] == "close":
-        return replace(summary, closed=True)
-    raise PrivacyError(f"has the unknown type {record['type']!r}")
+
+    def summary(self, path: Path) -> LedgerSummary:
+        return LedgerSummary(
+            path, self._run_id, self._created, self._versions, self._plan, tuple(self._charges), self._closed
+        )
 
 
 def fingerprint(event: StepEvent) -> str:

@@ -7,6 +7,7 @@ rsLoRA), lora_B.weight (m, r) and lora_A.weight (r, n). Here the scale is shared
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,20 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
 
 
+# With a folder for its owner or without. What is longer, or begins otherwise, is a path.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_local(name: str) -> bool:
+    """Whether a model or an adapter of this name is a folder of this machine, as loaders look for it."""
+    return HUB_NAME.fullmatch(name) is None or Path(name).is_dir()
+
+
+def published_name(name: str) -> str:
+    """How it is named in what is published: from a hub by its whole name, a local folder without where it lies."""
+    return Path(name).expanduser().resolve().name if is_local(name) else name
+
+
 def lora_scaling(lora_alpha: float, rank: int, use_rslora: bool) -> float:
     """peft's scale s between lora_B @ lora_A and the weight update."""
     return lora_alpha / rank**0.5 if use_rslora else lora_alpha / rank
@@ -41,7 +56,10 @@ def write_adapter(
     lora_alpha: float,
     use_rslora: bool = False,
 ) -> None:
-    """Write a plain LoRA adapter. factors: site name -> (A (m, k), B (n, k)) with W = W0 + A B^T."""
+    """Write a plain LoRA adapter. factors: site name -> (A (m, k), B (n, k)) with W = W0 + A B^T.
+
+    base_model: a hub name, or a local folder, of which the adapter's note keeps the last part only.
+    """
     rank = next(iter(factors.values()))[0].shape[-1]
     scale = lora_scaling(lora_alpha, rank, use_rslora)
     tensors: dict[str, Tensor] = {}
@@ -53,7 +71,7 @@ def write_adapter(
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     LoraConfig(
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base_model,
+        base_model_name_or_path=published_name(base_model),
         r=rank,
         lora_alpha=lora_alpha,
         use_rslora=use_rslora,

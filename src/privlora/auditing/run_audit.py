@@ -162,7 +162,7 @@ def _open(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> Ca
     mark = f"{_WARNING}\ncanaries: {canaries} {kind}\n"
     if not folder.settings.exists():
         state = CanaryState.draw(canaries)
-        folder.create()
+        folder.create(protects=settings.privacy.protects)
         write_atomically(folder.release / MARK, mark)
         state.save(path)
         # Last: from here on there is an audit to resume.

@@ -141,12 +141,14 @@ def budget(
                 "datasets": list(statement.datasets),
                 "runs": [
                     {
-                        "ledger": str(run.ledger.path),
-                        "run_id": run.ledger.run_id,
-                        "dataset": run.ledger.plan.dataset,
-                        "method": run.ledger.plan.method,
-                        "event": run.ledger.plan.event.to_dict(),
-                        "steps_charged": run.ledger.charges,
+                        "ledgers": [
+                            {"path": str(copy.path), "steps_charged": copy.charges} for copy in run.copies
+                        ],
+                        "run_id": run.run_id,
+                        "dataset": run.plan.dataset,
+                        "method": run.plan.method,
+                        "event": run.plan.event.to_dict(),
+                        "steps_charged": run.releases,
                         "epsilon": run.epsilon,
                     }
                     for run in statement.runs
@@ -155,9 +157,9 @@ def budget(
         )
         return
     for run in statement.runs:
+        paths = ", ".join(str(copy.path) for copy in run.copies)
         out().print(
-            f"{run.ledger.path}: epsilon {run.epsilon:.4g}, {run.ledger.charges} steps of "
-            f"{run.ledger.plan.event.describe()}",
+            f"{paths}: epsilon {run.epsilon:.4g}, {run.releases} steps of {run.plan.event.describe()}"
         )
     out().print(statement.describe())
 

@@ -153,7 +153,10 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
 
 
 def _base_of(adapter: Path) -> str:
-    """The base model that an adapter names."""
+    """The base model that an adapter names. What is published has no local path; beside it the run's settings do."""
+    run = RunFolder(adapter.resolve().parent)
+    if run.settings.exists() and run.release == adapter.resolve():
+        return load_run_settings(run).model.name
     file = adapter / ADAPTER_FILES[0]
     try:
         name = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
@@ -163,7 +166,22 @@ def _base_of(adapter: Path) -> str:
         ) from None
     if not isinstance(name, str) or not name:
         raise ModelError(f"{str(file)!r} names no base model", fix="give --base")
+    if _was_local(adapter):
+        raise ModelError(
+            f"the base model {name!r} was a folder of the machine that trained the adapter",
+            why="of a local folder its name alone is published",
+            fix="give the folder of that model here with --base",
+        )
     return name
+
+
+def _was_local(adapter: Path) -> bool:
+    """Whether the report beside an adapter, if there is one, says that the base model came from no hub."""
+    try:
+        report = json.loads((adapter / "privacy_report.json").read_text(encoding="utf-8"))
+        return bool(report["adapter"]["base_is_local"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def require_adapter(run: RunFolder) -> None:

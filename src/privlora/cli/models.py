@@ -13,12 +13,13 @@ from typing import Annotated
 import typer
 from safetensors import SafetensorError
 
+from privlora.accounting import read_ledger
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.cli.evaluation import ADAPTER_FILES, require_adapter
 from privlora.cli.training import load_run_settings
 from privlora.config import ModelSettings
 from privlora.errors import ConfigError, RunError
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, set_times
 
 _PRIVACY = ("privacy_report.json", "ledger.jsonl")
 
@@ -48,6 +49,8 @@ def export(
         for name in kept:
             if (folder.release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(folder.release / name, temporary / name)
+        if folder.ledger.exists():
+            set_times(temporary, read_ledger(folder.ledger).created)
     form = "merged model" if merge else "adapter"
     if as_json:
         emit({"output": str(output), "form": form})

@@ -1,7 +1,8 @@
 """Settings of one run: one YAML file with six groups, each field documented below it.
 
 Precedence: defaults, then the file, then ``group.key=value`` on the command line. Unknown keys and
-contradictions are errors. Every setting is public: it is written to ``release/config.resolved.yaml``.
+contradictions are errors. A run keeps its own in ``private/config.resolved.yaml``, because they name its files;
+what they say of method and privacy is public, and stands in the report.
 """
 
 from privlora.config.groups import (

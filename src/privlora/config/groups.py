@@ -239,6 +239,11 @@ class PrivacySettings(_Group):
         return self
 
     @property
+    def protects(self) -> bool:
+        """Whether noise is added that nobody can repeat; without it, nothing may be published."""
+        return self.private and self.insecure_noise_seed is None
+
+    @property
     def q(self) -> float:
         """Sampling rate."""
         if self.sample_rate is not None:

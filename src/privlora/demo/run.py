@@ -137,8 +137,10 @@ def _tell_where(console: Console, folder: RunFolder, secrets: Path) -> None:
         f"  the ledger: {folder.ledger} ({summary.charges} charged steps)\n"
         f"  the report: {folder.release / 'report.html'}\n"
         "\nUse it:\n"
-        "  [green]from peft import AutoPeftModelForCausalLM[/]\n"
-        f'  [green]model = AutoPeftModelForCausalLM.from_pretrained("{folder.release}")[/]\n'
+        "  [green]from peft import PeftModel[/]\n"
+        "  [green]from transformers import AutoModelForCausalLM, AutoTokenizer[/]\n"
+        f'  [green]base = AutoModelForCausalLM.from_pretrained("{model_path()}")[/]\n'
+        f'  [green]model = PeftModel.from_pretrained(base, "{folder.release}")[/]\n'
         f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]\n'
         "\nAttack it, with the planted secrets at hand:\n"
         f"  [green]privlora audit {folder.root} --secrets {secrets}[/]",

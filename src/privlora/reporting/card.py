@@ -6,9 +6,9 @@ import re
 
 import yaml
 
+from privlora.adapters.peft_files import HUB_NAME
 from privlora.reporting.wording import Report, is_private, method_table, nats, number, privacy_table, sentence
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 
@@ -62,16 +62,18 @@ def plain(text: object) -> str:
 
 
 def _front_matter(report: Report) -> dict[str, object]:
-    name = report["adapter"]["base_model"]
+    name, local = report["adapter"]["base_model"], report["adapter"]["base_is_local"]
     tags = ["lora", "privlora", "differential-privacy" if is_private(report) else "not-private"]
     front: dict[str, object] = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
-    if _HUB_NAME.fullmatch(name):  # hubs refuse a path here
+    if not local and HUB_NAME.fullmatch(name):  # hubs take this for one of their models
         front = {"base_model": name, **front}
     return front
 
 
 def _base(report: Report) -> str:
     adapter = report["adapter"]
+    if adapter["base_is_local"]:
+        return repr(f"path/to/{adapter['base_model']}")
     revision = adapter["base_revision"]
     return repr(adapter["base_model"]) + (f", revision={revision!r}" if revision else "")
 

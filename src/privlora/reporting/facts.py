@@ -1,7 +1,8 @@
 """Everything a report says, gathered once as plain JSON. Its schema is public and versioned.
 
 No private quantity may enter: no number of records or units, batch size, training loss, clipping fraction
-or gradient norm. Here are settings, the ledger, released parameters, fresh noise, losses on public records.
+or gradient norm, no clock but the day the run began on, no place on the user's machine. Here are settings, the ledger,
+released parameters, fresh noise, losses on public records.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import privlora
 from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
+from privlora.adapters.peft_files import is_local, published_name
 from privlora.mechanisms import split_noise_multiplier
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.session import Parts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
 _CURVE_POINTS = 20
 # For the curve of a large epsilon: ten times faster, less than 0.01 % above the default grid.
@@ -122,7 +124,6 @@ def _statement(
         "expected_batch_size": plan.expected_batch_size,
         "steps_planned": plan.steps,
         "steps_charged": summary.charges,
-        "resumes": summary.resumes,
         "accountant": "pld",
         "dataset": plan.dataset,
         "run_id": summary.run_id,
@@ -161,14 +162,16 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
 def _adapter(parts: Parts) -> dict[str, Any]:
     lora = parts.settings.adapter
     factors = parts.named_factors()
+    base = parts.settings.model.name
     return {
-        "base_model": parts.settings.model.name,
+        "base_model": published_name(base),
+        "base_is_local": is_local(base),
         "base_revision": parts.settings.model.revision,
         "rank": parts.adapter.rank,
         "lora_alpha": lora.lora_alpha,
         "use_rslora": lora.use_rslora,
         "target_modules": lora.target_modules,
-        "init": parts.hyper.init,
+        "init": published_name(parts.hyper.init),
         "public_seed": parts.settings.run.seed,
         "exported": "last iterate" if parts.average is None else "average of the iterates",
         "modules": [

@@ -1,4 +1,4 @@
-"""What a run leaves in RUN/release, each file written whole or not at all."""
+"""What a run leaves in RUN/release (or RUN/not-private), each file written whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from privlora.errors import PrivacyError, RunError
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.render import render
-from privlora.training.files import RunFolder, read_lines, write_atomically
+from privlora.training.files import RunFolder, read_lines, set_times, write_atomically
 from privlora.training.session import Parts
 
-JSON_NAME, CARD_NAME, HTML_NAME = "privacy_report.json", "README.md", "report.html"
+CARD_NAME, HTML_NAME = "README.md", "report.html"
 
 
 def write_release(folder: RunFolder, parts: Parts, summary: LedgerSummary | None) -> None:
@@ -28,10 +28,14 @@ def write_release(folder: RunFolder, parts: Parts, summary: LedgerSummary | None
 
     summary: what the run's ledger says; None in the non-private mode.
 
+    All that depends on when and how fast the run went is levelled: the folder looks as if written on the ledger's day.
+
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
     _write_adapter(folder.release, parts)
     _write_report(folder, gather(parts, summary, read_lines(folder.evaluations)))
+    if summary is not None:
+        set_times(folder.release, summary.created)
 
 
 def rewrite_report(folder: RunFolder) -> Path:
@@ -42,23 +46,25 @@ def rewrite_report(folder: RunFolder) -> Path:
     Raises RunError if the run has no report, or one of another version or run; PrivacyError if the ledger
     shows less than the report.
     """
-    report = _read_report(folder.release / JSON_NAME)
-    statement = report["statement"]
+    report = _read_report(folder.report)
+    statement, summary = report["statement"], None
     if statement is not None:
         summary = read_ledger(folder.ledger)
         _check_same_run(statement, summary)
-        if (summary.charges, summary.resumes) != (statement["steps_charged"], statement["resumes"]):
+        if summary.charges != statement["steps_charged"]:
             report = {**report, **privacy_facts(summary), "versions": versions()}
     if folder.evaluations.exists():
         report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
     _write_report(folder, report)
+    if summary is not None:
+        set_times(folder.release, summary.created)
     return folder.release / HTML_NAME
 
 
 def _check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None:
     if summary.run_id != statement["run_id"]:
         raise RunError(
-            f"{summary.path} belongs to another run than {JSON_NAME}", fix="restore the run's own files"
+            f"{summary.path} belongs to another run than its report", fix="restore the run's own files"
         )
     if summary.charges < statement["steps_charged"]:
         raise PrivacyError(
@@ -79,14 +85,14 @@ def _read_report(path: Path) -> dict[str, Any]:
     if not isinstance(report, dict) or report.get("schema_version") != SCHEMA_VERSION:
         raise RunError(
             f"{str(path)!r} is not a report of schema version {SCHEMA_VERSION}",
-            fix="read it with the version of privlora that wrote it",
+            fix="`privlora resume` writes that of a run of an older version anew",
         )
     return report
 
 
 def _write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(folder.release / JSON_NAME, text)
+    write_atomically(folder.report, text)
     write_atomically(folder.release / CARD_NAME, card(report))
     write_atomically(folder.release / HTML_NAME, render(report))
 

@@ -116,7 +116,6 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         ]
     else:
         rows.append(("Guarantee (ε, δ)", "none"))
-    charged = f"{s['steps_charged']} charged of {s['steps_planned']} planned"
     rows += [
         ("Sampling rate q", number(s["sampling"]["sample_rate"], 6)),
         ("Sampling", sampling(s)),
@@ -124,7 +123,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         ("Clipping norm C", clip_norm(report)),
         ("Expected batch size b", number(s["expected_batch_size"])),
         (_noise_name(report), number(report["noise"]["noise_std"])),
-        ("Steps T", charged + (f", resumed {s['resumes']} times" if s["resumes"] else "")),
+        ("Steps T", f"{s['steps_charged']} charged of {s['steps_planned']} planned"),
         ("Seeds", seeds(report)),
         ("Data set", s["dataset"]),
         ("Run", f"{s['run_id']}, {s['created']}"),

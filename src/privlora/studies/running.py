@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import privlora
+from privlora.accounting import read_ledger
 from privlora.adapters import write_adapter
 from privlora.config import Settings
 from privlora.data.batching import pad_token
@@ -25,7 +26,7 @@ from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
 from privlora.studies.results import Role, Row, finite
 from privlora.studies.settings import Cell, Records
-from privlora.training.files import RunFolder, write_atomically
+from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.loop import Interrupted, finish_training
 from privlora.training.session import (
     Data,
@@ -170,7 +171,7 @@ class Workbench:
             with unchanged_afterwards(self._model):
                 parts = build_parts(settings, self._model, self._start)
                 with parts.adapter:
-                    folder.create()
+                    folder.create(protects=settings.privacy.protects)
                     write_atomically(folder.settings, settings.to_yaml())
                     finish_training(parts, data, folder, plan, pad_token_id=self._pad)
                     parts.install_result()
@@ -180,12 +181,10 @@ class Workbench:
                     ):  # an adapter that may be published
                         _write_adapter(folder, parts)
         finally:
-            if folder.private.exists():
-                shutil.rmtree(folder.private)
-        if not job.keep:
-            folder.settings.unlink()
+            _remove_private(folder, keep_settings=job.keep)
         if plan is None:
             return scores, {"noise_multiplier": None, "ledger": None}
+        set_times(folder.release, read_ledger(folder.ledger).created)
         return scores, {
             "noise_multiplier": plan.event.noise_multiplier,
             "event": plan.event.to_dict(),
@@ -219,6 +218,17 @@ def _write_adapter(folder: RunFolder, parts: Parts) -> None:
         lora_alpha=lora.lora_alpha,
         use_rslora=lora.use_rslora,
     )
+
+
+def _remove_private(folder: RunFolder, *, keep_settings: bool) -> None:
+    """Checkpoints and losses go; the settings may stay, for whoever evaluates the adapter."""
+    if not folder.private.exists():
+        return
+    for path in list(folder.private.iterdir()):
+        if not (keep_settings and path == folder.settings):
+            path.unlink()
+    if not keep_settings:
+        folder.private.rmdir()
 
 
 def _clear(folder: RunFolder) -> None:

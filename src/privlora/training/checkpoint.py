@@ -6,8 +6,11 @@ sampling has no memory, so this is exact, and noise can never repeat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -17,7 +20,19 @@ from privlora.errors import RunError
 from privlora.training.files import write_atomically
 
 
-def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], *, step: int, run_id: str) -> None:
+@dataclass(frozen=True)
+class Mark:
+    """Where in which run a checkpoint was taken.
+
+    charge: hash of the ledger's line that charged ``step``; None without a ledger, or of an older version.
+    """
+
+    step: int
+    run_id: str | None
+    charge: str | None
+
+
+def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], mark: Mark) -> None:
     """Write the parts' tensors under ``part/name``, with the step after which they were taken."""
     # Cloned, because parts may share tensors, which safetensors refuses.
     tensors = {
@@ -25,25 +40,43 @@ def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], *, st
         for part, named in parts.items()
         for name, tensor in named.items()
     }
-    write_atomically(path, save(tensors, metadata={"step": str(step), "run_id": run_id}))
+    known = {"step": str(mark.step), "run_id": mark.run_id, "charge": mark.charge}
+    metadata = {name: value for name, value in known.items() if value is not None}
+    write_atomically(path, save(tensors, metadata=metadata))
+
+
+def read_mark(path: Path) -> Mark:
+    """The mark alone. Raises RunError if the file is damaged."""
+    with _opened(path) as file:
+        return _mark_of(file)
 
 
 def load_checkpoint(path: Path, *, run_id: str) -> tuple[int, dict[str, dict[str, Tensor]]]:
     """(step, part -> name -> tensor). Raises RunError if the file is damaged or of another run."""
     parts: dict[str, dict[str, Tensor]] = {}
+    with _opened(path) as file:
+        mark = _mark_of(file)
+        for key in file.keys():  # noqa: SIM118 - not a dict
+            part, name = key.split("/", 1)
+            parts.setdefault(part, {})[name] = file.get_tensor(key)
+    if mark.run_id != run_id:
+        raise RunError(f"checkpoint {str(path)!r} belongs to another run", fix="restore the run's own files")
+    return mark.step, parts
+
+
+def _mark_of(file: Any) -> Mark:
+    metadata = file.metadata() or {}
+    return Mark(int(metadata["step"]), metadata.get("run_id"), metadata.get("charge"))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                part, name = key.split("/", 1)
-                parts.setdefault(part, {})[name] = file.get_tensor(key)
-        step = int(metadata["step"])
+            yield file
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RunError(
             f"checkpoint {str(path)!r} is damaged ({type(error).__name__})",
             why="the charged steps behind it stay charged",
             fix="remove it to restart from the beginning with the remaining budget",
         ) from None
-    if metadata.get("run_id") != run_id:
-        raise RunError(f"checkpoint {str(path)!r} belongs to another run", fix="restore the run's own files")
-    return step, parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ from privlora.errors import RunError
 _TEMPORARY = ".privlora-tmp"
 
 
+_SETTINGS = "config.resolved.yaml"
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """RUN/release is safe to publish; RUN/private never is."""
+    """RUN/release is safe to publish; RUN/private never is. A run that protects nobody has RUN/not-private instead."""
 
     root: Path
 
     @property
     def release(self) -> Path:
-        return self.root / "release"
+        """What may be published; of a run that protects nobody, not-private/. Runs of old versions used release/."""
+        open_place = self.root / "not-private"
+        return open_place if open_place.exists() else self.root / "release"
 
     @property
     def private(self) -> Path:
@@ -30,7 +36,9 @@ class RunFolder:
 
     @property
     def settings(self) -> Path:
-        return self.release / "config.resolved.yaml"
+        """In private/, because they name the files of the records. Old versions wrote them into release/."""
+        old = self.root / "release" / _SETTINGS
+        return old if old.exists() else self.private / _SETTINGS
 
     @property
     def ledger(self) -> Path:
@@ -49,6 +57,10 @@ class RunFolder:
         return self.release / "evaluations.jsonl"
 
     @property
+    def report(self) -> Path:
+        return self.release / "privacy_report.json"
+
+    @property
     def has_plan(self) -> bool:
         """Whether the ledger's first line is complete: without it nothing was released."""
         return self.ledger.exists() and b"\n" in self.ledger.read_bytes()
@@ -62,17 +74,38 @@ class RunFolder:
                 fix=f"continue it with `privlora resume {self.root}`, or set run.output to another folder",
             )
 
-    def create(self) -> None:
-        """Make the folders. Raises RunError if a run is there already, or nothing can be written."""
+    def create(self, *, protects: bool = True) -> None:
+        """Make the folders; ``protects``: whether what will be released may be published.
+
+        Raises RunError if a run is there already, or nothing can be written.
+        """
         self.refuse_if_used()
+        release, open_place = self.root / "release", self.root / "not-private"
+        place, other = (release, open_place) if protects else (open_place, release)
         try:
-            self.release.mkdir(parents=True, exist_ok=True)
+            if other.exists():
+                other.rmdir()  # of a start that failed: what is published must not depend on it
+            place.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(exist_ok=True)
             self.private.chmod(0o700)
         except OSError as error:
             raise RunError(
                 f"cannot create {str(self.root)!r}: {error.strerror}",
                 fix="set run.output to a writable folder",
+            ) from None
+
+    def hide_settings(self) -> None:
+        """Move the settings of an old version's run to where they are not published."""
+        target = self.private / _SETTINGS
+        if self.settings == target:
+            return
+        try:
+            self.private.mkdir(mode=0o700, exist_ok=True)
+            os.replace(self.settings, target)
+        except OSError as error:
+            raise RunError(
+                f"cannot move {str(self.settings)!r} to {str(target)!r}: {error.strerror}",
+                fix="give permission, then `privlora resume`",
             ) from None
 
     def remove_leftovers(self) -> None:
@@ -131,6 +164,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def set_times(folder: Path, day: str) -> None:
+    """Let ``folder`` and its files look as if written at the start of ``day`` (YYYY-MM-DD, UTC).
+
+    When a file was written says how long the steps before it took, which depends on private records. Raises RunError.
+    """
+    midnight = int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp())
+    try:
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (midnight, midnight))
+    except OSError as error:
+        raise RunError(
+            f"cannot set the times of the files in {str(folder)!r}: {error.strerror}",
+            why="when they were written says how long private records took",
+            fix="use a folder of your own, then `privlora resume`",
+        ) from None
+
+
 def append_line(path: Path, row: dict[str, Any]) -> None:
     """Add one JSON line, in place of a line that a crash tore."""
     try:
@@ -146,11 +196,13 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows written by ``append_line``; a line torn by a crash is skipped."""
+    """Rows written by ``append_line``; a line torn by a crash is skipped. Raises RunError for other damage."""
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise RunError(
+            f"{str(path)!r} is damaged ({type(error).__name__})", fix="restore it, or remove the damaged line"
+        ) from None

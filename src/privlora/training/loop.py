@@ -21,7 +21,8 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
-from privlora.training.checkpoint import load_checkpoint, save_checkpoint
+from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
+from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.session import Data, Parts, sampler
@@ -90,8 +91,9 @@ def train(
     if instrument is not None:
         mechanism = instrument(mechanism)
     model = parts.adapter.model
-    if saved == 0 and done == 0:
-        _evaluate(parts, data, folder, 0, pad_token_id, observer)
+    if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
+        # Also that of a step which a crash lost: a gap would publish where the run broke.
+        _evaluate(parts, data, folder, done, pad_token_id, observer)
     model.train()
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
@@ -116,7 +118,8 @@ def train(
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
             last, stopping = step == privacy.steps, stop.is_set()
             if last or stopping or step % run.checkpoint_every == 0:
-                save(parts, folder, step, run_id)
+                charge = None if ledger is None else ledger.summary.charge_hashes[step - 1]
+                save(parts, folder, Mark(step, run_id, charge))
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
                 _evaluate(parts, data, folder, step, pad_token_id, observer)
             if stopping and not last:
@@ -138,7 +141,7 @@ def finish_training(
     """Take all steps that are left and close the ledger; a run that is over is only loaded.
 
     plan: of a new ledger; None goes on with the folder's. Without effect in non-private mode. For the rest see
-    ``train``.
+    ``train``. Raises PrivacyError, with nothing charged, if the run's files prove more releases than its ledger shows.
     """
     take_steps = partial(
         train, parts, data, folder, pad_token_id=pad_token_id, observer=observer, instrument=instrument
@@ -149,21 +152,25 @@ def finish_training(
     if plan is None:
         written = read_ledger(folder.ledger)
         if written.closed:  # crashed while the release was written, or resumed once more
+            refuse_lost_charges(folder, written)
             load(parts, folder, written.run_id)
             return
+    else:
+        refuse_lost_charges(folder, None)
     with Ledger.open(folder.ledger) if plan is None else Ledger.create(folder.ledger, plan) as ledger:
+        refuse_lost_charges(folder, ledger.summary)
         take_steps(ledger=ledger)
         ledger.finish()
 
 
-def save(parts: Parts, folder: RunFolder, step: int, run_id: str) -> None:
-    """Checkpoint the public state after ``step``."""
+def save(parts: Parts, folder: RunFolder, mark: Mark) -> None:
+    """Checkpoint the public state after the mark's step."""
     states = {"coordinates": parts.coordinates.state_dict(), "optimizer": parts.optimizer.state_dict()}
     if parts.average is not None:
         states["average"] = parts.average.state_dict()
     if parts.adaptive is not None:
         states["clip_norm"] = parts.adaptive.state_dict()
-    save_checkpoint(folder.checkpoint, states, step=step, run_id=run_id)
+    save_checkpoint(folder.checkpoint, states, mark)
 
 
 def load(parts: Parts, folder: RunFolder, run_id: str) -> int:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from functools import cached_property
 from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from privlora.accounting import Plan, epsilon_curve
+from privlora.accounting import Plan, epsilon
 from privlora.training.loop import StepReport
 
-_POINTS = 10  # checkpoints of epsilon, and plain lines of a run
+_LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
 _SMOOTHING = 0.9
+# Composing takes 0.03 to 0.5 s; live lines get it anew when it takes no more than this part of the time.
+_ACCOUNTING_SHARE = 0.02
 
 
 class RichObserver:
     """Implements `privlora.training.loop.Observer` on a rich console; a context manager around the run.
 
-    The epsilon of a step is that of the next checkpoint, so it never shows less than was spent.
+    Epsilon is what the steps so far have cost, exactly, rounded up. A plain line always has its own step's. Where
+    composing for every step would slow the run down, a live line may have that of an earlier step, and names it.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -36,6 +38,8 @@ class RichObserver:
         self._private_loss: float | None = None
         self._seconds: float | None = None
         self._printed_at = time.monotonic()
+        self._spent = (0, 0.0)  # a step, and epsilon after it
+        self._account_again_at = self._printed_at
 
     def __enter__(self) -> RichObserver:
         if self._console.is_terminal:
@@ -47,25 +51,20 @@ class RichObserver:
     ) -> None:
         self._live.stop()
 
-    @cached_property
-    def _checkpoints(self) -> list[tuple[int, float]]:
-        # At the first step and not before: it takes a second, and most refusals come earlier.
-        return epsilon_checkpoints(self._plan) if self._plan is not None else []
-
     def on_step(self, report: StepReport) -> None:
         """Show the step: public numbers, and the private loss if it was given."""
         before = report.seconds if self._seconds is None else self._seconds
         self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * report.seconds
-        line = self._line(report, self._seconds)
         if self._live.is_started:
+            line = self._line(report, self._seconds, exact=report.step in (1, report.steps))
             self._live.update(line, refresh=True)
             if report.step == report.steps:
                 self._console.print(line)
             return
-        every = max(1, report.steps // _POINTS)
+        every = max(1, report.steps // _LINES)
         late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         if report.step == 1 or report.step % every == 0 or report.step == report.steps or late:
-            self._console.print(line)
+            self._console.print(self._line(report, self._seconds, exact=True))
             self._printed_at = time.monotonic()
 
     def on_evaluation(self, step: int, loss: float) -> None:
@@ -76,11 +75,14 @@ class RichObserver:
         """Keep it for the step's line."""
         self._private_loss = loss
 
-    def _line(self, report: StepReport, seconds: float) -> Text:
+    def _line(self, report: StepReport, seconds: float, *, exact: bool) -> Text:
         line = Text(f"step {report.step}/{report.steps}")
         if self._plan is not None and not self._plan.insecure_noise:
-            spent = next(epsilon for step, epsilon in self._checkpoints if step >= report.step)
-            line.append(f"  ε {math.ceil(spent * 100) / 100:.2f} (δ {self._plan.delta:g})", style="bold")
+            step, spent = self._epsilon(self._plan, report.step, exact=exact)
+            after = "" if step == report.step else f" after step {step}"
+            line.append(
+                f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold"
+            )
         else:
             line.append("  NOT PRIVATE", style="bold red")
         line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")
@@ -89,14 +91,14 @@ class RichObserver:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")
         return line
 
-
-def epsilon_checkpoints(plan: Plan) -> list[tuple[int, float]]:
-    """At most ten pairs (steps, PLD epsilon after them), the last for all steps of the plan."""
-    count = min(_POINTS, plan.steps)
-    steps = [-(-plan.steps * k // count) for k in range(1, count + 1)]
-    return list(
-        zip(steps, epsilon_curve(plan.event, steps, plan.delta, adjacency=plan.adjacency), strict=True)
-    )
+    def _epsilon(self, plan: Plan, step: int, *, exact: bool) -> tuple[int, float]:
+        """(step, PLD epsilon after it): of this step if ``exact``, else of one for which it could be afforded."""
+        started = time.monotonic()
+        if exact or started >= self._account_again_at:
+            self._spent = step, epsilon([(plan.event, step)], plan.delta, adjacency=plan.adjacency)
+            ended = time.monotonic()
+            self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
+        return self._spent
 
 
 def _clock(seconds: float) -> str:

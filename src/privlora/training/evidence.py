@@ -1,0 +1,59 @@
+"""What a run's files prove that it released, held against its ledger.
+
+By itself a ledger cannot tell that it was cut, replaced by an older copy, or comes from a copy of the run that went on
+apart. The files beside it can: each says after how many releases it was written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from privlora.accounting import LedgerSummary
+from privlora.errors import PrivacyError
+from privlora.training.checkpoint import read_mark
+from privlora.training.files import RunFolder, read_lines
+
+
+def refuse_lost_charges(folder: RunFolder, ledger: LedgerSummary | None) -> None:
+    """Raise PrivacyError if a file of the run proves a release that ``ledger`` does not show; None: there is none."""
+    hashes = () if ledger is None else ledger.charge_hashes
+    for path, releases in _proofs(folder):
+        if releases > len(hashes):
+            raise PrivacyError(
+                f"{folder.ledger} shows {len(hashes)} releases, but {path} was written after {releases}",
+                why="the run would release more than its ledger, and so its epsilon, says",
+                fix="restore the run's latest ledger; without it no epsilon can be stated",
+            )
+    if ledger is None or not folder.checkpoint.exists():
+        return
+    mark = read_mark(folder.checkpoint)
+    if mark.charge is not None and mark.run_id == ledger.run_id and hashes[mark.step - 1] != mark.charge:
+        raise PrivacyError(
+            f"{folder.ledger} and {folder.checkpoint} come from copies of the run that went on apart",
+            why="neither copy's ledger shows what both released",
+            fix="resume each copy with its own files; `privlora budget` composes the ledgers of both",
+        )
+
+
+def _proofs(folder: RunFolder) -> Iterator[tuple[Path, int]]:
+    """Files of the run, each with a number of releases that must have happened before it was written."""
+    if folder.checkpoint.exists():
+        yield folder.checkpoint, read_mark(folder.checkpoint).step
+    losses = read_lines(folder.private_losses)  # one line for each release
+    yield folder.private_losses, max(len(losses), _last_step(losses))
+    yield folder.evaluations, _last_step(read_lines(folder.evaluations))
+    yield folder.report, _reported(folder.report)
+
+
+def _last_step(rows: list[dict[str, int]]) -> int:
+    return max((row["step"] for row in rows), default=0)
+
+
+def _reported(path: Path) -> int:
+    """Releases that the report states. One that cannot be read states nothing, and is written anew."""
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["statement"]["steps_charged"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

@@ -1,0 +1,138 @@
+"""A run is not resumed under a ledger that shows less than its own files prove; the refusal charges nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from run_cases import STEPS, Bench, releases, side_log
+from test_crashes import StopAt
+
+from privlora.accounting import Ledger, compose_ledgers, read_ledger
+from privlora.errors import PrivacyError
+from privlora.training.checkpoint import read_mark
+from privlora.training.files import RunFolder, append_line
+from privlora.training.loop import Interrupted
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+STOPPED = 8
+PUBLIC = [{"text": f"a public note, number {i}."} for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture(scope="module")
+def stopped(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted after 8 of its 12 steps, evaluated after every second."""
+    root = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Interrupted):
+        bench.start(root, observer=StopAt(STOPPED), run={"evaluate_every": 2}, evaluation=PUBLIC)
+    return root
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(stopped, tmp_path / "run")))
+
+
+def cut(folder: RunFolder, charges: int) -> bytes:
+    """The ledger as it was after so many charges, as from a backup."""
+    lines = folder.ledger.read_bytes().splitlines(keepends=True)
+    folder.ledger.write_bytes(b"".join(lines[: 1 + charges]))
+    assert read_ledger(folder.ledger).charges == charges
+    return folder.ledger.read_bytes()
+
+
+def report_says(folder: RunFolder, charges: int) -> None:
+    folder.report.write_text(json.dumps({"statement": {"steps_charged": charges}}))
+
+
+def refused(bench: Bench, folder: RunFolder, log: Path, match: str) -> None:
+    before = folder.ledger.read_bytes() if folder.ledger.exists() else None
+    with side_log(log), pytest.raises(PrivacyError, match=match):
+        bench.resume(folder.root, PUBLIC)
+    assert releases(log) == []
+    assert (folder.ledger.read_bytes() if folder.ledger.exists() else None) == before
+
+
+def test_an_older_ledger_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    cut(run, 4)
+    refused(
+        bench, run, tmp_path / "log", r"shows 4 releases, but .*checkpoint.safetensors was written after 8"
+    )
+
+
+# Each file that is left alone proves the eight releases by itself.
+FILES: dict[str, Callable[[RunFolder], None]] = {
+    "checkpoint.safetensors": lambda folder: None,
+    "training_loss.jsonl": lambda folder: None,
+    "evaluations.jsonl": lambda folder: None,
+    "privacy_report.json": lambda folder: report_says(folder, STOPPED),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("charges", [0, STOPPED - 1])
+def test_any_file_of_the_run_is_evidence(
+    name: str, charges: int, bench: Bench, run: RunFolder, tmp_path: Path
+) -> None:
+    FILES[name](run)
+    for path in (run.checkpoint, run.private_losses, run.evaluations):
+        if path.name != name:
+            path.unlink()
+    cut(run, charges)
+    refused(bench, run, tmp_path / "log", name)
+
+
+def test_a_ledger_that_is_gone_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    """A run without a ledger is otherwise taken for one that has released nothing."""
+    run.checkpoint.unlink()
+    run.ledger.unlink()
+    refused(bench, run, tmp_path / "log", "shows 0 releases, but .*training_loss.jsonl")
+
+
+def test_every_line_of_losses_is_a_release(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    """Where an earlier version went on under an older ledger, the steps are numbered twice."""
+    append_line(run.private_losses, {"step": 5, "units": 3, "loss": 1.0})
+    refused(bench, run, tmp_path / "log", r"shows 8 releases, but .*training_loss.jsonl was written after 9")
+
+
+def test_a_closed_ledger_of_a_shorter_past_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    cut(run, 4)
+    Ledger.open(run.ledger).finish()
+    refused(bench, run, tmp_path / "log", "shows 4 releases")
+
+
+def test_files_of_copies_that_went_on_apart_are_not_mixed(
+    bench: Bench, run: RunFolder, tmp_path: Path
+) -> None:
+    other = RunFolder(Path(shutil.copytree(run.root, tmp_path / "other")))
+    for folder in (run, other):
+        bench.resume(folder.root, PUBLIC)
+    assert compose_ledgers([run.ledger, other.ledger]).runs[0].releases == STEPS + (STEPS - STOPPED)
+    shutil.copy(other.ledger, run.ledger)
+    refused(bench, run, tmp_path / "log", "copies of the run that went on apart")
+
+
+def test_a_run_with_all_its_files_goes_on(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    hashes = read_ledger(run.ledger).charge_hashes
+    mark = read_mark(run.checkpoint)
+    assert (mark.step, mark.charge) == (STOPPED, hashes[-1])
+    report_says(run, STOPPED)
+    run.private_losses.write_text("")  # nothing that is missing is held against a run
+    with side_log(tmp_path / "log"):
+        bench.resume(run.root, PUBLIC)
+    assert releases(tmp_path / "log") == list(range(STOPPED + 1, STEPS + 1))
+
+
+def test_an_unreadable_report_proves_nothing(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    run.report.write_text("half a rep")
+    bench.resume(run.root, PUBLIC)
+    assert read_ledger(run.ledger).closed
