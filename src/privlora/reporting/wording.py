@@ -203,4 +203,10 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Adapter", f"{lora}, start {adapter['init']}"),
         ("Targets", targets if isinstance(targets, str) else ", ".join(targets)),
         ("Text", f"at most {method['max_length']} tokens, loss on {method['loss_on']}"),
+        ("Dropout", _dropout(method)),
     ]
+
+
+def _dropout(method: Report) -> str:
+    of_model = "the base model's own is on" if method["dropout"] else "the base model's own is off"
+    return f"{of_model}, the adapter's is {number(method['lora_dropout'])}"

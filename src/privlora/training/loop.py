@@ -21,8 +21,10 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.randomness import private_generator
 from privlora.training.checkpoint import load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder, append_line, read_lines
+from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.session import Data, Parts, sampler
 
@@ -92,20 +94,21 @@ def train(
     model = parts.adapter.model
     if saved == 0 and done == 0:
         _evaluate(parts, data, folder, 0, pad_token_id, observer)
-    model.train()
+    masks = private_generator(privacy.insecure_noise_seed)
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             records = data.units.draw_records(draws.draw(), draws.generator)
             losses = []
-            for batch in micro_batches(
-                records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
-            ):
-                captured, unit_losses = micro_batch_gradients(
-                    model, parts.adapter, batch, summed=not mechanism.needs_examples
-                )
-                mechanism.accumulate(captured)
-                losses.append(unit_losses)
+            with training_passes(model, masks, dropout=settings.model.dropout):
+                for batch in micro_batches(
+                    records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
+                ):
+                    captured, unit_losses = micro_batch_gradients(
+                        model, parts.adapter, batch, summed=not mechanism.needs_examples
+                    )
+                    mechanism.accumulate(captured)
+                    losses.append(unit_losses)
             release = mechanism.release()  # the ledger is charged in here, before noise is drawn
             parts.optimizer.step(release, parts.learning_rate(step))
             if parts.average is not None:
