@@ -1,4 +1,4 @@
-"""The private generator is AES in counter mode under a key of the operating system, and draws what the sampler needs."""
+"""The private generator is AES in counter mode under a key of the operating system, and serves the sampler."""
 
 from __future__ import annotations
 

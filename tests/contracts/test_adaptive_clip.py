@@ -18,6 +18,7 @@ from torch import Tensor
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm, split_noise_multiplier
+from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
 CLIP_NORM, RATE, BATCH = 0.05, 0.2, 100.0
@@ -133,7 +134,8 @@ def test_micro_batches_do_not_matter(variant: tuple[str, str], tmp_path: Path) -
         case.feed(mechanism, uneven_examples(), max_tokens=tokens)
         ends.append((flat(mechanism.release().vector), adaptive.value))
     for vector, value in ends[1:]:
-        torch.testing.assert_close(vector, ends[0][0], rtol=1e-6, atol=1e-6)
+        # Rounding may take an entry to the next point of the grid.
+        torch.testing.assert_close(vector, ends[0][0], rtol=1e-6, atol=1.01 * grid_width(CLIP_NORM / 4))
         assert value == ends[0][1]
 
 

@@ -13,6 +13,7 @@ from tiny_models import uneven_examples
 from torch import Tensor
 
 from privlora.coordinates import Vector
+from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
 SIGMA, CLIP_NORM, BATCH = 0.8, 0.5, 4.0
@@ -70,10 +71,11 @@ def test_data_and_noise_span_the_same_space(variant: tuple[str, str], state: str
     case = small_case(variant, tmp_path, state)
     noise = empty_releases(case, case.coordinates.dimension + 20)
     u, s, _ = torch.linalg.svd(noise.T, full_matrices=False)
-    reached = u[:, s > 1e-5 * s[0]]
+    # The grid takes releases out of the tangent space, by 1e-4 of the noise.
+    reached = u[:, s > 1e-3 * s[0]]
     assert reached.shape[1] == case.coordinates.dimension
     basis = data_directions(case)
-    assert float((basis - reached @ (reached.T @ basis)).norm(dim=0).max()) < 1e-5
+    assert float((basis - reached @ (reached.T @ basis)).norm(dim=0).max()) < 1e-2
 
 
 @by_space
@@ -87,7 +89,7 @@ def test_it_is_drawn_once_however_many_micro_batches(variant: tuple[str, str], t
         draws.append(flat(noisy.release().vector) - flat(silent.release().vector))
     assert draws[0].norm() > 0
     for other in draws[1:]:
-        torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-7)
+        torch.testing.assert_close(other, draws[0], rtol=0, atol=1.01 * grid_width(0.1 / 4))
 
 
 @by_space
@@ -103,7 +105,7 @@ def test_its_scale_does_not_know_the_realised_batch_size(variant: tuple[str, str
         draws.append(flat(release.vector) - flat(silent.release().vector))
         assert release.noise_std == pytest.approx(0.01 / 4.0)
     for other in draws[1:]:
-        torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-8)
+        torch.testing.assert_close(other, draws[0], rtol=0, atol=1.01 * grid_width(0.01 / 4))
     # and the signal is divided by the same public number
     one = case.clipped_sum(uneven_examples(lengths=[3])[:1], clip_norm=0.01)
     mechanism = case.mechanism(sigma=0.0, clip_norm=0.01, batch=8.0)
@@ -147,7 +149,8 @@ def test_it_is_float32_whatever_the_models_dtype(
     release = mechanism.release()
     assert {t.dtype for parts in release.vector for t in parts} == {torch.float32}
     values = flat(release.vector)
-    assert len(values.unique()) > 0.999 * len(values)  # bfloat16 noise has some 3000 distinct values (P22)
+    # The grid has some 15,000 points within two standard deviations; bfloat16, some 1,000 (P22).
+    assert len(values.unique()) > 0.9 * len(values)
     case.optimizer.step(release, 0.1)
     for tensors in (case.coordinates.state_dict(), case.optimizer.state_dict()):
         for name, tensor in tensors.items():

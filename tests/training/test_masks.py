@@ -1,4 +1,4 @@
-"""Dropout masks: none from the base model unless asked for, none that anybody can foresee, and generators given back."""
+"""Dropout masks: none unless asked for, none that anybody can foresee, and the user's generators are given back."""
 
 from __future__ import annotations
 

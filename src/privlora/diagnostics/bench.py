@@ -26,6 +26,7 @@ from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statist
 from privlora.errors import ConfigError, DataError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.noising import noised
 from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
@@ -169,7 +170,7 @@ class Workbench:
                     norms.append(coordinates.norms_squared(captured).clamp_min(0).sqrt())
                     mechanism.accumulate(captured)
             # The mechanism is about to draw the same numbers from the same seed.
-            noise = _scaled(coordinates.standard_normal(self._drawing(replay)), mechanism.noise_std)
+            noise = self._noise_alone(coordinates, replay, mechanism.noise_std)
             _record_noise(trace, coordinates, noise)
             _record_clipping(trace, norms, self.plan.clip_norm)
             if watcher is not None:
@@ -187,8 +188,10 @@ class Workbench:
                 on_step(contender.name)
         return trace
 
-    def _drawing(self, source: NoiseSource) -> Callable[[tuple[int, ...]], Tensor]:
-        return lambda shape: source.standard_normal(shape).to(self.adapter.device, self.dtype)
+    def _noise_alone(self, coordinates: Coordinates, source: NoiseSource, tau: float) -> Vector:
+        """The release of an empty batch."""
+        drawn = coordinates.standard_normal(lambda shape: source.standard_normal(shape).to(self.adapter.device))
+        return [tuple(noised(None, xi, tau, 1.0, self.dtype) for xi in parts) for parts in drawn]
 
 
 @contextmanager
@@ -286,7 +289,3 @@ def _record_clipping(trace: Trace, norms: list[Tensor], clip_norm: float) -> Non
 
 def _copied(pairs: FactorPairs) -> FactorPairs:
     return [(a.clone(), b.clone()) for a, b in pairs]
-
-
-def _scaled(vector: Vector, factor: float) -> Vector:
-    return [tuple(t * factor for t in parts) for parts in vector]
