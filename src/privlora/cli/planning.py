@@ -167,7 +167,9 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
         rows += _cost_rows(content["cost"], content["delta"])
     rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
     if not content["aes_instructions"]:
-        rows.append(("generator", "this processor has no AES instructions: noise is drawn several times slower"))
+        rows.append(
+            ("generator", "this processor has no AES instructions: noise is drawn several times slower")
+        )
     rows.append(("memory", _memory_line(memory)))
     for name, text in rows:
         out().print(f"{name:<12}{text}")

@@ -190,7 +190,9 @@ class Workbench:
 
     def _noise_alone(self, coordinates: Coordinates, source: NoiseSource, tau: float) -> Vector:
         """The release of an empty batch."""
-        drawn = coordinates.standard_normal(lambda shape: source.standard_normal(shape).to(self.adapter.device))
+        drawn = coordinates.standard_normal(
+            lambda shape: source.standard_normal(shape).to(self.adapter.device)
+        )
         return [tuple(noised(None, xi, tau, 1.0, self.dtype) for xi in parts) for parts in drawn]
 
 

@@ -145,9 +145,7 @@ class WishartProjection:
         return self._apply(self._noised(values, noise_std))
 
     def _noised(self, values: Tensor, noise_std: float) -> Tensor:
-        return noised(
-            values, self._noise.standard_normal(tuple(values.shape)), noise_std, 1.0, torch.float64
-        )
+        return noised(values, self._noise.standard_normal(tuple(values.shape)), noise_std, 1.0, torch.float64)
 
     def _apply(self, values: Tensor) -> Tensor:
         return self._factor @ (self._factor.mT @ values)
