@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor
 
 from privlora.errors import RunError
@@ -83,8 +84,8 @@ def _keyed(generator: np.random.Generator) -> Iterator[None]:
         for each in devices:
             each.manual_seed(int(generator.integers(2**64, dtype=np.uint64)))
         random.seed(generator.bytes(32))
-        kind = type(np.random.get_bit_generator())
-        np.random.set_state(kind(generator.integers(2**32, size=8).tolist()).state)
+        kind = type(mtrand.get_bit_generator())
+        np.random.set_state(dict(kind(generator.integers(2**32, size=8).tolist()).state))
         yield
     finally:
         for each, state in saved:
