@@ -1,8 +1,8 @@
-"""Random numbers that nobody can replay: for sampling, noise, masks and projections, never for anything public.
+"""Random numbers for sampling, noise, masks and projections, which nobody can replay unless the key is public.
 
-The stream is AES-128 in counter mode: block i holds AES(key, i) of the 128-bit little-endian counter i. Without the key
-it cannot be told from coin flips unless AES is broken. It makes the bits unforeseeable and nothing more: normals made
-of them are floating-point numbers, not samples of an exact discrete law.
+The stream is AES-128 in counter mode: block i is AES(key, i) of the 128-bit little-endian counter i. Without the key it
+cannot be told from coin flips unless AES is broken. That makes bits unforeseeable and nothing more: normals made of
+them are floating-point numbers, not samples of an exact discrete law.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _cost_rows(cost: dict[str, Any], delta: float) -> list[tuple[str, str]]:
 
 
 def _dropout_line(of_model: bool, of_adapter: float) -> str:
-    return f"of the base model {'on' if of_model else 'off'}, of the adapter {of_adapter:g}; masks are never repeated"
+    return f"of the base model {'on' if of_model else 'off'}, of the adapter {of_adapter:g}"
 
 
 def _memory_line(memory: MemoryEstimate | None) -> str:

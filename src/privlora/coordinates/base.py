@@ -19,9 +19,14 @@ def add_vectors(a: Vector, b: Vector) -> Vector:
     return [tuple(x + y for x, y in zip(xs, ys, strict=True)) for xs, ys in zip(a, b, strict=True)]
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Where what is on ``device`` can be held in float64: on the CPU for Apple's, which has none."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def in_float64(vector: Vector) -> Vector:
-    """The same in float64, on the CPU where the device has none (Apple's)."""
-    return [tuple((t.cpu() if t.device.type == "mps" else t).double() for t in ts) for ts in vector]
+    """The same vector in float64."""
+    return [tuple(t.to(float64_device(t.device)).double() for t in ts) for ts in vector]
 
 
 class Coordinates(ABC):

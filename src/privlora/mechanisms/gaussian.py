@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector, add_vectors, in_float64
+from privlora.coordinates import Coordinates, Vector, add_vectors, float64_device, in_float64
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
@@ -195,9 +195,7 @@ class GaussianMechanism(Mechanism):
         return self.coordinates.norms_squared(captured).clamp_min(0).sqrt()
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        device = self.coordinates.adapter.device
-        drawn = self.noise.standard_normal(shape)
-        return drawn if device.type == "mps" else drawn.to(device)  # Apple's devices have no float64
+        return self.noise.standard_normal(shape).to(float64_device(self.coordinates.adapter.device))
 
     def _noised(self, clipped: Tensor | None, xi: Tensor) -> Tensor:
         scale = self._sum_multiplier * self.clip_norm

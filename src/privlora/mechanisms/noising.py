@@ -23,7 +23,7 @@ def grid_width(noise_std: float) -> float:
 
 
 def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype: torch.dtype) -> Tensor:
-    """(total + scale xi) / divisor on the grid of its noise, in ``dtype``, on the device of ``total``.
+    """(total + scale xi) / divisor on the grid of its noise, in ``dtype``, on the device of ``xi``.
 
     total: PRIVATE, clipped; None for zeros. xi: standard normal, float64, of the same shape. divisor: public.
     """
@@ -34,5 +34,4 @@ def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype
     width = grid_width(scale / divisor)
     if width:
         noise.div_(width).round_().mul_(width)  # exact but for the rounding: the width is a power of two
-    rounded = noise.to(dtype)
-    return rounded if total is None else rounded.to(total.device)
+    return noise.to(dtype)
