@@ -239,27 +239,24 @@ def test_a_row_does_not_feel_its_neighbours(family: str) -> None:
             assert float((got - want).abs().max()) <= 1e-12 * float(want.abs().max())
 
 
-def test_dropout_differs_between_rows_and_only_in_training_mode() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_differs_between_rows_and_only_where_gradients_are_gathered(training: bool) -> None:
     model = tiny_model("llama", dtype=torch.float64)
     adapter = attach(model, dropout=0.5)
     example = uneven_examples()[0]
     batch = one_batch([example, example, example], double=True)
-
-    def first_site() -> Tensor:
-        return gradients_of(model, adapter, batch).q[0]
-
-    model.eval()
-    rows = first_site()
-    torch.testing.assert_close(rows[0], rows[1], rtol=1e-12, atol=0)
-    model.train()
-    rows = first_site()
+    model.train(training)
+    with torch.no_grad():
+        rows = model(input_ids=batch.input_ids).logits
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-12, atol=1e-12)
+    rows = gradients_of(model, adapter, batch).q[0]
     assert not torch.allclose(rows[0], rows[1])
-    assert not torch.allclose(rows, first_site())
+    assert not torch.allclose(rows, gradients_of(model, adapter, batch).q[0])
 
 
 def test_dropout_has_the_gradient_of_its_own_mask() -> None:
     # With the same torch seed the mask is the same, so a finite difference of the loss is that of the gradient.
-    model = tiny_model("llama", dtype=torch.float64).train()
+    model = tiny_model("llama", dtype=torch.float64)
     adapter = attach(model, dropout=0.5, target_modules=["q_proj"], layers_to_transform=[1])
     batch = one_batch(uneven_examples()[:1], double=True)
     (site,) = adapter.sites
@@ -268,7 +265,7 @@ def test_dropout_has_the_gradient_of_its_own_mask() -> None:
     def loss_at(change: Tensor) -> float:
         torch.manual_seed(5)
         adapter.install(adapter.groups[0], (left + change)[None], mid[None], right[None])
-        with torch.no_grad():
+        with torch.no_grad(), adapter.capture(1):
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             return float(weighted_cross_entropy(found, batch.token_weight)[0])
 

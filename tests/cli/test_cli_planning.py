@@ -103,6 +103,19 @@ def test_what_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert word in planned.out
 
 
+def test_dropout_and_a_slow_generator_are_told(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.cli.planning.aes_instructions", lambda: True)
+    planned = call(capsys, "plan", config)
+    assert "of the base model off, of the adapter 0" in planned.out
+    assert "AES" not in planned.out
+    monkeypatch.setattr("privlora.cli.planning.aes_instructions", lambda: False)
+    planned = call(capsys, "plan", config, "model.dropout=true", "adapter.lora_dropout=0.1")
+    assert "of the base model on, of the adapter 0.1" in planned.out
+    assert "no AES instructions" in planned.out
+
+
 def test_without_privacy_nothing_is_promised(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["privacy.private=false", "privacy.noise_multiplier=null", "method.name=adamw"]
     assert "NOT PRIVATE" in call(capsys, "plan", config, *overrides).out

@@ -12,7 +12,8 @@ from scipy.stats import kstest
 from tiny_models import uneven_examples
 from torch import Tensor
 
-from privlora.coordinates import Vector
+from privlora.coordinates import Vector, WishartCoordinates
+from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
 SIGMA, CLIP_NORM, BATCH = 0.8, 0.5, 4.0
@@ -70,10 +71,11 @@ def test_data_and_noise_span_the_same_space(variant: tuple[str, str], state: str
     case = small_case(variant, tmp_path, state)
     noise = empty_releases(case, case.coordinates.dimension + 20)
     u, s, _ = torch.linalg.svd(noise.T, full_matrices=False)
-    reached = u[:, s > 1e-5 * s[0]]
+    # The grid takes releases out of the tangent space, by 1e-4 of the noise.
+    reached = u[:, s > 1e-3 * s[0]]
     assert reached.shape[1] == case.coordinates.dimension
     basis = data_directions(case)
-    assert float((basis - reached @ (reached.T @ basis)).norm(dim=0).max()) < 1e-5
+    assert float((basis - reached @ (reached.T @ basis)).norm(dim=0).max()) < 1e-2
 
 
 @by_space
@@ -87,7 +89,7 @@ def test_it_is_drawn_once_however_many_micro_batches(variant: tuple[str, str], t
         draws.append(flat(noisy.release().vector) - flat(silent.release().vector))
     assert draws[0].norm() > 0
     for other in draws[1:]:
-        torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-7)
+        torch.testing.assert_close(other, draws[0], rtol=0, atol=1.01 * grid_width(0.1 / 4))
 
 
 @by_space
@@ -103,7 +105,7 @@ def test_its_scale_does_not_know_the_realised_batch_size(variant: tuple[str, str
         draws.append(flat(release.vector) - flat(silent.release().vector))
         assert release.noise_std == pytest.approx(0.01 / 4.0)
     for other in draws[1:]:
-        torch.testing.assert_close(other, draws[0], rtol=0, atol=1e-8)
+        torch.testing.assert_close(other, draws[0], rtol=0, atol=1.01 * grid_width(0.01 / 4))
     # and the signal is divided by the same public number
     one = case.clipped_sum(uneven_examples(lengths=[3])[:1], clip_norm=0.01)
     mechanism = case.mechanism(sigma=0.0, clip_norm=0.01, batch=8.0)
@@ -112,9 +114,9 @@ def test_its_scale_does_not_know_the_realised_batch_size(variant: tuple[str, str
 
 
 def unrelated(a: Tensor, b: Tensor) -> bool:
-    """Neither equal entries nor a correlation (6 standard errors)."""
+    """No equal entries but by chance, on a grid, and no correlation (6 standard errors)."""
     correlation = float(torch.corrcoef(torch.stack([a, b]))[0, 1])
-    return bool((a != b).double().mean() > 0.999) and abs(correlation) < 6 / len(a) ** 0.5
+    return bool((a != b).double().mean() > 0.99) and abs(correlation) < 6 / len(a) ** 0.5
 
 
 @by_space
@@ -147,8 +149,38 @@ def test_it_is_float32_whatever_the_models_dtype(
     release = mechanism.release()
     assert {t.dtype for parts in release.vector for t in parts} == {torch.float32}
     values = flat(release.vector)
-    assert len(values.unique()) > 0.999 * len(values)  # bfloat16 noise has some 3000 distinct values (P22)
+    # The grid has some 15,000 points within two standard deviations; bfloat16, some 1,000 (P22).
+    assert len(values.unique()) > 0.9 * len(values)
     case.optimizer.step(release, 0.1)
     for tensors in (case.coordinates.state_dict(), case.optimizer.state_dict()):
         for name, tensor in tensors.items():
             assert tensor.dtype in (torch.float32, torch.int64), name
+
+
+@by_variant
+def test_every_entry_lies_on_a_grid_that_no_record_moves(variant: tuple[str, str], tmp_path: Path) -> None:
+    case = make_case(variant, tmp_path)
+    width = grid_width(TAU)
+    for examples in ([], uneven_examples()):
+        mechanism = case.mechanism(sigma=SIGMA, clip_norm=CLIP_NORM, batch=BATCH)
+        case.feed(mechanism, examples)
+        steps = flat(mechanism.release().vector) / width
+        assert torch.equal(steps, steps.round())
+        assert bool((steps % 2 == 1).any())  # and on no coarser one
+
+
+@by_space
+def test_modules_of_one_shape_have_noise_of_their_own(variant: tuple[str, str], tmp_path: Path) -> None:
+    case = make_case(variant, tmp_path, targets=r".*layers\.[01]\.self_attn\.q_proj")
+    (group,) = case.adapter.groups
+    assert len(group.sites) == 2
+    mechanism = case.mechanism(sigma=SIGMA)
+    drawn: list[list[Tensor]] = []
+    for _ in range(20):
+        (parts,) = mechanism.release().vector
+        drawn.append([part.double().flatten(1) for part in parts])
+        if isinstance(case.coordinates, WishartCoordinates):
+            case.coordinates.refresh()
+    for part in zip(*drawn, strict=True):
+        one, two = torch.cat(part, dim=1)
+        assert unrelated(one, two)

@@ -26,6 +26,7 @@ from privlora.adapters import Captured
 from privlora.coordinates import OneFactorCoordinates, ProjectedCoordinates
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
+from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
 
@@ -139,7 +140,8 @@ def test_micro_batches_do_not_matter(variant: tuple[str, str], state: str, tmp_p
         releases.append(flat(mechanism.release().vector))
     assert releases[0].norm() > 0
     for other in releases[1:]:
-        torch.testing.assert_close(other, releases[0], rtol=1e-6, atol=1e-6)
+        # Rounding may take an entry to the next point of the grid.
+        torch.testing.assert_close(other, releases[0], rtol=1e-6, atol=1.01 * grid_width(0.1))
 
 
 @by_space

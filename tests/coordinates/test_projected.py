@@ -146,6 +146,24 @@ def test_projections_cannot_be_foreseen_nor_taken_from_a_checkpoint() -> None:
     assert not torch.allclose(c.projections[0], own[0])
 
 
+def test_a_resumed_run_does_not_go_on_with_its_projections() -> None:
+    """A step that was charged and lost may have shown its projection, so the next one may not be used again."""
+    before = make(WishartCoordinates)
+    mechanism(before)
+    for _ in range(2):
+        before.refresh()
+    resumed = make(WishartCoordinates)
+    resumed.load_state_dict(before.state_dict())
+    assert resumed.draws == 2
+    assert torch.equal(resumed.projections[0], before.projections[0])
+    mechanism(resumed)
+    assert resumed.draws == 2
+    for _ in range(2):
+        assert not torch.allclose(resumed.projections[0], before.projections[0])
+        resumed.refresh()
+        before.refresh()
+
+
 @by_kind
 def test_each_step_draws_the_next_projection(kind: type[ProjectedCoordinates]) -> None:
     c, other = make(kind, key=5), make(kind, key=5)

@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 
 from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.coordinates import Coordinates
-from privlora.coordinates.starts import factor_start, tangent_start
+from privlora.coordinates.starts import _randomised_svd, factor_start, tangent_start
 from privlora.errors import ModelError
 
 RANK = 3
@@ -111,3 +111,16 @@ def test_factors_start_as_peft_starts_them() -> None:
         assert float(right.std()) == pytest.approx((3 * group.n) ** -0.5, rel=0.2)
     w0 = factor_start(adapter(), "w0-subspace", seed=0, scale=2.0)
     assert float(w0.right[0].square().mean()) == pytest.approx(float(c.right[0].square().mean()), rel=0.2)
+
+
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (16, 16), (7, 3)])
+def test_its_own_generator_gives_the_numbers_of_torchs_randomised_svd(shape: tuple[int, int]) -> None:
+    weights = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    k = min(11, *shape)
+    own = torch.Generator().manual_seed(9)
+    found = [_randomised_svd(weight, k, own) for weight in weights]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(9)
+        expected = [torch.svd_lowrank(weight, q=k, niter=4) for weight in weights]
+    for triplet, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(triplet, wanted, strict=True))

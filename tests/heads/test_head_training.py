@@ -17,6 +17,7 @@ from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
 from privlora.heads import HEAD_METHODS, HeadSettings, TrainedHeads, train_heads
 from privlora.heads.projections import gaussian_factors
 from privlora.heads.releases import Batch
+from privlora.mechanisms.noising import grid_width
 
 
 def trained(
@@ -114,6 +115,17 @@ def test_one_record_moves_what_is_noised_by_the_bound_at_most(name: str) -> None
     assert max(moved) <= bound
     assert max(moved) > 0.999 * bound  # large gradients are clipped to the bound, not below
     assert min(moved) < 0.1 * bound  # small ones are left alone
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "m1"])
+def test_what_is_released_lies_on_the_grid_of_its_noise(name: str) -> None:
+    """Of the methods that add noise last; the others project what lay on it."""
+    features, labels = problem()
+    found = release(NOISY[name], 2)
+    batch = Batch(features, labels, torch.ones(2, RECORDS, dtype=torch.float64))
+    made = found.noisy_sum(batch, batch.residuals(torch.zeros(2, CLASSES, COLUMNS, dtype=torch.float64)))
+    steps = made / grid_width(0.7 * 0.8)
+    assert torch.equal(steps, steps.round())
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "project-then-clip", "m2", "m1", "m2 wishart"])

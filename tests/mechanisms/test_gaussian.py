@@ -139,5 +139,5 @@ def test_the_clipped_sum_is_what_noise_is_added_to(coordinates: TangentCoordinat
     assert known is not None
     for total, released in zip(known, m.release().vector, strict=True):
         for t, r in zip(total, released, strict=True):
-            torch.testing.assert_close(t / 4.0, r)
+            torch.testing.assert_close((t / 4.0).to(r.dtype), r)
     assert m.clipped_sum() is None

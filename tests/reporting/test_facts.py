@@ -92,6 +92,8 @@ ALLOWED = {
     "method.steps",
     "method.max_length",
     "method.loss_on",
+    "method.dropout",
+    "method.lora_dropout",
     "versions.privlora",
     "versions.dp-accounting",
     "versions.torch",

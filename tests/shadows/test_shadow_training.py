@@ -22,7 +22,9 @@ from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError, PrivacyError, PrivloraError
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource, Release
+from privlora.mechanisms.noising import grid_width
+from privlora.optimizers import Optimizer
 from privlora.shadows import TrainedAdapters, train_adapters
 from privlora.shadows.adapter import StackedAdapter
 from privlora.training.gradients import micro_batch_gradients
@@ -197,6 +199,37 @@ def test_noise_is_standard_normal_and_each_adapters_own(seeds: range | None) -> 
     assert float(left.var()) == pytest.approx(1, abs=5 * (2 / left.numel()) ** 0.5)
     correlations = torch.corrcoef(left) - torch.eye(40)
     assert float(correlations.abs().max()) < 5.5 / numbers**0.5
+
+
+@pytest.mark.parametrize("name", ["dp-adamw", "prism"])
+def test_releases_lie_on_the_grid_of_their_noise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[Tensor] = []
+    step = Optimizer.step
+
+    def noted(self: Optimizer, release: Release, learning_rate: float) -> None:
+        width = grid_width(release.noise_std)
+        released.extend(t / width for parts in release.vector for t in parts)
+        step(self, release, learning_rate)
+
+    monkeypatch.setattr(Optimizer, "step", noted)
+    trained(settings(METHODS[name]))
+    assert released
+    assert all(torch.equal(steps, steps.round()) for steps in released)
+
+
+def test_masks_are_drawn_afresh_and_follow_the_seeds() -> None:
+    def updates(seeds: tuple[int, ...] | None) -> Tensor:
+        torch.manual_seed(0)
+        chosen = settings(METHODS["not private"], sample_rate=1.0)  # all that is random are the masks
+        chosen = chosen.model_copy(
+            update={"adapter": chosen.adapter.model_copy(update={"lora_dropout": 0.5})}
+        )
+        found = trained(chosen, seeds=seeds)
+        return torch.cat([(a @ b.mT).flatten() for a, b in found.factors])
+
+    seeded, again, *afresh = (updates(seeds) for seeds in (SEEDS, SEEDS, None, None))
+    assert torch.equal(seeded, again)
+    assert not torch.allclose(afresh[0], afresh[1])
 
 
 class Ledger:

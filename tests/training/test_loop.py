@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -14,12 +15,15 @@ from test_crashes import StopAt
 
 import privlora.training.loop
 from privlora.accounting import read_ledger
+from privlora.config import PrivacySettings
 from privlora.data.batching import micro_batches
+from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError
 from privlora.mechanisms import Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import load_checkpoint
 from privlora.training.loop import Interrupted, StepReport
+from privlora.training.session import sampler
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -194,6 +198,32 @@ def test_resumed_noise_is_fresh_even_with_public_seeds(bench: Bench, tmp_path: P
     text = (tmp_path / "log").read_text().split("\n")[:-1]
     hashes = [line.split()[1] for line in text]
     assert len(set(hashes)) == len(hashes)
+
+
+def test_batches_are_never_drawn_again(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batches that can be foreseen, sampling amplifies nothing."""
+    draw, seen = PoissonSampler.draw, list[tuple[int, ...]]()
+
+    def noted(self: PoissonSampler) -> np.ndarray:
+        drawn = draw(self)
+        seen.append(tuple(sorted(drawn.tolist())))
+        return drawn
+
+    monkeypatch.setattr(PoissonSampler, "draw", noted)
+    privacy = PrivacySettings(**PRIVACY)
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        alike = sampler(privacy, len(RECORDS))
+        for _ in range(3):
+            alike.draw()
+    for name in ("one", "two"):
+        np.random.seed(0)
+        interrupted(bench, tmp_path / name)
+    bench.resume(tmp_path / "one")
+    starts = [tuple(seen[at : at + 3]) for at in (0, 3, 6, 9, 12)]
+    assert len(seen) == 12 + STEPS - 3
+    assert len(set(starts)) == 5
 
 
 def test_a_non_private_run_can_be_stopped_and_resumed(bench: Bench, tmp_path: Path) -> None:

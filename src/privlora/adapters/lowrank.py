@@ -331,7 +331,7 @@ class LowRankAdapter:
             if site.offset is not None:
                 a0, b0 = (t.to(x.dtype) for t in site.offset)
                 y = y - (x @ b0) @ a0.T
-            if self.dropout and self.model.training:
+            if self.dropout and self._rows is not None:  # in training: gradients are being gathered
                 x = torch.nn.functional.dropout(x, self.dropout)
             return self._add_term(site, y, x.to(site.left.dtype))
 

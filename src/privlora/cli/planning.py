@@ -12,6 +12,7 @@ from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
 from privlora.errors import PrivacyError
+from privlora.randomness import aes_instructions
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
@@ -79,6 +80,9 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,
         "unit": privacy.unit,
+        "dropout": settings.model.dropout,
+        "lora_dropout": settings.adapter.lora_dropout,
+        "aes_instructions": aes_instructions(),
     }
     if planned is None:
         return facts
@@ -161,6 +165,11 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             rows.append(("cap", f"exceeded with probability {content['probability_above_cap']:.3g} a step"))
     if content["cost"] is not None:
         rows += _cost_rows(content["cost"], content["delta"])
+    rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
+    if not content["aes_instructions"]:
+        rows.append(
+            ("generator", "this processor has no AES instructions: noise is drawn several times slower")
+        )
     rows.append(("memory", _memory_line(memory)))
     for name, text in rows:
         out().print(f"{name:<12}{text}")
@@ -185,6 +194,10 @@ def _cost_rows(cost: dict[str, Any], delta: float) -> list[tuple[str, str]]:
         known = opinion["epsilon"] is not None
         rows.append((name, f"{opinion['epsilon']:.4g} (second opinion)" if known else opinion["reason"]))
     return rows
+
+
+def _dropout_line(of_model: bool, of_adapter: float) -> str:
+    return f"of the base model {'on' if of_model else 'off'}, of the adapter {of_adapter:g}"
 
 
 def _memory_line(memory: MemoryEstimate | None) -> str:

@@ -40,6 +40,9 @@ class ModelSettings(_Group):
     """Of the frozen weights. Clipping, sums and noise are float32 or better in any case."""
     gradient_checkpointing: Literal["none", "reentrant", "non-reentrant"] = "none"
     """Recompute activations in the backward pass to save memory; per-example gradients stay exact."""
+    dropout: bool = False
+    """Train with the base model's own dropout and whatever else it draws in training mode. Off by default: masks are
+    one more thing that must stay secret. adapter.lora_dropout does not depend on it."""
     device: str = "auto"
     """auto takes a GPU if there is one."""
     revision: str | None = None
@@ -56,6 +59,7 @@ class AdapterSettings(_Group):
     exclude_modules: list[str] = []
     layers_to_transform: list[int] | None = None
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of the adapter's inputs, with masks that nobody can foresee."""
     use_rslora: bool = False
     init: str | None = None
     """Start of the adapter; null takes the method's own. random (the update is zero, as in LoRA), w0-subspace (a zero

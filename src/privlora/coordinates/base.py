@@ -19,6 +19,16 @@ def add_vectors(a: Vector, b: Vector) -> Vector:
     return [tuple(x + y for x, y in zip(xs, ys, strict=True)) for xs, ys in zip(a, b, strict=True)]
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Where what is on ``device`` can be held in float64: on the CPU for Apple's, which has none."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def in_float64(vector: Vector) -> Vector:
+    """The same vector in float64."""
+    return [tuple(t.to(float64_device(t.device)).double() for t in ts) for ts in vector]
+
+
 class Coordinates(ABC):
     """A state of the adapter (the point where gradients are taken) and Euclidean coordinates of gradients there.
 
@@ -48,11 +58,14 @@ class Coordinates(ABC):
 
     @abstractmethod
     def to_vector(self, raw: Vector) -> Vector:
-        """Coordinates of a (weighted sum of) raw gradients: one (P (L, m, r), Q (L, n, r)) a group."""
+        """Coordinates of a (weighted sum of) raw gradients: one (P (L, m, r), Q (L, n, r)) a group. In their dtype."""
 
     @abstractmethod
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
-        """A Gaussian vector with identity covariance on every coordinate that a gradient can reach."""
+        """A Gaussian vector with identity covariance on every coordinate that a gradient can reach.
+
+        draw: standard normal entries of a shape; the vector is computed in their dtype and on their device.
+        """
 
     @property
     @abstractmethod

@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Vector, name_factors
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.errors import ConfigError, PrivacyError
+from privlora.randomness import counter_generator
 
 # A key is kept as two non-negative int64 halves.
 _HALF = 63
@@ -151,7 +151,7 @@ class ProjectedCoordinates(Coordinates):
         self.install()
 
     def _draw_projections(self) -> None:
-        generator = np.random.Generator(np.random.Philox(key=self._key, counter=[0, 0, 0, self._count]))
+        generator = counter_generator(self._key, stream=self._count)
         drawn = []
         for group in self.adapter.groups:
             normal = generator.standard_normal((len(group.sites), group.n, self.adapter.rank))

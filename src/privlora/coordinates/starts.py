@@ -134,16 +134,34 @@ def _uniform(group: Group, adapter: LowRankAdapter, generator: torch.Generator) 
 def _top(group: Group, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Top singular triplets U (L, m, r), S (L, r), V (L, n, r) of the frozen weights.
 
-    By randomised SVD (Halko, Martinsson and Tropp 2011) with a public seed, on a generator of its own.
+    By randomised SVD with a public seed, on a generator of its own.
     """
+    generator = torch.Generator().manual_seed(seed)
     triplets = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for site in group.sites:
-            u, s, v = torch.svd_lowrank(_weight(site), q=min(rank + 8, site.m, site.n), niter=4)
-            triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
+    for site in group.sites:
+        u, s, v = _randomised_svd(_weight(site), min(rank + 8, site.m, site.n), generator)
+        triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
     u, s, v = (torch.stack(ts) for ts in zip(*triplets, strict=True))
     return u, s, v
+
+
+def _randomised_svd(
+    weight: Tensor, k: int, generator: torch.Generator, iterations: int = 4
+) -> tuple[Tensor, Tensor, Tensor]:
+    """U (m, k), S (k,), V (n, k) of ``weight`` (m, n), by Halko, Martinsson and Tropp 2011, algorithms 4.4 and 5.1.
+
+    torch.svd_lowrank, number for number; that draws from the global generator, whose seed belongs to the user.
+    """
+    wide = weight.shape[0] < weight.shape[1]
+    tall = weight.mT if wide else weight
+    start = torch.randn(tall.shape[1], k, generator=generator, dtype=tall.dtype)
+    basis = torch.linalg.qr(tall @ start).Q
+    for _ in range(iterations):
+        basis = torch.linalg.qr(tall.mT @ basis).Q
+        basis = torch.linalg.qr(tall @ basis).Q
+    u, s, vh = torch.linalg.svd(basis.mT @ tall, full_matrices=False)
+    u, v = basis @ u, vh.mT
+    return (v, s, u) if wide else (u, s, v)
 
 
 def _given(group: Group, subspaces: Subspaces | None) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class TangentCoordinates(Coordinates):
 
     def to_vector(self, raw: Vector) -> Vector:
         pairs = zip(self.points, raw, strict=True)
-        tangents = (project(point, p, q) for point, (p, q) in pairs)
+        tangents = (project(point.to(p), p, q) for point, (p, q) in pairs)
         return [(t.M, t.Up, self.right_weight * t.Vp) for t in tangents]
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:

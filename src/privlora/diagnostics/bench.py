@@ -26,8 +26,11 @@ from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statist
 from privlora.errors import ConfigError, DataError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.noising import noised
 from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
+from privlora.randomness import private_generator
+from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.session import (
     Data,
@@ -149,15 +152,14 @@ class Workbench:
             clipping=CLIPPING,
         )
         replay = NoiseSource(self.seed)
+        masks = private_generator(self.seed)
         model = self.adapter.model
-        model.train()
         coordinates.install()
         trace = Trace(contender.name, gauge, noise_multiplier, mechanism.noise_std)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)  # of dropout
-            for step in range(1, steps + 1):
-                norms: list[Tensor] = []
-                records = self.data.units.draw_records(draws.draw(), draws.generator)
+        for step in range(1, steps + 1):
+            norms: list[Tensor] = []
+            records = self.data.units.draw_records(draws.draw(), draws.generator)
+            with training_passes(model, masks, dropout=self.settings.model.dropout):
                 for batch in micro_batches(
                     records,
                     self.data.examples,
@@ -167,27 +169,31 @@ class Workbench:
                     captured, _ = micro_batch_gradients(model, self.adapter, batch)
                     norms.append(coordinates.norms_squared(captured).clamp_min(0).sqrt())
                     mechanism.accumulate(captured)
-                # The mechanism is about to draw the same numbers from the same seed.
-                noise = _scaled(coordinates.standard_normal(self._drawing(replay)), mechanism.noise_std)
-                _record_noise(trace, coordinates, noise)
-                _record_clipping(trace, norms, self.plan.clip_norm)
-                if watcher is not None:
-                    watcher(contender, noise, mechanism.noise_std)
-                before = _copied(coordinates.factors())
-                release = mechanism.release()
-                hyper = contender.hyper
-                rate = learning_rate_at(
-                    step, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
-                )
-                contender.optimizer.step(release, rate)
-                moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
-                trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
-                if on_step is not None:
-                    on_step(contender.name)
+            # The mechanism is about to draw the same numbers from the same seed.
+            noise = self._noise_alone(coordinates, replay, mechanism.noise_std)
+            _record_noise(trace, coordinates, noise)
+            _record_clipping(trace, norms, self.plan.clip_norm)
+            if watcher is not None:
+                watcher(contender, noise, mechanism.noise_std)
+            before = _copied(coordinates.factors())
+            release = mechanism.release()
+            hyper = contender.hyper
+            rate = learning_rate_at(
+                step, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+            )
+            contender.optimizer.step(release, rate)
+            moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
+            trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
+            if on_step is not None:
+                on_step(contender.name)
         return trace
 
-    def _drawing(self, source: NoiseSource) -> Callable[[tuple[int, ...]], Tensor]:
-        return lambda shape: source.standard_normal(shape).to(self.adapter.device, self.dtype)
+    def _noise_alone(self, coordinates: Coordinates, source: NoiseSource, tau: float) -> Vector:
+        """The release of an empty batch."""
+        drawn = coordinates.standard_normal(
+            lambda shape: source.standard_normal(shape).to(self.adapter.device)
+        )
+        return [tuple(noised(None, xi, tau, 1.0, self.dtype) for xi in parts) for parts in drawn]
 
 
 @contextmanager
@@ -285,7 +291,3 @@ def _record_clipping(trace: Trace, norms: list[Tensor], clip_norm: float) -> Non
 
 def _copied(pairs: FactorPairs) -> FactorPairs:
     return [(a.clone(), b.clone()) for a, b in pairs]
-
-
-def _scaled(vector: Vector, factor: float) -> Vector:
-    return [tuple(t * factor for t in parts) for parts in vector]

@@ -52,6 +52,10 @@ class Point:
         """The dense Z (L, m, n)."""
         return (self.U * self.S[:, None, :]) @ self.V.mT
 
+    def to(self, like: Tensor) -> Point:
+        """In the dtype and on the device of ``like``."""
+        return Point(self.U.to(like), self.S.to(like), self.V.to(like))
+
     def split(self, k: int) -> tuple[Point, Point]:
         """The k leading triplets, and the others."""
         first, rest = (
@@ -203,11 +207,11 @@ def standard_normal_tangent(point: Point, draw: Callable[[tuple[int, ...]], Tens
     chi-square with `tangent_dimension` degrees of freedom (PRISM Theorem 3.1). Scale by
     tau = noise_multiplier * clip_norm / expected_batch_size.
 
-    draw: returns independent standard normal entries of a shape, in the point's dtype and on its device.
+    draw: returns independent standard normal entries of a shape; its dtype and device are the result's.
     """
     (L, m, r), n = point.U.shape, point.V.shape[-2]
     M, Up, Vp = draw((L, r, r)), draw((L, m, r)), draw((L, n, r))
-    return Tangent(M, _off(point.U, Up), _off(point.V, Vp))
+    return Tangent(M, _off(point.U.to(Up), Up), _off(point.V.to(Vp), Vp))
 
 
 def transport(old: Point, new: Point, tangent: Tangent) -> Tangent:

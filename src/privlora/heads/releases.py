@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privlora.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
 from privlora.heads.settings import HeadSettings
+from privlora.mechanisms.noising import noised
 
 # Norms are computed in the features' precision; shrinking by more than their rounding keeps every record within C.
 _SLACK = 1e-5
@@ -107,7 +108,7 @@ class HeadRelease(ABC):
             scale = self.settings.noise_multiplier * self.bound
             for values, generator in zip(total, self.noise, strict=True):
                 drawn = torch.from_numpy(generator.standard_normal(tuple(values.shape)))
-                values.copy_(values + scale * drawn)
+                values.copy_(noised(values, drawn, scale, 1.0, self.dtype))
         return total
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector, add_vectors
+from privlora.coordinates import Coordinates, Vector, add_vectors, float64_device, in_float64
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
+from privlora.mechanisms.noising import noised
 from privlora.mechanisms.release import Mechanism, Release
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
@@ -138,11 +139,12 @@ class GaussianMechanism(Mechanism):
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
     def clipped_sum(self) -> Vector | None:
-        """PRIVATE. The sum that noise would be added to now, in a release's coordinates; None before the first unit.
+        """PRIVATE. The float64 sum that noise would be added to now, in a release's coordinates; None before any unit.
 
         For audits, whose attacker knows the records' part of it.
         """
-        return None if self._sum is None else self.coordinates.to_vector(self._sum)
+        # In float64, since what rounding leaves in directions that coordinates project out meets no noise there.
+        return None if self._sum is None else self.coordinates.to_vector(in_float64(self._sum))
 
     def release(self) -> Release:
         try:
@@ -153,16 +155,16 @@ class GaussianMechanism(Mechanism):
         step = self.ledger.charge(self.event)
         self._refuse_used_projection()
         noise = self.coordinates.standard_normal(self._draw)
-        scale = self._sum_multiplier * self.clip_norm
         vector: Vector = []
         for g, parts in enumerate(noise):
             clipped = (None,) * len(parts) if total is None else total[g]
-            vector.append(tuple(self._noised(c, xi, scale) for c, xi in zip(clipped, parts, strict=True)))
+            vector.append(tuple(self._noised(c, xi) for c, xi in zip(clipped, parts, strict=True)))
         if self.adaptive is None:
             return Release(vector, self.noise_std, step, self.clip_norm)
         clipped_at = self.adaptive.value
-        noisy = count + self._count_std * float(self.noise.standard_normal((1,)))
-        self.adaptive.update(0.5 + noisy / self.expected_batch_size)
+        counted, xi = torch.tensor([count], dtype=torch.float64), self.noise.standard_normal((1,))
+        share = noised(counted, xi, self._count_std, self.expected_batch_size, torch.float64)
+        self.adaptive.update(0.5 + float(share))
         return Release(vector, self.noise_std, step, clipped_at)
 
     def _refuse_used_projection(self) -> None:
@@ -193,11 +195,9 @@ class GaussianMechanism(Mechanism):
         return self.coordinates.norms_squared(captured).clamp_min(0).sqrt()
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        return self.noise.standard_normal(shape).to(self.coordinates.adapter.device, self.coordinates.dtype)
+        return self.noise.standard_normal(shape).to(float64_device(self.coordinates.adapter.device))
 
-    def _noised(self, clipped: Tensor | None, xi: Tensor, scale: float) -> Tensor:
-        # In float64, so that rounding to the state's dtype happens once, after the noise is in.
-        noised = xi.double() * scale
-        if clipped is not None:
-            noised += clipped.double()
-        return (noised / self.expected_batch_size).to(self.coordinates.dtype)
+    def _noised(self, clipped: Tensor | None, xi: Tensor) -> Tensor:
+        scale = self._sum_multiplier * self.clip_norm
+        made = noised(clipped, xi, scale, self.expected_batch_size, self.coordinates.dtype)
+        return made.to(self.coordinates.adapter.device)

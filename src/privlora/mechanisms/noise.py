@@ -9,7 +9,7 @@ from privlora.randomness import private_generator
 
 
 class NoiseSource:
-    """Standard normal float64 draws from a Philox counter generator with a 128-bit key of the operating system.
+    """Standard normal float64 draws from AES-128 in counter mode, with a 128-bit key of the operating system.
 
     The key is never stored, so no seed of a run, no checkpoint and no report can replay the noise; every process,
     also a resumed one, draws a fresh key. (torch's CPU generator keeps 32 bits of a seed, few enough to try them all.)

@@ -30,6 +30,7 @@ from privlora.accounting.projection.alignment import alignment_of_mean, guarante
 from privlora.accounting.projection.vector import VectorQuery
 from privlora.errors import PrivacyError
 from privlora.mechanisms.noise import NoiseSource
+from privlora.mechanisms.noising import noised
 
 # Of a unit norm, from rounding in float32. The vector is brought to norm 1 in float64 before it is released.
 _NORM_TOLERANCE = 1e-5
@@ -125,7 +126,7 @@ class WishartProjection:
         _check_std(noise_std)
         unit = _unit_columns(matrix, self.dimension)
         self._spend("M1")
-        return self._apply(unit) + noise_std * self._noise.standard_normal(tuple(unit.shape))
+        return self._noised(self._apply(unit), noise_std)
 
     def noise_then_project(self, matrix: Tensor, noise_std: float) -> Tensor:
         """M2: M (V + E) (d, m). M may be published. Account by `accounting.projection.noisy.theorem_5`, or better by
@@ -141,7 +142,10 @@ class WishartProjection:
         _check_std(noise_std)
         values = _as_matrix(matrix, self.dimension)
         self._spend("M2")
-        return self._apply(values + noise_std * self._noise.standard_normal(tuple(values.shape)))
+        return self._apply(self._noised(values, noise_std))
+
+    def _noised(self, values: Tensor, noise_std: float) -> Tensor:
+        return noised(values, self._noise.standard_normal(tuple(values.shape)), noise_std, 1.0, torch.float64)
 
     def _apply(self, values: Tensor) -> Tensor:
         return self._factor @ (self._factor.mT @ values)

@@ -205,6 +205,8 @@ def _method(parts: Parts) -> dict[str, Any]:
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
         "loss_on": data.loss_on,
+        "dropout": parts.settings.model.dropout,
+        "lora_dropout": parts.settings.adapter.lora_dropout,
     }
 
 

@@ -192,7 +192,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     scale = "α/√r" if adapter["use_rslora"] else "α/r"
     lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
     settings = [f"{symbol} {number(method[name])}" for name, symbol in _SETTINGS.items() if name in method]
-    return [
+    rows = [
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
@@ -203,3 +203,11 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Targets", targets if isinstance(targets, str) else ", ".join(targets)),
         ("Text", f"at most {method['max_length']} tokens, loss on {method['loss_on']}"),
     ]
+    if "dropout" in method:  # older reports do not say
+        rows.append(("Dropout", _dropout(method)))
+    return rows
+
+
+def _dropout(method: Report) -> str:
+    of_model = "the base model's own is on" if method["dropout"] else "the base model's own is off"
+    return f"{of_model}, the adapter's is {number(method['lora_dropout'])}"

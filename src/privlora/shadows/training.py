@@ -23,8 +23,10 @@ from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.mechanisms.gaussian import Charges
+from privlora.randomness import private_generator
 from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
 from privlora.shadows.coordinates import ChargeAll, StackedCoordinates, StackedNoise, stack_parts
+from privlora.training.forward import training_passes
 from privlora.training.session import Parts, PublicStart, build_parts, plan_privacy, unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
@@ -179,20 +181,21 @@ class _Team:
             for own, key in zip(self.own, self.keys, strict=True)
         ]
         mechanism = self._mechanism()
-        parts.adapter.model.train()
+        masks = private_generator(self.keys[0])
         with parts.adapter:
             for step in range(1, privacy.steps + 1):
                 drawn: list[np.ndarray] = []
                 for k, (own, sampler) in enumerate(zip(self.own, samplers, strict=True)):
                     records = self.units.draw_records(own[sampler.draw()], sampler.generator)
                     drawn += [self.copies.of(k, each) for each in records]
-                for batch in micro_batches(
-                    drawn,
-                    self.copies,
-                    max_tokens=parts.settings.run.tokens_per_micro_batch,
-                    pad_token_id=self.pad_token_id,
-                ):
-                    mechanism.accumulate(self._gradients(batch))
+                with training_passes(parts.adapter.model, masks, dropout=parts.settings.model.dropout):
+                    for batch in micro_batches(
+                        drawn,
+                        self.copies,
+                        max_tokens=parts.settings.run.tokens_per_micro_batch,
+                        pad_token_id=self.pad_token_id,
+                    ):
+                        mechanism.accumulate(self._gradients(batch))
                 parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
                 if parts.average is not None:
                     parts.average.update()

@@ -21,9 +21,11 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.randomness import private_generator
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
+from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.session import Data, Parts, sampler
 
@@ -94,20 +96,21 @@ def train(
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
         _evaluate(parts, data, folder, done, pad_token_id, observer)
-    model.train()
+    masks = private_generator(privacy.insecure_noise_seed)
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             records = data.units.draw_records(draws.draw(), draws.generator)
             losses = []
-            for batch in micro_batches(
-                records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
-            ):
-                captured, unit_losses = micro_batch_gradients(
-                    model, parts.adapter, batch, summed=not mechanism.needs_examples
-                )
-                mechanism.accumulate(captured)
-                losses.append(unit_losses)
+            with training_passes(model, masks, dropout=settings.model.dropout):
+                for batch in micro_batches(
+                    records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
+                ):
+                    captured, unit_losses = micro_batch_gradients(
+                        model, parts.adapter, batch, summed=not mechanism.needs_examples
+                    )
+                    mechanism.accumulate(captured)
+                    losses.append(unit_losses)
             release = mechanism.release()  # the ledger is charged in here, before noise is drawn
             parts.optimizer.step(release, parts.learning_rate(step))
             if parts.average is not None:

@@ -8,8 +8,7 @@ these are what the hooks of an adapter with a zero update capture as P and Q. Pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +20,8 @@ from privlora.data.batching import sequential_batches
 from privlora.data.examples import Example
 from privlora.errors import DataError
 from privlora.geometry.fixed_rank import point_from_factors
+from privlora.randomness import counter_generator
+from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 
 _OVERSAMPLING = 8
@@ -47,7 +48,7 @@ def mean_gradient_subspaces(
     for g in adapter.groups:
         k = min(adapter.rank + _OVERSAMPLING, g.m, g.n)
         normal.append(torch.randn(len(g.sites), g.n, k, generator=generator, dtype=torch.float64))
-    with _without_dropout(adapter.model), adapter:
+    with training_passes(adapter.model, counter_generator(seed)), adapter:
         gradient = _SumOfGradients(adapter, texts, max_tokens, pad_token_id)
         left = _bases(gradient.times(normal))
         for _ in range(_POWER_ITERATIONS):
@@ -120,16 +121,3 @@ def _inverse_norms(captured: Captured) -> Tensor:
     squares = [p.double().square().sum(dim=(-2, -1)) / p.shape[-1] for p in captured.p]
     norms = torch.stack(squares).sum(dim=0).sqrt().cpu()
     return torch.where(norms > _TINY, 1 / norms, 0.0)
-
-
-@contextmanager
-def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode, but for the flag of modules that recompute activations: they do so in training mode only."""
-    flags = [(module, module.training) for module in model.modules()]
-    for module, _ in flags:
-        module.training = bool(getattr(module, "gradient_checkpointing", False))
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
