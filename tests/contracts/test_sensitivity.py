@@ -77,8 +77,8 @@ def test_one_record_of_a_bfloat16_model(variant: tuple[str, str], tmp_path: Path
     case = make_case(variant, tmp_path, model=model)
     examples = hard_batch()
     # The longest row takes the padding with it, which changes how bfloat16 kernels round the other rows.
-    changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3, tolerance=2e-3)
-    assert min(changes[:6]) > 0.99
+    changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3, tolerance=0.0)
+    assert min(changes[:6]) > 0.98
 
 
 @by_space

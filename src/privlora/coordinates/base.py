@@ -84,9 +84,13 @@ class Coordinates(ABC):
         """Called by a mechanism whose noise is secure, when it is made."""
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
-        """sum_i weights_i (P_i, Q_i), stacked by group; weights: (units,). Private until noised."""
+        """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
+
+        Sums of float32 would round by more than C / 1e5 where thousands of units pull the same way.
+        """
+        # One module's gradients at a time are copied to float64.
         sums = [
-            tuple(torch.tensordot(weights.to(t.dtype), t, dims=1) for t in pair)
+            tuple(torch.tensordot(weights.double(), t.double(), dims=1) for t in pair)
             for pair in zip(captured.p, captured.q, strict=True)
         ]
         stacked: Vector = []

@@ -52,6 +52,10 @@ class Point:
         """The dense Z (L, m, n)."""
         return (self.U * self.S[:, None, :]) @ self.V.mT
 
+    def double(self) -> Point:
+        """The same point in float64."""
+        return Point(self.U.double(), self.S.double(), self.V.double())
+
     def split(self, k: int) -> tuple[Point, Point]:
         """The k leading triplets, and the others."""
         first, rest = (

@@ -25,6 +25,7 @@ from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, Noi
 from privlora.mechanisms.gaussian import Charges
 from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
 from privlora.shadows.coordinates import ChargeAll, StackedCoordinates, StackedNoise, stack_parts
+from privlora.training.gradients import steadied
 from privlora.training.session import Parts, PublicStart, build_parts, plan_privacy, unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
@@ -241,7 +242,7 @@ class _Team:
     def _pass(self, batch: MicroBatch) -> OwnedCaptured:
         adapter = self.parts.adapter
         assert isinstance(adapter, StackedAdapter)
-        batch = batch.to(adapter.device)
+        batch = steadied(adapter, batch.to(adapter.device))
         rows = self.copies.owners(batch)
         with adapter.serving(rows), adapter.capture(len(rows)):
             found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
