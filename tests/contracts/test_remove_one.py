@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 from method_cases import INF_TOKEN, NAN_TOKEN, RANK, Case, flat, with_token, write_factors
-from tiny_models import tiny_model, random_example
+from tiny_models import random_example, tiny_model
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE, Subspaces
-from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import METHODS, build
 from privlora.training.public_start import mean_gradient_subspaces
 

@@ -119,12 +119,13 @@ def test_whole_gradients_are_bounded_before_they_are_projected(twice: bool) -> N
     # r = n, where a projection leaves all of a gradient: else units at 0.47 C would hide norms of half their size.
     model = poisoned_model()
     if twice:
-        model.model.layers[1] = model.model.layers[0]
+        block = model.model.layers[1] = model.model.layers[0]
+        for last in (block.self_attn.o_proj, block.mlp.down_proj):
+            last.weight.data *= 0.01  # a block that changes little, so that both uses have nearly one gradient
     units = [np.array([0, 3]), 1, 2, 4, 5]
     changes = check_remove_one(square_case("wishart-m2", model), uneven_examples(), units, clip_norm=1e-3)
-    # Norms of records, and of a module's uses, are added up: no more than twice too much.
-    assert min(changes) > 0.5
-    assert twice or min(changes[1:]) > 0.99
+    assert min(changes) > 0.5  # the norms of a user's records are added up
+    assert min(changes[1:]) > 0.98
 
 
 def square_case(name: str, model: Any = None) -> Case:

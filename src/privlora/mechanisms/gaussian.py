@@ -24,8 +24,8 @@ _STABILITY = 0.01
 
 # Norms are summed in float32; shrinking by more than their rounding keeps what is summed within C.
 _SLACK = 1e-5
-# Below float32 a gradient's own rounding depends a little on who else is in its micro-batch, so a unit that leaves moves
-# more than its own part: by less than this in all that was measured (docs/sharp-edges.md).
+# Below float32 a gradient's own rounding depends a little on who else is in its micro-batch, so a unit that leaves
+# moves more than its own part: by less than this in all that was measured (docs/sharp-edges.md).
 _REDUCED_SLACK = 0.02
 
 
