@@ -17,7 +17,7 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
-from privlora.coordinates import Coordinates, Vector, WishartCoordinates
+from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example
 from privlora.mechanisms import (
@@ -218,6 +218,13 @@ def write_factors(folder: Path, adapter: LowRankAdapter, smallest: float) -> Non
         )
         factors[site.name] = (left * spectrum.sqrt(), right * spectrum.sqrt())
     write_adapter(folder, adapter, factors, base_model="tiny", lora_alpha=2.0 * rank)
+
+
+def measure_whole_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let wishart-m2 clip by the norms of whole gradients only, not by those of what is left at r = n as well."""
+    monkeypatch.setattr(
+        ProjectedCoordinates, "norms_squared", lambda _, captured: torch.zeros(captured.units).double()
+    )
 
 
 def flat(vector: Vector) -> Tensor:

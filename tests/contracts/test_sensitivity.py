@@ -17,6 +17,7 @@ from method_cases import (
     flat,
     label,
     make_case,
+    measure_whole_gradients_alone,
     poisoned_model,
     with_token,
 )
@@ -115,13 +116,18 @@ def test_one_record_where_nothing_is_left_beside_v(
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_whole_gradients_are_bounded_before_they_are_projected(twice: bool) -> None:
+def test_whole_gradients_are_bounded_before_they_are_projected(
+    twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # r = n, where a projection leaves all of a gradient: else units at 0.47 C would hide norms of half their size.
+    measure_whole_gradients_alone(monkeypatch)
     model = poisoned_model()
     if twice:
         block = model.model.layers[1] = model.model.layers[0]
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
-            last.weight.data *= 0.01  # a block that changes little, so that both uses have nearly one gradient
+            last.weight.data *= (
+                0.01  # a block that changes little, so that both uses have nearly one gradient
+            )
     units = [np.array([0, 3]), 1, 2, 4, 5]
     changes = check_remove_one(square_case("wishart-m2", model), uneven_examples(), units, clip_norm=1e-3)
     assert min(changes) > 0.5  # the norms of a user's records are added up
