@@ -21,7 +21,7 @@ from method_cases import (
     poisoned_model,
     with_token,
 )
-from tiny_models import random_example, tiny_model, uneven_examples
+from tiny_models import one_batch, random_example, tiny_model, uneven_examples
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
@@ -30,6 +30,7 @@ from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import METHODS, build
+from privlora.training.gradients import steadied
 
 
 def hard_batch() -> list[Example]:
@@ -188,6 +189,14 @@ def test_copies_of_a_record_do_not_add_up_what_bfloat16_rounds(family: str) -> N
     assert 0.95 < float((whole - copies).norm()) <= 1
     own = case.clipped_sum(examples[:1], clip_norm=1e-3) / 1e-3
     assert float((whole - copies - own).norm()) < 0.1
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(1, 32), (31, 32), (32, 64), (63, 64), (64, 64)])
+def test_below_float32_there_is_padding_but_no_position_that_the_model_lacks(tokens: int, width: int) -> None:
+    batch = one_batch([random_example(np.random.default_rng(0), tokens)])
+    for dtype, expected in ((torch.bfloat16, width), (torch.float32, tokens)):
+        model = tiny_model("gpt2", dtype=dtype)  # of 64 positions
+        assert steadied(LowRankAdapter(model, rank=3), batch).input_ids.shape[1] == expected
 
 
 @by_space
