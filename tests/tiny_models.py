@@ -59,11 +59,16 @@ FAMILIES: dict[str, Callable[..., hf.PretrainedConfig]] = {
     ),
 }
 
+# Their experts' kernels know no float64, and are no Linear layers that an adapter could be beside.
+MIXTURES: dict[str, Callable[..., hf.PretrainedConfig]] = {
+    "mixtral": lambda **k: hf.MixtralConfig(**_GQA, num_local_experts=4, num_experts_per_tok=2, **k),
+}
+
 
 def tiny_model(family: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """A random model in evaluation mode; the large initial weights make every token matter to the others."""
     torch.manual_seed(seed)
-    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family](initializer_range=0.3))
+    model = hf.AutoModelForCausalLM.from_config({**FAMILIES, **MIXTURES}[family](initializer_range=0.3))
     return model.to(dtype).eval()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
-from privlora.coordinates import Coordinates, Vector, WishartCoordinates
+from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example
 from privlora.mechanisms import (
@@ -179,7 +179,7 @@ def make_case(
     init = "random"
     if state in ("factors", "ill-conditioned") or variant in NEEDS_FACTORS:
         init = str(folder / state)
-        _write_factors(Path(init), adapter, 1e-6 if state == "ill-conditioned" else 0.2)
+        write_factors(Path(init), adapter, 1e-6 if state == "ill-conditioned" else 0.2)
     coordinates, optimizer = build(
         row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype
     )
@@ -206,17 +206,25 @@ def with_token(example: Example, token: int) -> Example:
     return Example(ids, example.labels)
 
 
-def _write_factors(folder: Path, adapter: LowRankAdapter, smallest: float) -> None:
+def write_factors(folder: Path, adapter: LowRankAdapter, smallest: float) -> None:
     generator = torch.Generator().manual_seed(3)
-    spectrum = torch.logspace(0, float(torch.tensor(smallest).log10()), RANK, dtype=torch.float64)
+    rank = adapter.rank
+    spectrum = torch.logspace(0, float(torch.tensor(smallest).log10()), rank, dtype=torch.float64)
     factors = {}
     for site in adapter.sites:
         left, right = (
-            torch.linalg.qr(torch.randn(size, RANK, generator=generator, dtype=torch.float64)).Q
+            torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64)).Q
             for size in (site.m, site.n)
         )
         factors[site.name] = (left * spectrum.sqrt(), right * spectrum.sqrt())
-    write_adapter(folder, adapter, factors, base_model="tiny", lora_alpha=2.0 * RANK)
+    write_adapter(folder, adapter, factors, base_model="tiny", lora_alpha=2.0 * rank)
+
+
+def measure_whole_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let wishart-m2 clip by the norms of whole gradients only, not by those of what is left at r = n as well."""
+    monkeypatch.setattr(
+        ProjectedCoordinates, "norms_squared", lambda _, captured: torch.zeros(captured.units).double()
+    )
 
 
 def flat(vector: Vector) -> Tensor:

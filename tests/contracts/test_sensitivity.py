@@ -15,19 +15,23 @@ from method_cases import (
     by_case,
     by_space,
     flat,
+    label,
     make_case,
+    measure_whole_gradients_alone,
     poisoned_model,
     with_token,
 )
-from tiny_models import random_example, uneven_examples
+from tiny_models import one_batch, random_example, tiny_model, uneven_examples
 from torch import Tensor
 
-from privlora.adapters import Captured
+from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import OneFactorCoordinates, ProjectedCoordinates
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
+from privlora.mechanisms import AdaptiveClipNorm
 from privlora.mechanisms.noising import grid_width
-from privlora.methods import METHODS
+from privlora.methods import METHODS, build
+from privlora.training.gradients import steadied
 
 
 def hard_batch() -> list[Example]:
@@ -45,9 +49,10 @@ def check_remove_one(
     clip_norm: float,
     clipping: str = "flat",
     tolerance: float = 1e-6,
+    **more: Any,
 ) -> list[float]:
     """Norms of the change of the sum when each unit leaves, in units of C."""
-    options: dict[str, Any] = {"clip_norm": clip_norm, "clipping": clipping}
+    options: dict[str, Any] = {"clip_norm": clip_norm, "clipping": clipping, **more}
     whole = case.clipped_sum(examples, units, **options)
     assert torch.isfinite(whole).all()
     changes = []
@@ -78,8 +83,8 @@ def test_one_record_of_a_bfloat16_model(variant: tuple[str, str], tmp_path: Path
     case = make_case(variant, tmp_path, model=model)
     examples = hard_batch()
     # The longest row takes the padding with it, which changes how bfloat16 kernels round the other rows.
-    changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3, tolerance=2e-3)
-    assert min(changes[:6]) > 0.99
+    changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3, tolerance=0.0)
+    assert min(changes[:6]) > 0.95
 
 
 @by_space
@@ -101,6 +106,100 @@ def test_one_record_where_a_module_is_used_twice(variant: tuple[str, str], tmp_p
     assert min(changes) > case.reached(0.9999)
 
 
+@pytest.mark.parametrize("clipping", ["flat", "spectral"])
+@pytest.mark.parametrize("right_weight", [10.0, 3e4])
+def test_one_record_where_nothing_is_left_beside_v(
+    clipping: str, right_weight: float, tmp_path: Path
+) -> None:
+    # r = n: all of Q is in span(V), and what rounding leaves of it is multiplied by the weight.
+    case = square_case("prism")
+    case.coordinates.right_weight = right_weight  # the larger one is refused where coordinates are made
+    check_remove_one(case, uneven_examples(), list(range(7)), clip_norm=1e-3, clipping=clipping, tolerance=0)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_whole_gradients_are_bounded_before_they_are_projected(
+    twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # r = n, where a projection leaves all of a gradient: else units at 0.47 C would hide norms of half their size.
+    measure_whole_gradients_alone(monkeypatch)
+    model = poisoned_model()
+    if twice:
+        block = model.model.layers[1] = model.model.layers[0]
+        for last in (block.self_attn.o_proj, block.mlp.down_proj):
+            last.weight.data *= (
+                0.01  # a block that changes little, so that both uses have nearly one gradient
+            )
+    units = [np.array([0, 3]), 1, 2, 4, 5]
+    changes = check_remove_one(square_case("wishart-m2", model), uneven_examples(), units, clip_norm=1e-3)
+    assert min(changes) > 0.5  # the norms of a user's records are added up
+    assert min(changes[1:]) > 0.98
+
+
+def square_case(name: str, model: Any = None) -> Case:
+    """Modules of 16 by 16 at rank 16."""
+    adapter = LowRankAdapter(
+        poisoned_model() if model is None else model, rank=16, target_modules=r".*(q|o)_proj"
+    )
+    return Case(METHODS[name], adapter, *build(METHODS[name], adapter.attach(), init="random"))
+
+
+@pytest.mark.parametrize("clipping", ["flat", "spectral"])
+@pytest.mark.parametrize("ratio", [1e-5, 5e3])
+@pytest.mark.parametrize("variant", [("prism", "rank"), ("dp-adamw", "adamw"), ("ffa", "adamw")], ids=label)
+def test_one_record_where_the_clipping_norm_has_moved_far(
+    variant: tuple[str, str], ratio: float, clipping: str, tmp_path: Path
+) -> None:
+    case = make_case(variant, tmp_path)
+    adaptive = AdaptiveClipNorm(1e-5, 0.5)
+    adaptive.value = 1e-5 * ratio  # still below all norms, so that everybody is clipped
+    units = list(range(6))
+    changes = check_remove_one(
+        case, uneven_examples(), units, clip_norm=1e-5, clipping=clipping, adaptive=adaptive
+    )
+    assert min(changes) > 0.9999
+
+
+@by_space
+def test_a_kernel_that_spreads_nan_costs_nobody_else_a_gradient(
+    variant: tuple[str, str], tmp_path: Path
+) -> None:
+    case = make_case(variant, tmp_path)
+
+    def spread(_: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
+        return out + 0 * out.sum()
+
+    handle = case.adapter.model.model.norm.register_forward_hook(spread)
+    examples = hard_batch()
+    with_bad, without = case.clipped_sum(examples), case.clipped_sum(examples[:-2])
+    handle.remove()
+    assert float(without.norm()) > 0.1
+    torch.testing.assert_close(with_bad, without, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_copies_of_a_record_do_not_add_up_what_bfloat16_rounds(family: str) -> None:
+    # The long one leaves, and the padding with it. Were each copy then rounded otherwise, by 0.7 % of C and alike, all
+    # 63 of them together would move by half of C.
+    rng = np.random.default_rng(64)
+    copy = random_example(rng, 17)
+    adapter = LowRankAdapter(tiny_model(family, dtype=torch.bfloat16), rank=3).attach()
+    case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
+    examples = [random_example(rng, 60), *[copy] * 63]
+    whole, copies = (case.clipped_sum(e, clip_norm=1e-3) / 1e-3 for e in (examples, examples[1:]))
+    assert 0.95 < float((whole - copies).norm()) <= 1
+    own = case.clipped_sum(examples[:1], clip_norm=1e-3) / 1e-3
+    assert float((whole - copies - own).norm()) < 0.1
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(1, 32), (31, 32), (32, 64), (63, 64), (64, 64)])
+def test_below_float32_there_is_padding_but_no_position_that_the_model_lacks(tokens: int, width: int) -> None:
+    batch = one_batch([random_example(np.random.default_rng(0), tokens)])
+    for dtype, expected in ((torch.bfloat16, width), (torch.float32, tokens)):
+        model = tiny_model("gpt2", dtype=dtype)  # of 64 positions
+        assert steadied(LowRankAdapter(model, rank=3), batch).input_ids.shape[1] == expected
+
+
 @by_space
 def test_a_non_finite_unit_is_a_unit_that_is_not_there(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
@@ -109,11 +208,14 @@ def test_a_non_finite_unit_is_a_unit_that_is_not_there(variant: tuple[str, str],
 
 
 @by_space
+@pytest.mark.parametrize("clipping", ["flat", "spectral"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e25])
 def test_one_bad_entry_anywhere_removes_its_unit(
-    variant: tuple[str, str], value: float, tmp_path: Path
+    variant: tuple[str, str], value: float, clipping: str, tmp_path: Path
 ) -> None:
     case = make_case(variant, tmp_path)
+    if clipping not in case.row.clippings or (clipping == "spectral" and value == 1e25):
+        return  # a square that overflows is no bad entry where roots are taken
     sizes = [(site.m, site.n) for site in case.adapter.sites]
     clean = case.gradients([torch.randn(4, m, 3) for m, _ in sizes], [torch.randn(4, n, 3) for _, n in sizes])
     clean.zero(torch.tensor([False, True, False, False]))
@@ -121,11 +223,13 @@ def test_one_bad_entry_anywhere_removes_its_unit(
     for side, place in (("p", 0),) if one_sided else (("p", 0), ("q", -1)):
         bad = Captured([t.clone() for t in clean.p], [t.clone() for t in clean.q], clean.dense_squares)
         getattr(bad, side)[place][1, 2, 1] = value
-        torch.testing.assert_close(_released(case, bad), _released(case, clean), rtol=0, atol=0)
+        torch.testing.assert_close(
+            _released(case, bad, clipping), _released(case, clean, clipping), rtol=0, atol=0
+        )
 
 
-def _released(case: Case, captured: Captured) -> Tensor:
-    mechanism = case.mechanism(seed=1)
+def _released(case: Case, captured: Captured, clipping: str) -> Tensor:
+    mechanism = case.mechanism(seed=1, clipping=clipping)
     mechanism.accumulate(captured)
     return flat(mechanism.release().vector)
 

@@ -38,6 +38,16 @@ def test_each_matrix_is_on_its_own() -> None:
     assert torch.equal(root_spectrum(t)[2:3], root_spectrum(t[2:3]))
 
 
+def test_units_of_very_different_sizes_are_on_their_own() -> None:
+    # What counts as rounding of one unit may be all that there is of another.
+    squares = torch.tensor([[1e6, 1e-6], [1e2, 1e-9]], dtype=torch.float64)
+    apart = torch.cat([root_norms(squares[:, unit : unit + 1]) for unit in range(2)], dim=1)
+    torch.testing.assert_close(root_norms(squares), apart, rtol=1e-12, atol=0)
+    t = matrices() * torch.tensor([1e6, 1.0, 1e-6, 1e-9, 1e3], dtype=torch.float64)[:, None, None]
+    alone = torch.cat([root_spectrum(t[unit : unit + 1]) for unit in range(5)])
+    torch.testing.assert_close(root_spectrum(t), alone, rtol=1e-9, atol=1e-15)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-8, 1e8, 1e30])
 def test_it_is_homogeneous_of_degree_one_half(size: float) -> None:
     t = matrices(dtype=torch.float32)

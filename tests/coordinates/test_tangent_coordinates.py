@@ -8,8 +8,11 @@ from tiny_models import tiny_model
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.config import MethodSettings, checked
 from privlora.coordinates import TangentCoordinates, add_vectors
-from privlora.geometry.fixed_rank import Point, Tangent, point_at_zero, random_point
+from privlora.coordinates.tangent import MAX_RIGHT_WEIGHT
+from privlora.errors import ConfigError
+from privlora.geometry.fixed_rank import Point, Tangent, point_at_zero, project, random_point, retract
 
 RANK = 3
 
@@ -110,6 +113,75 @@ def test_the_right_weight_is_one_on_what_turns_v_and_on_nothing_else() -> None:
         # Coordinates of one vector, before and after nothing happened to the point.
         same = c.transport(point, point, Tangent(*weighted))
         torch.testing.assert_close((same.M, same.Up, same.Vp), weighted)
+
+
+@pytest.mark.parametrize("right_weight", [0.25, 10.0])
+@pytest.mark.parametrize("beside", [0.0, 1e-6, 1e-3])
+def test_a_gradient_near_the_span_of_v_is_not_longer_than_measured(
+    right_weight: float, beside: float
+) -> None:
+    # P is tiny beside Q, so what is measured of Q decides, and ||Q||^2 - ||V^T Q||^2 would be rounding alone.
+    c = coordinates(torch.float32, right_weight=right_weight)
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    odd = Captured([], [])
+    for group, point in zip(c.adapter.groups, c.points, strict=True):
+        for k in range(len(group.sites)):
+            odd.p.append(1e-6 * normal(6, group.m, RANK))
+            odd.q.append(point.V[k] @ normal(6, RANK, RANK) + beside * normal(6, group.n, RANK))
+    measured = c.norms_squared(odd).sqrt()
+    assert float(measured.min()) > 0
+    for unit, alone in enumerate(torch.eye(6, dtype=torch.float64)):
+        vector = c.to_vector(c.weighted_sum(odd, alone / measured))
+        assert float(sum(t.square().sum() for parts in vector for t in parts)) <= 1 + 1e-5, unit
+
+
+@pytest.mark.parametrize("right_weight", [0.0, -1.0, 10.1, 3e4, float("inf"), float("nan")])
+def test_weights_that_blow_rounding_up_are_refused(right_weight: float) -> None:
+    with pytest.raises(ConfigError, match="right_weight"):
+        coordinates(right_weight=right_weight)
+    with pytest.raises(ConfigError, match="right_weight"):
+        checked(MethodSettings, {"right_weight": right_weight}, "method")
+
+
+def test_the_largest_weight_is_that_of_the_settings() -> None:
+    assert MethodSettings(right_weight=MAX_RIGHT_WEIGHT).right_weight == 10
+
+
+@pytest.mark.parametrize("right_weight", [0.25, 1.0, 4.0])
+def test_noise_is_white_whatever_the_weight(right_weight: float) -> None:
+    c = coordinates(right_weight=right_weight)
+    generator = torch.Generator().manual_seed(0)
+    energies = torch.zeros(3, dtype=torch.float64)
+    for _ in range(50):
+        for parts in c.standard_normal(
+            lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+        ):
+            energies += torch.stack([t.square().sum() for t in parts])
+    sizes = [
+        sum(len(g.sites) * RANK * size(g) for g in c.adapter.groups)
+        for size in (lambda g: RANK, lambda g: g.m - RANK, lambda g: g.n - RANK)
+    ]
+    # Of 50 times 126 coordinates at least: six standard errors are 11 %.
+    torch.testing.assert_close(energies / 50, torch.tensor(sizes).double(), rtol=0.12, atol=0)
+
+
+def test_rounding_of_a_point_does_not_make_a_gradient_longer() -> None:
+    # Hundreds of steps in float32 leave U and V nearly orthonormal; the slack of a mechanism is 1e-5.
+    generator = torch.Generator().manual_seed(3)
+    point = random_point(1, 2000, 1000, 8, generator, torch.float32)
+    for _ in range(100):
+        p, q = (torch.randn(t.shape, generator=generator) for t in (point.U, point.V))
+        point = retract(point, project(point, p, q), 0.01)
+    p = point.U + 0.1 * torch.randn(
+        point.U.shape, generator=generator
+    )  # mostly in span(U): the worst there is
+    exact = project(point.double(), p.double(), torch.zeros_like(point.V).double())
+    longer = exact.norm_squared().sqrt() / p.double().norm()
+    assert abs(float(longer) - 1) < 5e-6
 
 
 def test_to_vector_is_linear() -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import one_batch, random_example
 
 from privlora.data.batching import MicroBatch, micro_batches, sequential_batches
 from privlora.data.examples import IGNORED, Example
@@ -129,3 +130,16 @@ def test_refuses_a_record_twice(indices: list[int]) -> None:
 def test_refuses_settings(max_tokens: int, pad: int) -> None:
     with pytest.raises(ConfigError):
         next(micro_batches([0], [example(3)], max_tokens=max_tokens, pad_token_id=pad))
+
+
+def test_a_wider_micro_batch_holds_the_same() -> None:
+    rng = np.random.default_rng(0)
+    batch = one_batch([random_example(rng, n) for n in (7, 3)])
+    wide = batch.widened(12)
+    assert wide.input_ids.shape == (2, 12)
+    for name in ("input_ids", "attention_mask", "labels", "token_weight"):
+        assert torch.equal(getattr(wide, name)[:, :7], getattr(batch, name))
+    assert not wide.attention_mask[:, 7:].any()
+    assert not wide.token_weight[:, 7:].any()
+    assert bool((wide.labels[:, 7:] == IGNORED).all())
+    assert batch.widened(7) is batch

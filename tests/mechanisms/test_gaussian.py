@@ -68,6 +68,57 @@ def test_one_unit_is_scaled_to_at_most_c(
     assert released <= 2.0
 
 
+@pytest.mark.parametrize("square", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_unit_whose_norm_bounds_nothing_is_dropped(
+    coordinates: TangentCoordinates, square: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = units_of_norm(coordinates, [3.0, 3.0])
+    alone = coordinates.to_vector(
+        coordinates.weighted_sum(units, torch.tensor([2.0 / 3.0, 0.0], dtype=torch.float64))
+    )
+    norms = coordinates.norms_squared(units)
+    monkeypatch.setattr(
+        coordinates, "norms_squared", lambda _: torch.stack([norms[0], norms.new_tensor(square)])
+    )
+    m = mechanism(coordinates)
+    m.accumulate(units)
+    for got, want in zip(m.clipped_sum() or [], alone, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 512])
+def test_thousands_of_units_that_pull_alike_stay_within_c(
+    coordinates: TangentCoordinates, at_a_time: int
+) -> None:
+    one = units_of_norm(coordinates, [30.0])
+    some = Captured(*([t.expand(at_a_time, -1, -1) for t in ts] for ts in (one.p, one.q)))
+    m = mechanism(coordinates)
+    m.accumulate(one)
+    before = flattened(m.clipped_sum())
+    for _ in range(4096 // at_a_time - 1):
+        m.accumulate(some)
+    whole = flattened(m.clipped_sum())
+    m.accumulate(one)
+    moved = flattened(m.clipped_sum()) - whole
+    assert whole.dtype == torch.float64
+    assert float(moved.norm()) == pytest.approx(float(before.norm()), rel=1e-9)
+    assert float(moved.norm()) <= 2.0
+
+
+def flattened(vector: Any) -> torch.Tensor:
+    return torch.cat([t.flatten() for parts in vector for t in parts])
+
+
+def test_models_below_float32_have_a_slack_of_their_own(coordinates: TangentCoordinates) -> None:
+    reached = []
+    for dtype in (torch.float32, torch.bfloat16):
+        coordinates.adapter.model.to(dtype)
+        m = mechanism(coordinates)
+        m.accumulate(units_of_norm(coordinates, [3.0]))
+        reached.append(norm(m.release().vector) / 2.0)
+    assert reached == pytest.approx([1.0, 0.98], rel=2e-5)
+
+
 def test_clipping_keeps_the_direction(coordinates: TangentCoordinates) -> None:
     raw = units_of_norm(coordinates, [30.0])
     expected = coordinates.to_vector(coordinates.weighted_sum(raw, torch.tensor([2.0 / 30.0])))
@@ -75,7 +126,7 @@ def test_clipping_keeps_the_direction(coordinates: TangentCoordinates) -> None:
     m.accumulate(raw)
     for got, want in zip(m.release().vector, expected, strict=True):
         for a, b in zip(got, want, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
 
 
 def test_the_norm_is_over_all_modules_together(coordinates: TangentCoordinates) -> None:

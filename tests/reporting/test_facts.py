@@ -44,6 +44,7 @@ ALLOWED = {
     "target_epsilon",
     "noise",
     "noise.noise_std",
+    "noise.clipping_slack",
     "noise.clip_quantile",
     "noise.last_clip_norm",
     "noise.intrinsic",

@@ -37,6 +37,12 @@ def test_a_cap_on_the_batch_is_said(report: dict[str, Any], unit: str) -> None:
     assert table["Privacy unit"].startswith(f"one {unit}")
 
 
+def test_what_rounding_takes_of_the_clipping_norm_is_said(report: dict[str, Any]) -> None:
+    assert "clipped to" not in sentence(report)
+    report["noise"]["clipping_slack"] = 0.02
+    assert "gradients are clipped to 98% of it" in sentence(report)
+
+
 def test_an_adapter_to_start_from_is_said(report: dict[str, Any]) -> None:
     starts = ("random", "w0-subspace", "spectral-split", "runs/old/release", "public-gradient")
     said = [not_protected(report["statement"], start) for start in starts]

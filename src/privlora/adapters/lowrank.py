@@ -189,6 +189,11 @@ class LowRankAdapter:
     def device(self) -> torch.device:
         return next(self.sites[0].module.parameters()).device
 
+    @property
+    def reduced_precision(self) -> bool:
+        """Whether any parameter of the model is below float32, so that gradients are rounded to less as well."""
+        return any(p.dtype not in (torch.float32, torch.float64) for p in self.model.parameters())
+
     def attach(self) -> LowRankAdapter:
         """Freeze the model and add the terms. Attaching twice is an error."""
         if self.attached:

@@ -289,8 +289,8 @@ class MethodSettings(_Group):
     """dp-adambc: the smallest second moment that is divided by, in units of the noise's variance."""
     error_feedback: float | None = Field(default=None, ge=0)
     """prism: rank of the memory of what retractions cut off, as a multiple of adapter.r; 0: none."""
-    right_weight: float | None = Field(default=None, gt=0)
-    """prism: weight of the part of a gradient that turns V, the inputs' subspace, before it is clipped."""
+    right_weight: float | None = Field(default=None, gt=0, le=10)
+    """prism: weight of the part of a gradient that turns V, the inputs' subspace, before it is clipped; at most 10."""
 
 
 class RunSettings(_Group):

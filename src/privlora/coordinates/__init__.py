@@ -1,6 +1,6 @@
 """In which Euclidean space one privacy unit's gradient is measured."""
 
-from privlora.coordinates.base import Coordinates, Vector, add_vectors, float64_device, in_float64
+from privlora.coordinates.base import Coordinates, Vector, add_vectors, float64_device
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
@@ -16,5 +16,4 @@ __all__ = [
     "WishartCoordinates",
     "add_vectors",
     "float64_device",
-    "in_float64",
 ]

@@ -24,11 +24,6 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def in_float64(vector: Vector) -> Vector:
-    """The same vector in float64."""
-    return [tuple(t.to(float64_device(t.device)).double() for t in ts) for ts in vector]
-
-
 class Coordinates(ABC):
     """A state of the adapter (the point where gradients are taken) and Euclidean coordinates of gradients there.
 
@@ -97,9 +92,14 @@ class Coordinates(ABC):
         """Called by a mechanism whose noise is secure, when it is made."""
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
-        """sum_i weights_i (P_i, Q_i), stacked by group; weights: (units,). Private until noised."""
+        """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
+
+        Sums of float32 would round by more than C / 1e5 where thousands of units pull the same way.
+        """
+        # One module's gradients at a time are copied to float64.
+        factors = _in_float64(weights)
         sums = [
-            tuple(torch.tensordot(weights.to(t.dtype), t, dims=1) for t in pair)
+            tuple(torch.tensordot(factors, _in_float64(t), dims=1) for t in pair)
             for pair in zip(captured.p, captured.q, strict=True)
         ]
         stacked: Vector = []
@@ -113,6 +113,10 @@ class Coordinates(ABC):
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Site name -> (A (m, r), B (n, r))."""
         return name_factors(self.adapter, self.factors())
+
+
+def _in_float64(t: Tensor) -> Tensor:
+    return t.to(float64_device(t.device)).double()
 
 
 def name_factors(

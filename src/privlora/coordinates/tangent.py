@@ -11,6 +11,7 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Vector
 from privlora.coordinates.spectrum import root_norms, root_spectrum
+from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import (
     Point,
     Tangent,
@@ -20,6 +21,9 @@ from privlora.geometry.fixed_rank import (
     tangent_dimension,
     transport,
 )
+
+# Of right_weight: times the rounding of Q in span(V), which it multiplies, this stays below a mechanism's slack.
+MAX_RIGHT_WEIGHT = 10.0
 
 
 class TangentCoordinates(Coordinates):
@@ -32,6 +36,7 @@ class TangentCoordinates(Coordinates):
 
     right_weight: w, how much of the clipping norm goes to turning V, the subspace of the layers' inputs; public. Less
     pays where V is good from the start (it cannot get better by noise), as with the subspaces of a public gradient.
+    Raises ConfigError unless 0 < w <= 10.
     """
 
     def __init__(
@@ -43,6 +48,12 @@ class TangentCoordinates(Coordinates):
         right_weight: float = 1.0,
     ) -> None:
         super().__init__(adapter, dtype)
+        if not 0 < right_weight <= MAX_RIGHT_WEIGHT:
+            raise ConfigError(
+                f"right_weight={right_weight:g} is not above 0 and at most {MAX_RIGHT_WEIGHT:g}",
+                why="it multiplies rounding too, so that gradients would be clipped by another norm than they have",
+                fix="set method.right_weight to 1, or leave it out",
+            )
         self.right_weight = right_weight
         self.intrinsic = right_weight == 1
         self.points = points
@@ -62,10 +73,11 @@ class TangentCoordinates(Coordinates):
         site = 0
         for group, point in zip(self.adapter.groups, self.points, strict=True):
             for k in range(len(group.sites)):
-                p, q = captured.p[site], captured.q[site]
-                # ||M||^2 + ||Up||^2 = ||P||^2, and Vp is Q less its part in span(V).
-                turning = _squares(q) - _squares(point.V[k].mT @ q)
-                total += (_squares(p) + self.right_weight**2 * turning).double()
+                p, q, V = captured.p[site], captured.q[site], point.V[k]
+                # ||M||^2 + ||Up||^2 = ||P||^2. Vp is measured itself, as a difference of squares would vanish in their
+                # rounding where Q is nearly in span(V); projected once, what rounding leaves there only adds to it.
+                turning = q - V @ (V.mT @ q)
+                total += _squares(p).double() + self.right_weight**2 * _squares(turning).double()
                 site += 1
         return total
 
@@ -82,12 +94,14 @@ class TangentCoordinates(Coordinates):
                 p, q = (root_spectrum(side) for side in next(sites))
                 up, vq = U.mT @ p, V.mT @ q  # (units, r, r): M and M^T
                 core = (up + vq.mT) / 2
+                turning = q - V @ vq
                 ps.append(p + U @ (core - up))
-                qs.append(q + V @ (core.mT - vq))
-                squares.append(_squares(ps[-1]) + _squares(qs[-1]) - _squares(core))
+                qs.append(turning + V @ core.mT)
+                squares.append(_squares(ps[-1]) + _squares(turning))
         return Captured(ps, qs).rescaled(root_norms(torch.stack(squares)))
 
     def to_vector(self, raw: Vector) -> Vector:
+        # In float64, as sums are: what projecting rounds is nobody's alone, so no clipping would bound it.
         pairs = zip(self.points, raw, strict=True)
         tangents = (project(point.to(p), p, q) for point, (p, q) in pairs)
         return [(t.M, t.Up, self.right_weight * t.Vp) for t in tangents]

@@ -54,6 +54,24 @@ class MicroBatch:
                 unit_count=1,
             )
 
+    def widened(self, width: int) -> MicroBatch:
+        """The same micro-batch with padding up to ``width`` columns, if it has fewer."""
+        more = width - self.input_ids.shape[1]
+        if more <= 0:
+            return self
+
+        def padded(t: torch.Tensor, value: int) -> torch.Tensor:
+            return torch.nn.functional.pad(t, (0, more), value=value)
+
+        return replace(
+            self,
+            # Each row's last token again: no other is known to be one of the vocabulary.
+            input_ids=torch.cat([self.input_ids, self.input_ids[:, -1:].expand(-1, more)], dim=1),
+            attention_mask=padded(self.attention_mask, 0),
+            labels=padded(self.labels, IGNORED),
+            token_weight=padded(self.token_weight, 0),
+        )
+
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with every tensor on ``device``."""
         return replace(

@@ -1,7 +1,7 @@
 """Bound each privacy unit, sum, add noise once per logical batch: the only way out of the private side."""
 
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
-from privlora.mechanisms.gaussian import CLIPPING, GaussianMechanism
+from privlora.mechanisms.gaussian import CLIPPING, GaussianMechanism, clipping_slack
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.nonprivate import MeanMechanism
 from privlora.mechanisms.release import Mechanism, Release
@@ -14,5 +14,6 @@ __all__ = [
     "Mechanism",
     "NoiseSource",
     "Release",
+    "clipping_slack",
     "split_noise_multiplier",
 ]

@@ -42,7 +42,8 @@ class MeanMechanism(Mechanism):
         else:
             vector = self.coordinates.to_vector(self._sum)
         self._sum = None
-        mean = [tuple((t / self.expected_batch_size).to(self.coordinates.dtype) for t in ts) for ts in vector]
+        dtype, device = self.coordinates.dtype, self.coordinates.adapter.device
+        mean = [tuple((t / self.expected_batch_size).to(dtype).to(device) for t in ts) for ts in vector]
         return Release(mean, noise_std=0.0, step=self._done)
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
 from privlora.adapters.peft_files import is_local, published_name
-from privlora.mechanisms import split_noise_multiplier
+from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.session import Parts
@@ -142,6 +142,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     effect = noise_on_weights(parts.coordinates, noise_std)
     return {
         "noise_std": noise_std,
+        "clipping_slack": clipping_slack(parts.adapter),
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,
         "intrinsic": parts.coordinates.intrinsic,

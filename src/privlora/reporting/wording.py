@@ -8,6 +8,9 @@ from typing import Any
 
 Report = Mapping[str, Any]
 
+# A slack that only covers float32 is not worth a word.
+_NEGLIGIBLE = 1e-4
+
 _ADJACENCY = {
     "add-or-remove-one": "adding or removing one {unit}",
     "replace-one": "replacing one {unit} by another",
@@ -59,8 +62,10 @@ def sentence(report: Report) -> str:
 
 
 def clip_norm(report: Report) -> str:
-    """C, and what became of it where it was adapted."""
+    """C, and what became of it where it was adapted, or where the model's rounding takes a part of it."""
     first, noise = number(report["statement"]["clip_norm"]), report["noise"]
+    if noise["clipping_slack"] > _NEGLIGIBLE:
+        first += f" (gradients are clipped to {1 - noise['clipping_slack']:.0%} of it, since the model rounds them)"
     if noise["clip_quantile"] is None:
         return first
     return (

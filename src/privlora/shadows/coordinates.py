@@ -83,13 +83,14 @@ class StackedCoordinates(Coordinates):
         return OwnedCaptured(evened.p, evened.q, owners=_owners(captured))
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
-        """sum of weights_i (P_i, Q_i) over each adapter's own units."""
+        """sum of weights_i (P_i, Q_i) over each adapter's own units, float64."""
         owners = _owners(captured)
-        dtype = captured.p[0].dtype
-        chosen = torch.zeros(self.adapter.count, captured.units, dtype=dtype, device=owners.device)
-        chosen[owners, torch.arange(captured.units, device=owners.device)] = weights.to(dtype)
+        chosen = torch.zeros(self.adapter.count, captured.units, dtype=torch.float64, device=owners.device)
+        chosen[owners, torch.arange(captured.units, device=owners.device)] = weights.double()
         sums = [
-            tuple((chosen @ t.flatten(1)).unflatten(1, t.shape[1:]) for t in pair)  # (K, m, r), (K, n, r)
+            tuple(
+                (chosen @ t.double().flatten(1)).unflatten(1, t.shape[1:]) for t in pair
+            )  # (K, m, r), (K, n, r)
             for pair in zip(captured.p, captured.q, strict=True)
         ]
         stacked: Vector = []

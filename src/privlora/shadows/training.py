@@ -27,6 +27,7 @@ from privlora.randomness import private_generator
 from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
 from privlora.shadows.coordinates import ChargeAll, StackedCoordinates, StackedNoise, stack_parts
 from privlora.training.forward import training_passes
+from privlora.training.gradients import steadied
 from privlora.training.session import Parts, PublicStart, build_parts, plan_privacy, unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
@@ -244,7 +245,7 @@ class _Team:
     def _pass(self, batch: MicroBatch) -> OwnedCaptured:
         adapter = self.parts.adapter
         assert isinstance(adapter, StackedAdapter)
-        batch = batch.to(adapter.device)
+        batch = steadied(adapter, batch.to(adapter.device))
         rows = self.copies.owners(batch)
         with adapter.serving(rows), adapter.capture(len(rows)):
             found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
