@@ -179,7 +179,7 @@ def test_rounding_of_a_point_does_not_make_a_gradient_longer() -> None:
     p = point.U + 0.1 * torch.randn(
         point.U.shape, generator=generator
     )  # mostly in span(U): the worst there is
-    exact = project(point.double(), p.double(), torch.zeros_like(point.V).double())
+    exact = project(point.to(p.double()), p.double(), torch.zeros_like(point.V).double())
     longer = exact.norm_squared().sqrt() / p.double().norm()
     assert abs(float(longer) - 1) < 5e-6
 
