@@ -202,9 +202,8 @@ class GaussianMechanism(Mechanism):
         return torch.where(finite & (norms > 0), lengths.clamp(max=bound) / norms, 0.0)
 
     def _norms(self, captured: Captured) -> Tensor:
-        return self.coordinates.norms_squared(
-            captured
-        ).sqrt()  # NaN, which is not finite, of what is negative
+        # Of what is negative, NaN: that unit counts as zero.
+        return self.coordinates.norms_squared(captured).sqrt()
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         return self.noise.standard_normal(shape).to(float64_device(self.coordinates.adapter.device))

@@ -87,10 +87,8 @@ class StackedCoordinates(Coordinates):
         owners = _owners(captured)
         chosen = torch.zeros(self.adapter.count, captured.units, dtype=torch.float64, device=owners.device)
         chosen[owners, torch.arange(captured.units, device=owners.device)] = weights.double()
-        sums = [
-            tuple(
-                (chosen @ t.double().flatten(1)).unflatten(1, t.shape[1:]) for t in pair
-            )  # (K, m, r), (K, n, r)
+        sums = [  # (K, m, r), (K, n, r) each
+            tuple((chosen @ t.double().flatten(1)).unflatten(1, t.shape[1:]) for t in pair)
             for pair in zip(captured.p, captured.q, strict=True)
         ]
         stacked: Vector = []
