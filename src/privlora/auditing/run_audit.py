@@ -25,6 +25,7 @@ from privlora.training.session import (
     Parts,
     PublicStart,
     build_parts,
+    check_model,
     given_or_loaded,
     load_data,
     plan_privacy,
@@ -63,7 +64,8 @@ def audit_run(
     _refuse(settings, kind)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    data = load_data(settings, tokenizer, records)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
     state = _open(folder, settings, kind, canaries)
     train_with = _with_gradients if kind == "gradient" else _with_texts
     with unchanged_afterwards(model):

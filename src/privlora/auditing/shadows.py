@@ -34,7 +34,7 @@ from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError
 from privlora.randomness import private_generator
 from privlora.shadows import train_adapters
-from privlora.training.session import PublicStart, given_or_loaded, load_data
+from privlora.training.session import PublicStart, check_model, given_or_loaded, load_data
 
 LEAST_LIKELY = "least-likely"
 KINDS = (*TEXT_CANARIES, LEAST_LIKELY)
@@ -113,7 +113,8 @@ def audit_shadows(
     """
     _refuse(settings, adapters, kind)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    data = load_data(settings, tokenizer, records)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
     drawn = int(private_generator().integers(2**62)) if seed is None else seed
     canary = _canary(kind, min(_TOKENS, settings.data.max_length), model, tokenizer, drawn)
     examples, units = add_records(data.examples, data.units, [canary])

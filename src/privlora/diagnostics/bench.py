@@ -33,6 +33,7 @@ from privlora.training.session import (
     Data,
     PublicStart,
     build_parts,
+    check_model,
     load_data,
     load_model,
     plan_privacy,
@@ -214,9 +215,8 @@ def open_workbench(
     plan, _ = plan_privacy(baseline)
     if model is None:
         model, tokenizer = load_model(settings.model)
-    data = load_data(settings, tokenizer, records)
-    if not len(data.units):
-        raise DataError("there are no records", fix="check data.path")
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
     with unchanged_afterwards(model):
         parts = build_parts(baseline, model, PublicStart(tokenizer))
         with parts.adapter:
