@@ -142,7 +142,8 @@ def train_run(
     is private, once they are found fit.
     """
     RunFolder(Path(settings.run.output)).refuse_if_used()
-    check_sources(settings)
+    _refuse_forgotten(settings, records, evaluation)
+    check_sources(settings, records, evaluation)
     plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=True)
 
@@ -168,10 +169,18 @@ def resume_run(
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
     )
+    _refuse_forgotten(settings, records, evaluation)
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=False)
+
+
+def _refuse_forgotten(settings: Settings, records: Any, evaluation: Any) -> None:
+    given = {"records": (settings.data.path, records), "evaluation": (settings.data.evaluation, evaluation)}
+    for name, (path, value) in given.items():
+        if path == IN_MEMORY and value is None:
+            raise RunError(f"this run's {name} were in memory", fix=f"call resume_run(root, {name}=...)")
 
 
 def _run(
@@ -187,10 +196,6 @@ def _run(
     fresh: bool,
 ) -> Result:
     folder = RunFolder(Path(settings.run.output))
-    if settings.data.path == IN_MEMORY and records is None:
-        raise RunError("this run's records were in memory", fix="call resume_run(root, records=...)")
-    if settings.data.evaluation == IN_MEMORY and evaluation is None:
-        raise RunError("this run's evaluation was in memory", fix="call resume_run(root, evaluation=...)")
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, evaluation, model=model)

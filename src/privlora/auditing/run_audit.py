@@ -26,6 +26,7 @@ from privlora.training.session import (
     PublicStart,
     build_parts,
     check_model,
+    check_sources,
     given_or_loaded,
     load_data,
     plan_privacy,
@@ -62,6 +63,7 @@ def audit_run(
     Raises ConfigError for runs without noise or with truncated sampling, RunError where the folder holds another run.
     """
     _refuse(settings, kind)
+    check_sources(settings, records)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     check_model(settings, model, tokenizer)

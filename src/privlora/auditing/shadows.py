@@ -34,7 +34,7 @@ from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError
 from privlora.randomness import private_generator
 from privlora.shadows import train_adapters
-from privlora.training.session import PublicStart, check_model, given_or_loaded, load_data
+from privlora.training.session import PublicStart, check_model, check_sources, given_or_loaded, load_data
 
 LEAST_LIKELY = "least-likely"
 KINDS = (*TEXT_CANARIES, LEAST_LIKELY)
@@ -112,6 +112,7 @@ def audit_shadows(
         ConfigError: fewer than 20 adapters, another kind, or a setting that does not go with many adapters.
     """
     _refuse(settings, adapters, kind)
+    check_sources(settings, records)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
 from privlora.errors import PrivacyError
+from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
@@ -42,7 +44,8 @@ def plan(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
         planned = plan_privacy(settings)[0] if settings.privacy.private else None
-        memory = estimate_memory(settings, method)
+        model = _local_model(settings)
+        memory = None if model is None else estimate_memory(settings, method, model)
         cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
         statement = None
         if planned is not None and cost is not None:
@@ -64,6 +67,19 @@ def plan(
         emit(content)
     else:
         _show(content, planned, memory)
+
+
+def _local_model(settings: Settings) -> Any:
+    """The base model without weights, checked as far as it goes without them; None if it is not a local folder."""
+    from privlora.training.model_checks import refuse_out_of_reach
+    from privlora.training.session import load_skeleton, load_tokenizer
+
+    refuse_unknown_model(settings.model.name)
+    if not Path(settings.model.name).expanduser().is_dir():
+        return None
+    model = load_skeleton(settings.model)
+    refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
+    return model
 
 
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:

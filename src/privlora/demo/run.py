@@ -138,6 +138,7 @@ def _tell_where(console: Console, folder: RunFolder, secrets: Path) -> None:
         f"  the report: {folder.release / 'report.html'}\n"
         "\nUse it:\n"
         "  [green]from peft import AutoPeftModelForCausalLM[/]\n"
+        "  [green]from transformers import AutoTokenizer[/]\n"
         f'  [green]model = AutoPeftModelForCausalLM.from_pretrained("{folder.release}")[/]\n'
         f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]\n'
         "\nAttack it, with the planted secrets at hand:\n"

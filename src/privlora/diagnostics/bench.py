@@ -23,7 +23,7 @@ from privlora.config import MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.data.batching import micro_batches, pad_token
 from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
@@ -203,7 +203,7 @@ def open_workbench(
     """Load what ``settings`` name (or take what is given) and attach an adapter; the model comes back unchanged.
 
     The start is that of a plain LoRA run, one factor zero, unless adapter.init says otherwise. Raises ConfigError for a
-    non-private run, DataError if there is no record.
+    non-private run, and as ``check_model`` and ``load_data``.
     """
     if not settings.privacy.private:
         raise ConfigError(

@@ -15,7 +15,7 @@ from privlora.accounting.calibration import Calibration, calibrate_noise_multipl
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Plan
 from privlora.adapters import LowRankAdapter
-from privlora.config import IN_MEMORY, DataSettings, ModelSettings, PrivacySettings, Settings
+from privlora.config import DataSettings, ModelSettings, PrivacySettings, Settings
 from privlora.coordinates import Coordinates
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.batching import pad_token
@@ -91,8 +91,8 @@ class Parts:
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
+    tokenizer = load_tokenizer(settings)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**source)
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
@@ -101,6 +101,19 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
         ) from None
     refuse_float16(model)
     return model.to(_device(settings.device)), tokenizer
+
+
+def load_tokenizer(settings: ModelSettings) -> Any:
+    """The base model's tokenizer alone. Raises ModelError in one line."""
+    source = model_source(settings)
+    try:
+        return AutoTokenizer.from_pretrained(**source)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise ModelError(
+            f"cannot load model {settings.name!r}, its tokenizer: {_reason(error)}",
+            fix="give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
+            "can be reached",
+        ) from None
 
 
 def given_or_loaded(
@@ -137,11 +150,16 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
         refuse_coupled(adapter, tokenizer, pad_token_id=pad_token(tokenizer))
 
 
-def check_sources(settings: Settings) -> None:
-    """Refuse settings that name a file which is not there, before a model is loaded. Raises DataError."""
-    data, public_text = settings.data, settings.adapter.public_text
-    for path in (data.path, data.evaluation, public_text):
-        if path is not None and path != IN_MEMORY:
+def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
+    """Refuse settings that name a file which is not there, before a model is loaded. Raises DataError.
+
+    records, evaluation: what stands for the files, in memory.
+    """
+    data = settings.data
+    read = [settings.adapter.public_text, data.path if records is None else None]
+    read.append(data.evaluation if evaluation is None else None)
+    for path in read:
+        if path is not None:
             refuse_missing(path, format=data.format)
 
 
