@@ -244,12 +244,21 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
     refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
 
 
-@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", ".", "no-such-org/no-such-data:train"])
+MISSING = {
+    "missing.jsonl": "there is no file missing.jsonl",
+    "./missing": "is no local file",
+    ".": "is not a file",
+    "org/name:train": "a hub dataset is written hf://name:split",
+    "hf://no-such-org/no-such-data:train": "the hub dataset no-such-org/no-such-data",
+}
+
+
+@pytest.mark.parametrize("path", MISSING)
 def test_records_that_are_not_there(
     path: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = run_settings(model, folder, data={"path": path})
-    refuses_settings(capsys, folder, settings, path.split(":")[0], quiet=False)
+    refuses_settings(capsys, folder, settings, MISSING[path], quiet=False)
 
 
 MODULES: dict[str, tuple[Groups, str]] = {

@@ -85,6 +85,11 @@ def fine_tune(
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
         )
+    for name in ("path", "evaluation"):
+        if name in (columns or {}):
+            raise ConfigError(
+                f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
+            )
     path, records = _given(data, "data")
     evaluation_path, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
     settings = settings_from(

@@ -17,7 +17,7 @@ import pytest
 import torch
 from run_cases import (
     PRIVACY,
-    RECORDS,
+    PUBLIC,
     STEPS,
     Bench,
     assert_same,
@@ -214,8 +214,7 @@ def test_an_exception_anywhere(
 ) -> None:
     owner, name, at = place
     folder, log = tmp_path / "run", tmp_path / "log"
-    public = RECORDS[:3]
-    options: dict[str, Any] = {"method": METHODS[0], "evaluation": public}
+    options: dict[str, Any] = {"method": METHODS[0], "evaluation": PUBLIC}
     before = fingerprint(bench.model)
     with side_log(log):
         with pytest.MonkeyPatch.context() as patch:
@@ -261,13 +260,13 @@ def test_sigint_saves_and_resuming_loses_no_step(
     run = {"checkpoint_every": 100, "evaluate_every": 5}
     with side_log(log):
         with pytest.raises(Interrupted) as interrupted:
-            bench.start(folder, observer=StopAt(5, during), run=run, evaluation=RECORDS[:3])
+            bench.start(folder, observer=StopAt(5, during), run=run, evaluation=PUBLIC)
         assert interrupted.value.step == stops
         assert signal.getsignal(signal.SIGINT) is handler
         assert_same(before, fingerprint(bench.model))
         assert (folder / "private/checkpoint.safetensors").exists()
         assert read_ledger(folder / "release/ledger.jsonl").charges == stops
-        check_finished(folder, log, bench.resume(folder, RECORDS[:3]))
+        check_finished(folder, log, bench.resume(folder, PUBLIC))
     assert releases(log) == list(range(1, STEPS + 1))
     assert read_ledger(folder / "release/ledger.jsonl").resumes == 1
 
