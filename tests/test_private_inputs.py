@@ -73,12 +73,31 @@ def test_strings_in_a_list_are_records(tmp_path: Path, monkeypatch: pytest.Monke
     """Whatever they say: a word, the name of a file that exists, one that is too long to be a file's."""
     monkeypatch.chdir(tmp_path)
     Path("notes").write_text("not a record")
-    texts = ["hypertension", "notes", "org/name", "hf://imdb", "a.jsonl", f"{SECRET} " * 20, *"abcdefghijklmno"]
+    texts = [
+        "hypertension",
+        "notes",
+        "org/name",
+        "hf://imdb",
+        "a.jsonl",
+        f"{SECRET} " * 20,
+        *"abcdefghijklmno",
+    ]
     for i, given in enumerate((texts, tuple(texts), iter(texts))):
-        tune(tmp_path / str(i), given, columns={"max_length": 60, "unchecked": True}, evaluation=["public words"])
+        tune(
+            tmp_path / str(i),
+            given,
+            columns={"max_length": 60, "unchecked": True},
+            evaluation=["public words"],
+        )
         found = json.loads((tmp_path / str(i) / "private" / "data_summary.json").read_text())
         assert found["records"] == len(texts)
-    resume_run(tmp_path / "0", model=tiny_model(), tokenizer=tiny_tokenizer(), records=texts, evaluation=["public words"])
+    resume_run(
+        tmp_path / "0",
+        model=tiny_model(),
+        tokenizer=tiny_tokenizer(),
+        records=texts,
+        evaluation=["public words"],
+    )
 
 
 def _splits() -> Any:
@@ -105,14 +124,18 @@ def _splits() -> Any:
     ],
     ids=str,
 )
-def test_other_things_are_refused(given: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_things_are_refused(
+    given: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     refused(tmp_path, PrivloraError, match, given)
     refused(tmp_path, PrivloraError, match, evaluation=given)
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize("columns", [{"text": "note"}, {"prompt": "text", "completion": "answer"}, {"task": "sst2"}])
+@pytest.mark.parametrize(
+    "columns", [{"text": "note"}, {"prompt": "text", "completion": "answer"}, {"task": "sst2"}]
+)
 def test_texts_have_one_column(columns: dict[str, str], tmp_path: Path) -> None:
     refused(tmp_path, DataError, "column", [SECRET] * 30, columns={"max_length": 40, **columns})
 
@@ -129,7 +152,19 @@ def test_records_in_the_place_of_settings_are_not_shown(texts: Any, tmp_path: Pa
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     "name",
-    ["./none", "~/none", "../none", "/none", "a\\b", "a/b/c", SECRET, "two\nlines", "runs/none", "here/none", "x.jsonl"],
+    [
+        "./none",
+        "~/none",
+        "../none",
+        "/none",
+        "a\\b",
+        "a/b/c",
+        SECRET,
+        "two\nlines",
+        "runs/none",
+        "here/none",
+        "x.jsonl",
+    ],
 )
 def test_names_that_only_this_machine_can_have(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -190,7 +225,11 @@ def test_commands_look_on_this_machine_first(
         ["evaluate", finished, "--data", "nope"],
         *(["audit", name, *members, "records.jsonl"] for name in ("runs/none", "nope", half)),
         ["audit", finished, *members, "nope"],
-        *(["export", name, "out", form] for name in ("runs/none", "nope") for form in ("--merge", "--as-lora")),
+        *(
+            ["export", name, "out", form]
+            for name in ("runs/none", "nope")
+            for form in ("--merge", "--as-lora")
+        ),
         ["resume", "runs/none"],
         ["report", "runs/none"],
         ["budget", "runs/none"],
@@ -283,7 +322,15 @@ def test_a_task_compares_what_is_trained_on(tmp_path: Path) -> None:
     rows = [{"sentence": f"film {i}", "label": i % 2} for i in range(30)]
     public = [{"text": "film 3", "label": "positive"}]  # another column and another way to write the label
     columns = {"task": "sst2", "max_length": 60}
-    refused(tmp_path, PrivacyError, "in completion, prompt", rows, evaluation=public, columns=columns, adapter={"r": 2})
+    refused(
+        tmp_path,
+        PrivacyError,
+        "in completion, prompt",
+        rows,
+        evaluation=public,
+        columns=columns,
+        adapter={"r": 2},
+    )
 
 
 @pytest.mark.usefixtures("quick_reports")
@@ -323,7 +370,9 @@ IMPLAUSIBLE: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_records_that_cannot_be_what_was_said(name: str, tmp_path: Path) -> None:
     records, change, match = IMPLAUSIBLE[name]
     privacy = {key: value for key, value in {**PRIVACY, **change}.items() if value is not None}
-    told = refused(tmp_path, DataError, match, records, privacy=privacy, columns={"max_length": 48, "add_eos": False})
+    told = refused(
+        tmp_path, DataError, match, records, privacy=privacy, columns={"max_length": 48, "add_eos": False}
+    )
     assert "data.unchecked=true" in told
     columns = {"max_length": 48, "add_eos": False, "unchecked": True}
     assert tune(tmp_path / "run", records, privacy=privacy, columns=columns).steps == 2
@@ -387,11 +436,23 @@ def _small_vocabulary() -> Any:
 
 UNFIT: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "encoder": (_bert, {}, "not causal"),
-    "tokens first": (_xlnet, {"adapter": {"r": 2, "target_modules": ["layer_1", "layer_2"]}}, "gets input of shape"),
+    "tokens first": (
+        _xlnet,
+        {"adapter": {"r": 2, "target_modules": ["layer_1", "layer_2"]}},
+        "gets input of shape",
+    ),
     "coupled rows": (_Peeking, {}, "couples the rows"),
     "vocabulary": (_small_vocabulary, {}, "only those below 20"),
-    "rotary positions": (tiny_model, {"columns": {"max_length": 65}}, "max_length=65 exceeds the 64 positions"),
-    "learned positions": (lambda: tiny_model("gpt2"), {"columns": {"max_length": 512}}, "exceeds the 64 positions"),
+    "rotary positions": (
+        tiny_model,
+        {"columns": {"max_length": 65}},
+        "max_length=65 exceeds the 64 positions",
+    ),
+    "learned positions": (
+        lambda: tiny_model("gpt2"),
+        {"columns": {"max_length": 512}},
+        "exceeds the 64 positions",
+    ),
     "float16": (lambda: tiny_model(dtype=torch.float16), {}, "float16"),
     "rank": (tiny_model, {"adapter": {"r": 17}}, "adapter.r=17 exceeds"),
     "targets": (tiny_model, {"adapter": {"r": 2, "target_modules": ["q_porj"]}}, "did you mean 'q_proj'"),
@@ -414,7 +475,11 @@ def test_a_token_that_the_model_lacks(tmp_path: Path) -> None:
     options: dict[str, Any] = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 48}}
     with pytest.raises(DataError, match="a token that the model does not know") as caught:
         fine_tune(
-            tiny_model(), [*RECORDS, {"text": "extra60"}], tokenizer=tokenizer, output=tmp_path / "run", **options
+            tiny_model(),
+            [*RECORDS, {"text": "extra60"}],
+            tokenizer=tokenizer,
+            output=tmp_path / "run",
+            **options,
         )
     assert "extra60" not in str(caught.value)
     assert not (tmp_path / "run").exists()

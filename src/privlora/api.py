@@ -25,6 +25,7 @@ from privlora.training.session import (
     build_parts,
     check_model,
     check_sources,
+    fitted,
     given_or_loaded,
     load_data,
     plan_privacy,
@@ -91,10 +92,15 @@ def fine_tune(
                 f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
             )
     path, records = _given(data, "data")
-    evaluation_path, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    evaluation_path, evaluation_records = (
+        (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    )
     settings = settings_from(
         {
-            "model": {"name": _name_of(model) if isinstance(model, torch.nn.Module) else str(model), **(loading or {})},
+            "model": {
+                "name": _name_of(model) if isinstance(model, torch.nn.Module) else str(model),
+                **(loading or {}),
+            },
             "data": {
                 "path": path,
                 "evaluation": evaluation_path,
@@ -202,6 +208,7 @@ def _run(
 ) -> Result:
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, evaluation, model=model)
     if on_data is not None:
@@ -212,7 +219,9 @@ def _run(
             if fresh:
                 folder.create()
                 write_atomically(folder.settings, settings.to_yaml())
-                write_atomically(folder.private / "data_summary.json", json.dumps(data.summary().to_dict()) + "\n")
+                write_atomically(
+                    folder.private / "data_summary.json", json.dumps(data.summary().to_dict()) + "\n"
+                )
             finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             write_release(folder, parts, summary)

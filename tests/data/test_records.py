@@ -117,9 +117,21 @@ def test_refuses_bad_files_without_showing_them(
 
 @pytest.mark.parametrize(
     "name",
-    ["missing.jsonl", "./missing", "/no/such/file", "a/b/c", "missing.txt.gz", "imdb", "org/name:train", "x\0y", "~x/y"],
+    [
+        "missing.jsonl",
+        "./missing",
+        "/no/such/file",
+        "a/b/c",
+        "missing.txt.gz",
+        "imdb",
+        "org/name:train",
+        "x\0y",
+        "~x/y",
+    ],
 )
-def test_only_what_is_written_with_hf_is_sought_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_written_with_hf_is_sought_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("privlora.data.records._read_hub", lambda *_: pytest.fail("sought on the hub"))
     for read in (load_records, refuse_missing):
         with pytest.raises(DataError, match="no local file|there is no file.*hf://name:split"):

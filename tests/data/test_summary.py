@@ -33,7 +33,13 @@ def example(length: int, *, labelled: bool = True, dropped: int = 0, first: int 
 
 def test_counts() -> None:
     examples = Examples(
-        [example(10), example(10), example(20, dropped=20), example(20, dropped=21), example(4, labelled=False)]
+        [
+            example(10),
+            example(10),
+            example(20, dropped=20),
+            example(20, dropped=21),
+            example(4, labelled=False),
+        ]
     )
     found = summarise(examples, 3)
     assert asdict(found) == {

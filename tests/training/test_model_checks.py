@@ -23,9 +23,18 @@ from privlora.training.model_checks import (
 )
 from privlora.training.session import check_model
 
-
-SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.3}
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+}
+SMALL |= {
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
 
 
 def mixture() -> Any:
@@ -136,7 +145,13 @@ def test_a_model_that_does_not_run_or_has_no_numbers() -> None:
 
 
 def settings(**groups: dict[str, Any]) -> Any:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "steps": 2, "sample_rate": 0.1, "expected_batch_size": 4}
+    privacy = {
+        "noise_multiplier": 1.0,
+        "delta": 1e-4,
+        "steps": 2,
+        "sample_rate": 0.1,
+        "expected_batch_size": 4,
+    }
     base = {"model": {"name": "m"}, "data": {"path": "x.txt", "max_length": 40}, "adapter": {"r": 2}}
     return settings_from({**base, "privacy": privacy, **groups})
 
@@ -177,7 +192,12 @@ def test_records_longer_than_the_positions(family: str) -> None:
 
 
 def test_stretched_and_unbounded_positions() -> None:
-    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    stretched = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 1e4,
+    }
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, rope_parameters=stretched))
     refuse_out_of_reach(model, tiny_tokenizer(), max_length=256)
     with pytest.raises(ModelError, match="exceeds the 256 positions"):
@@ -198,7 +218,9 @@ def test_a_tokenizer_of_another_model() -> None:
         refuse_unknown_tokens(model, [example(0, 3), example(4, last)])
     assert str(last) not in str(caught.value)
     tokenizer.pad_token = f"<extra{VOCAB - 1}>"
-    with pytest.raises(ModelError, match=f"token ids up to {last}, but the model knows only those below {VOCAB}"):
+    with pytest.raises(
+        ModelError, match=f"token ids up to {last}, but the model knows only those below {VOCAB}"
+    ):
         refuse_out_of_reach(model, tokenizer, max_length=40)
     small = tiny_model()
     small.resize_token_embeddings(20)

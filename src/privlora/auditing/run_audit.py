@@ -27,6 +27,7 @@ from privlora.training.session import (
     build_parts,
     check_model,
     check_sources,
+    fitted,
     given_or_loaded,
     load_data,
     plan_privacy,
@@ -66,6 +67,7 @@ def audit_run(
     check_sources(settings, records)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
     state = _open(folder, settings, kind, canaries)

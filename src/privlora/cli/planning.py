@@ -43,8 +43,8 @@ def plan(
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
+        settings, model = _local_model(settings)
         planned = plan_privacy(settings)[0] if settings.privacy.private else None
-        model = _local_model(settings)
         memory = None if model is None else estimate_memory(settings, method, model)
         cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
         statement = None
@@ -69,17 +69,21 @@ def plan(
         _show(content, planned, memory)
 
 
-def _local_model(settings: Settings) -> Any:
-    """The base model without weights, checked as far as it goes without them; None if it is not a local folder."""
+def _local_model(settings: Settings) -> tuple[Settings, Any]:
+    """The base model without weights, checked as far as it goes without them; None if it is not a local folder.
+
+    Also the settings, as far as they follow from the model.
+    """
     from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.session import load_skeleton, load_tokenizer
+    from privlora.training.session import fitted, load_skeleton, load_tokenizer
 
     refuse_unknown_model(settings.model.name)
     if not Path(settings.model.name).expanduser().is_dir():
-        return None
+        return settings, None
     model = load_skeleton(settings.model)
+    settings = fitted(settings, model)
     refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
-    return model
+    return settings, model
 
 
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         from privlora.training.session import plan_privacy
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
-        result = _observed(folder, plan, lambda observer: train_run(settings, observer=observer, on_data=_show_data))
+        result = _observed(
+            folder, plan, lambda observer: train_run(settings, observer=observer, on_data=_show_data)
+        )
     _show(folder, result, as_json)
 
 
@@ -63,7 +65,9 @@ def resume(
         plan = None
         if settings.privacy.private:
             plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
-        result = _observed(folder, plan, lambda observer: resume_run(run, observer=observer, on_data=_show_data))
+        result = _observed(
+            folder, plan, lambda observer: resume_run(run, observer=observer, on_data=_show_data)
+        )
     _show(folder, result, as_json)
 
 

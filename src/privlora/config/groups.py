@@ -106,7 +106,7 @@ class DataSettings(_Group):
     """Column of chat messages, rendered by the tokenizer's chat template."""
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
-    """In tokens; prompts are cut before completions."""
+    """In tokens; prompts are cut before completions. Unless set, what the model reads if that is less."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
     evaluation: str | list[str] | None = None

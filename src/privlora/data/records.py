@@ -131,7 +131,9 @@ def shown(source: str) -> str:
 def content_hashes(records: Sequence[Mapping[str, Any]], columns: Collection[str]) -> set[bytes]:
     """SHA-256 of what each record holds in ``columns``, whatever their order; records that lack one are left out."""
     return {
-        hashlib.sha256(json.dumps([record[c] for c in sorted(columns)], sort_keys=True, default=repr).encode()).digest()
+        hashlib.sha256(
+            json.dumps([record[c] for c in sorted(columns)], sort_keys=True, default=repr).encode()
+        ).digest()
         for record in records
         if all(c in record for c in columns)
     }
@@ -191,7 +193,9 @@ def _local(source: str, format: Format) -> tuple[Path, Format]:
         exists = is_file = False
     if not exists:
         raise DataError(
-            f"there is no file {source}" if is_data_file_name(source) else f"{shown(source)} is no local file",
+            f"there is no file {source}"
+            if is_data_file_name(source)
+            else f"{shown(source)} is no local file",
             fix=f"check the path; a hub dataset is written {HUB}name:split",
         )
     if not is_file:

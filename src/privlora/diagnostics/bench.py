@@ -34,6 +34,7 @@ from privlora.training.session import (
     PublicStart,
     build_parts,
     check_model,
+    fitted,
     load_data,
     load_model,
     plan_privacy,
@@ -215,6 +216,7 @@ def open_workbench(
     plan, _ = plan_privacy(baseline)
     if model is None:
         model, tokenizer = load_model(settings.model)
+    settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
     with unchanged_afterwards(model):

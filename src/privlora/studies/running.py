@@ -33,6 +33,7 @@ from privlora.training.session import (
     PublicStart,
     build_parts,
     check_model,
+    fitted,
     load_data,
     load_model,
     plan_privacy,
@@ -125,7 +126,8 @@ class Workbench:
             evaluation = settings.data.evaluation
             assert evaluation is not None
             raw = load_records(evaluation, format=settings.data.format)
-            data = load_data(settings, self._tokenizer, evaluation=raw, model=self._model)
+            given = fitted(settings, self._model)
+            data = load_data(given, self._tokenizer, evaluation=raw, model=self._model)
             self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 
@@ -165,7 +167,7 @@ class Workbench:
         """Scores and facts of the run; leaves the model as it was, and nothing private."""
         folder = RunFolder(job.folder)
         _clear(folder)
-        settings = job.settings
+        settings = fitted(job.settings, self._model)
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
         data = Data(loaded.data.examples, loaded.data.units, Examples([]))  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)

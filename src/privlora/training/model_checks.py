@@ -36,7 +36,7 @@ def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: i
     Needs no weights. Tokens that were added to the vocabulary may lie beyond it as long as no record holds one:
     ``refuse_unknown_tokens`` looks.
     """
-    positions = _positions(model)
+    positions = positions_of(model)
     if positions is not None and max_length > positions:
         raise ModelError(
             f"data.max_length={max_length} exceeds the {positions} positions of the model",
@@ -165,7 +165,7 @@ def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) 
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """(..., vocabulary) each -> (...): root mean square of the difference; a logit that is infinite in both is equal."""
+    """(..., vocabulary) each -> (...): root mean square difference; a logit that is infinite in both is equal."""
     return (a.double() - b.double()).nan_to_num(nan=0.0).square().mean(dim=-1).sqrt()
 
 
@@ -183,7 +183,7 @@ def _vocabulary(model: Any) -> int | None:
     return None if weight is None else int(weight.shape[0])
 
 
-def _positions(model: Any) -> int | None:
+def positions_of(model: Any) -> int | None:
     """How many tokens the model reads at most, if it tells; rotary positions that are stretched count as stretched."""
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
@@ -195,5 +195,7 @@ def _positions(model: Any) -> int | None:
     stretched = [positions]
     for each in (rotary, *rotary.values()):  # some models have one for each kind of layer
         if isinstance(each, Mapping) and each.get("factor"):
-            stretched.append(int((each.get("original_max_position_embeddings") or positions) * each["factor"]))
+            stretched.append(
+                int((each.get("original_max_position_embeddings") or positions) * each["factor"])
+            )
     return max(stretched)

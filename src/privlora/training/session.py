@@ -30,6 +30,7 @@ from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
 from privlora.training.model_checks import (
+    positions_of,
     refuse_coupled,
     refuse_float16,
     refuse_out_of_reach,
@@ -135,6 +136,14 @@ def given_or_loaded(
 def _reason(error: Exception) -> str:
     """The first line of what a library says, not too long."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def fitted(settings: Settings, model: torch.nn.Module) -> Settings:
+    """The settings with data.max_length lowered to what the model reads, unless it was set."""
+    data, positions = settings.data, positions_of(model)
+    if positions is None or positions >= data.max_length or "max_length" in data.model_fields_set:
+        return settings
+    return settings.model_copy(update={"data": data.model_copy(update={"max_length": positions})})
 
 
 def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> None:
