@@ -17,6 +17,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from cli_cases import Outcome, call, record, run_settings, save_tiny_model, write_config, write_records
+from transformers import AutoModelForCausalLM
 
 import privlora
 from privlora.accounting import read_ledger
@@ -310,6 +311,20 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+
+
+def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = run_settings(model, folder, data={"max_length": 129})
+    small = Path(shutil.copytree(model, folder / "model"))
+    spoilt = AutoModelForCausalLM.from_pretrained(small)
+    spoilt.resize_token_embeddings(200)
+    spoilt.save_pretrained(small)
+    for settings, word in (
+        (long, "data.max_length=129 exceeds the 128 positions"),
+        (run_settings(small, folder), "the model knows only those below 200"),
+    ):
+        refuses_settings(capsys, folder, settings, word, quiet=False)
+        refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps:0", "cuda:99"])

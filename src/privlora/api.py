@@ -153,8 +153,7 @@ def train_run(
     is private, once they are found fit.
     """
     RunFolder(Path(settings.run.output)).refuse_if_used()
-    _refuse_forgotten(settings, records, evaluation)
-    check_sources(settings, records, evaluation)
+    _check_sources(settings, records, evaluation)
     plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=True)
 
@@ -180,18 +179,20 @@ def resume_run(
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
     )
-    _refuse_forgotten(settings, records, evaluation)
+    _check_sources(settings, records, evaluation)
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=False)
 
 
-def _refuse_forgotten(settings: Settings, records: Any, evaluation: Any) -> None:
+def _check_sources(settings: Settings, records: Any, evaluation: Any) -> None:
+    """Refuse files that are not there, and records that were in memory and are not given."""
     given = {"records": (settings.data.path, records), "evaluation": (settings.data.evaluation, evaluation)}
     for name, (path, value) in given.items():
         if path == IN_MEMORY and value is None:
             raise RunError(f"this run's {name} were in memory", fix=f"call resume_run(root, {name}=...)")
+    check_sources(settings, records, evaluation)
 
 
 def _run(
@@ -212,16 +213,14 @@ def _run(
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, evaluation, model=model)
     if on_data is not None:
-        on_data(data.summary())
+        on_data(data.summary)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             if fresh:
                 folder.create()
                 write_atomically(folder.settings, settings.to_yaml())
-                write_atomically(
-                    folder.private / "data_summary.json", json.dumps(data.summary().to_dict()) + "\n"
-                )
+                write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             write_release(folder, parts, summary)

@@ -134,7 +134,7 @@ def test_only_what_is_written_with_hf_is_sought_on_the_hub(
 ) -> None:
     monkeypatch.setattr("privlora.data.records._read_hub", lambda *_: pytest.fail("sought on the hub"))
     for read in (load_records, refuse_missing):
-        with pytest.raises(DataError, match="no local file|there is no file.*hf://name:split"):
+        with pytest.raises(DataError, match=r"no local file|there is no file.*hf://name:split"):
             read(name)
 
 

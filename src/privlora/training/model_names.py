@@ -28,7 +28,7 @@ def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
     if is_folder or (hub and not exists and not in_folder and ("/" in name or not owner)):
         return
     # A text may stand in the wrong place, and be a record.
-    shown = "given" if re.search(r"\s", name) else repr(name)
+    shown = "(not shown: it is a text)" if re.search(r"\s", name) else repr(name)
     raise ModelError(
         f"cannot load model {shown}: it is {'a file' if exists else 'no local folder'}",
         fix="give a local folder with config.json and safetensors, or a model of the hub as owner/name",

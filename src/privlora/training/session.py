@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -51,6 +53,7 @@ class Data:
     units: Units
     evaluation: Examples
 
+    @cached_property
     def summary(self) -> DataSummary:
         """Of the private records; private itself."""
         return summarise(self.examples, len(self.units))
@@ -225,10 +228,10 @@ def load_data(
         tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
     )
     if model is not None:
-        refuse_unknown_tokens(model, [*loaded.examples, *loaded.evaluation])
-    if len(records) and not data.unchecked:
+        refuse_unknown_tokens(model, chain(loaded.examples, loaded.evaluation))
+    if not data.unchecked:
         refuse_implausible(
-            loaded.summary(), public_units=privacy.n, unit=privacy.unit, max_length=data.max_length
+            loaded.summary, public_units=privacy.n, unit=privacy.unit, max_length=data.max_length
         )
     return loaded
 
@@ -238,10 +241,14 @@ def _refuse_shared(
 ) -> None:
     """Raise PrivacyError if records that count as public say what private ones say; which and how many is not told."""
     data, lora = settings.data, settings.adapter
-    public = {"data.evaluation": (evaluation, "their held-out loss would be published")}
+    public: dict[str, tuple[Sequence[Mapping[str, Any]], str]] = {}
+    if evaluation:
+        public["data.evaluation"] = (evaluation, "their held-out loss would be published")
     if lora.public_text is not None:
         texts = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
         public["adapter.public_text"] = (texts, "the start of the training would reveal them")
+    if not public:
+        return
     columns = Template(**data.columns).used
     private = content_hashes(_of_task(records, data), columns)
     for name, (given, why) in public.items():
