@@ -94,13 +94,15 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int
 
     shortest = int(_LENGTHS.min())
     change = _distance(later, first)[:, :shortest]
-    allowed = _ROUNDING.get(first.dtype, max(_ROUNDING.values())) * float(change[:, _HALF:].median())
+    # Of the coarsest weights, since some models give float32 logits whatever they compute in; quantised ones are coarse.
+    rounding = max(_ROUNDING.get(p.dtype, _ROUNDING[torch.bfloat16]) for p in adapter.model.parameters())
+    allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
         raise ModelError(
             "the model is not causal: a later token changes what it predicts earlier",
             why="it would be trained to copy the token that it should predict, and is no language model afterwards",
-            fix="use a decoder (for an encoder such as BERT: none of its own; is_decoder=True makes it one)",
+            fix="use a decoder-only model (an encoder such as BERT is none, unless its config sets is_decoder)",
         )
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
     if float(company[:, :shortest].amin(dim=0).max()) > allowed:
