@@ -94,7 +94,7 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int
 
     shortest = int(_LENGTHS.min())
     change = _distance(later, first)[:, :shortest]
-    # Of the coarsest weights, since some models give float32 logits whatever they compute in; quantised ones are coarse.
+    # Of the coarsest weights: some models give float32 logits whatever they compute in. Quantised ones are coarse.
     rounding = max(_ROUNDING.get(p.dtype, _ROUNDING[torch.bfloat16]) for p in adapter.model.parameters())
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
