@@ -282,8 +282,3 @@ def test_a_folder_whose_name_is_a_number_can_be_resumed(
     monkeypatch.chdir(tmp_path)
     result = resume_run("2024", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
     assert result.release == Path("2024/release")
-
-
-def test_file_names_among_records_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mix file names and records"):
-        fine_tune("m", ["a.jsonl", {"text": "b"}], privacy={}, output=tmp_path / "run")

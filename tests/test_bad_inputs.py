@@ -17,6 +17,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from cli_cases import Outcome, call, record, run_settings, save_tiny_model, write_config, write_records
+from transformers import AutoModelForCausalLM
 
 import privlora
 from privlora.accounting import read_ledger
@@ -245,12 +246,21 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
     refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
 
 
-@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", ".", "no-such-org/no-such-data:train"])
+MISSING = {
+    "missing.jsonl": "there is no file missing.jsonl",
+    "./missing": "is no local file",
+    ".": "is not a file",
+    "org/name:train": "a hub dataset is written hf://name:split",
+    "hf://no-such-org/no-such-data:train": "the hub dataset no-such-org/no-such-data",
+}
+
+
+@pytest.mark.parametrize("path", MISSING)
 def test_records_that_are_not_there(
     path: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = run_settings(model, folder, data={"path": path})
-    refuses_settings(capsys, folder, settings, path.split(":")[0], quiet=False)
+    refuses_settings(capsys, folder, settings, MISSING[path], quiet=False)
 
 
 MODULES: dict[str, tuple[Groups, str]] = {
@@ -302,6 +312,20 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+
+
+def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = run_settings(model, folder, data={"max_length": 129})
+    small = Path(shutil.copytree(model, folder / "model"))
+    spoilt = AutoModelForCausalLM.from_pretrained(small)
+    spoilt.resize_token_embeddings(200)
+    spoilt.save_pretrained(small)
+    for settings, word in (
+        (long, "data.max_length=129 exceeds the 128 positions"),
+        (run_settings(small, folder), "the model knows only those below 200"),
+    ):
+        refuses_settings(capsys, folder, settings, word, quiet=False)
+        refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps:0", "cuda:99"])

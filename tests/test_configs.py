@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_cases import call, record, save_tiny_model, task_record, write_records
+from cli_cases import NAMES, call, record, save_tiny_model, task_record, write_records
 from safetensors.torch import load_file
 
 from privlora.config import Settings, load_settings
@@ -27,10 +27,11 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     small = {
         "model.name": model,
         "data.path": write_records(folder / f"records{suffix}", make=make),
+        "data.max_length": min(settings.data.max_length, 128),  # the small model's positions
         "adapter.r": 4,
         "privacy.steps": 4,
         "privacy.expected_batch_size": 4,
-        "privacy.public_dataset_size": 40,
+        "privacy.public_dataset_size": 40 if settings.privacy.unit == "record" else len(NAMES),
         "run.output": folder / "run",
     }
     if settings.data.evaluation is not None:

@@ -38,7 +38,8 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name, count, seed in (("notes.jsonl", 200, 1), ("public_notes.jsonl", 20, 2)):
         lines = (json.dumps(record) for record in private_records(count, seed))
         Path(name).write_text("\n".join(lines), encoding="utf-8")
-    settings = load_settings("notes.yaml", [f"model.name={model_path()}", "privacy.steps=3"])
+    small = [f"model.name={model_path()}", "privacy.steps=3", "privacy.public_dataset_size=200"]
+    settings = load_settings("notes.yaml", small)
     result = train_run(settings)
     assert result.epsilon is not None
     assert 0 < result.epsilon <= 3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.batching import pad_token
+from privlora.data.records import as_records
+from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError
 from privlora.reporting import write_release
 from privlora.training.files import RunFolder, write_atomically
@@ -20,6 +23,9 @@ from privlora.training.session import (
     Parts,
     PublicStart,
     build_parts,
+    check_model,
+    check_sources,
+    fitted,
     given_or_loaded,
     load_data,
     plan_privacy,
@@ -42,13 +48,17 @@ class Result:
     delta: float | None
 
 
+Source = str | Path | Iterable[Path] | Iterable[Mapping[str, Any]] | Iterable[str]
+"""A file or several, or records."""
+
+
 def fine_tune(
-    model: str | torch.nn.Module,
-    data: str | list[str] | Sequence[Mapping[str, Any]],
+    model: str | Path | torch.nn.Module,
+    data: Source,
     *,
     privacy: Mapping[str, Any],
     tokenizer: Any = None,
-    evaluation: str | list[str] | Sequence[Mapping[str, Any]] | None = None,
+    evaluation: Source | None = None,
     columns: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
     loading: Mapping[str, Any] | None = None,
@@ -62,7 +72,9 @@ def fine_tune(
 
     model: a local folder, a hub name, or a loaded transformers model (then pass ``tokenizer``). The module is not
         wrapped; when this returns, also by an exception, it is exactly as before.
-    data: what ``data.path`` takes, or records as mappings. evaluation: PUBLIC records of the same form.
+    data: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or records: any iterable of
+        mappings (a ``datasets.Dataset`` too), a ``pandas.DataFrame``, or a list of strings, which are texts and never
+        names of files. evaluation: PUBLIC records of the same form.
     privacy: the fields of PrivacySettings, for example ``dict(target_epsilon=3, delta=1e-5, steps=200,
         expected_batch_size=64, public_dataset_size=10_000)``.
     columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
@@ -72,11 +84,25 @@ def fine_tune(
 
     Raises PrivloraError subclasses that say what to mend.
     """
-    path, records = _source(data)
-    evaluation_path, evaluation_records = (None, None) if evaluation is None else _source(evaluation)
+    if not isinstance(model, str | Path | torch.nn.Module):
+        raise ConfigError(
+            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
+        )
+    for name in ("path", "evaluation"):
+        if name in (columns or {}):
+            raise ConfigError(
+                f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
+            )
+    path, records = _given(data, "data")
+    evaluation_path, evaluation_records = (
+        (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    )
     settings = settings_from(
         {
-            "model": {"name": model if isinstance(model, str) else _name_of(model), **(loading or {})},
+            "model": {
+                "name": _name_of(model) if isinstance(model, torch.nn.Module) else str(model),
+                **(loading or {}),
+            },
             "data": {
                 "path": path,
                 "evaluation": evaluation_path,
@@ -91,7 +117,7 @@ def fine_tune(
     )
     return train_run(
         settings,
-        model=None if isinstance(model, str) else model,
+        model=model if isinstance(model, torch.nn.Module) else None,
         tokenizer=tokenizer,
         records=records,
         evaluation=evaluation_records,
@@ -99,19 +125,18 @@ def fine_tune(
     )
 
 
-Records = Sequence[Mapping[str, Any]]
+def _given(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
+    """Paths for the settings, or the mark that stands for records in memory and those records.
 
-
-def _source(data: str | list[str] | Records) -> tuple[str | list[str], Records | None]:
-    """Paths for the settings, or the mark that stands for records in memory and those records."""
-    if isinstance(data, str):
-        return data, None
-    paths = [item for item in data if isinstance(item, str)]
-    if len(paths) == len(data):
-        return paths, None
-    if paths:
-        raise ConfigError("the data mix file names and records", fix="give either, not both")
-    return IN_MEMORY, [item for item in data if not isinstance(item, str)]
+    Files are a string by itself and whatever is a ``Path``. Strings in a list are records, whatever they say.
+    """
+    if isinstance(data, str | Path):
+        return str(data), None
+    items = data if isinstance(data, list | tuple) else ()
+    files = [str(item) for item in items if isinstance(item, Path)]
+    if files and len(files) < len(items):
+        raise ConfigError(f"{name} mixes files and records", fix="give either, not both")
+    return (files, None) if files else (IN_MEMORY, as_records(data))
 
 
 def train_run(
@@ -119,14 +144,20 @@ def train_run(
     *,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
-    records: Sequence[Mapping[str, Any]] | None = None,
-    evaluation: Sequence[Mapping[str, Any]] | None = None,
+    records: Any = None,
+    evaluation: Any = None,
     observer: Observer | None = None,
+    on_data: Callable[[DataSummary], None] | None = None,
 ) -> Result:
-    """Start a run. Everything that can be refused is refused before the run folder exists."""
+    """Start a run. Everything that can be refused is refused before the run folder exists.
+
+    records, evaluation: in memory, instead of data.path and data.evaluation. on_data: told what the records are, which
+    is private, once they are found fit.
+    """
     RunFolder(Path(settings.run.output)).refuse_if_used()
+    _check_sources(settings, records, evaluation)
     plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
-    return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=True)
+    return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=True)
 
 
 def resume_run(
@@ -134,9 +165,10 @@ def resume_run(
     *,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
-    records: Sequence[Mapping[str, Any]] | None = None,
-    evaluation: Sequence[Mapping[str, Any]] | None = None,
+    records: Any = None,
+    evaluation: Any = None,
     observer: Observer | None = None,
+    on_data: Callable[[DataSummary], None] | None = None,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
@@ -149,10 +181,20 @@ def resume_run(
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
     )
+    _check_sources(settings, records, evaluation)
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
-    return _run(settings, plan, model, tokenizer, records, evaluation, observer, fresh=False)
+    return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=False)
+
+
+def _check_sources(settings: Settings, records: Any, evaluation: Any) -> None:
+    """Refuse files that are not there, and records that were in memory and are not given."""
+    given = {"records": (settings.data.path, records), "evaluation": (settings.data.evaluation, evaluation)}
+    for name, (path, value) in given.items():
+        if path == IN_MEMORY and value is None:
+            raise RunError(f"this run's {name} were in memory", fix=f"call resume_run(root, {name}=...)")
+    check_sources(settings, records, evaluation)
 
 
 def _run(
@@ -160,23 +202,27 @@ def _run(
     plan: Plan | None,
     model: torch.nn.Module | None,
     tokenizer: Any,
-    records: Sequence[Mapping[str, Any]] | None,
-    evaluation: Sequence[Mapping[str, Any]] | None,
+    records: Any,
+    evaluation: Any,
     observer: Observer | None,
+    on_data: Callable[[DataSummary], None] | None,
     *,
     fresh: bool,
 ) -> Result:
     folder = RunFolder(Path(settings.run.output))
-    if settings.data.path == IN_MEMORY and records is None:
-        raise RunError("this run's records were in memory", fix="call resume_run(root, records=...)")
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    data = load_data(settings, tokenizer, records, evaluation)
+    settings = fitted(settings, model)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, evaluation, model=model)
+    if on_data is not None:
+        on_data(data.summary)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)
                 write_atomically(folder.settings, settings.to_yaml())
+                write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()

@@ -24,7 +24,7 @@ def settings(**groups: dict[str, Any]) -> Settings:
     small = {"steps": 5, "expected_batch_size": 4, "public_dataset_size": 8}
     given = {
         "model": {"name": str(model_path()), "dtype": "float32", "device": "cpu"},
-        "data": {"path": "(in memory)", "max_length": 16},
+        "data": {"path": "(in memory)", "max_length": 16, "unchecked": True},
         "adapter": {"r": 2, "target_modules": ["q_proj", "v_proj"]},
         "privacy": {"private": False},
         "method": {"name": "adamw", "learning_rate": 0.02},

@@ -62,6 +62,7 @@ def test_without_a_file_it_takes_generated_records(
     settings, records = studies.demo_inputs()
     small = settings.model_copy(update={"model": settings.model.model_copy(update={"name": str(model)})})
     small = small.model_copy(update={"adapter": small.adapter.model_copy(update={"r": 2})})
+    small = small.model_copy(update={"data": small.data.model_copy(update={"max_length": 128})})  # of bytes
     monkeypatch.setattr(studies, "demo_inputs", lambda: (small, records))
     monkeypatch.chdir(folder)
     ended = call(capsys, "diagnose", *QUICK)

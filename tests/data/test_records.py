@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privlora.data.records import load_records, text_of
+from privlora.data.records import as_records, content_hashes, load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError
 
 SECRET = "Zanzibar-4815"
@@ -115,16 +115,36 @@ def test_refuses_bad_files_without_showing_them(
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c", "missing.txt.gz"])
-def test_a_missing_file_is_not_sought_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "missing.jsonl",
+        "./missing",
+        "/no/such/file",
+        "a/b/c",
+        "missing.txt.gz",
+        "imdb",
+        "org/name:train",
+        "x\0y",
+        "~x/y",
+    ],
+)
+def test_only_what_is_written_with_hf_is_sought_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("privlora.data.records._read_hub", lambda *_: pytest.fail("sought on the hub"))
-    with pytest.raises(DataError, match="there is no file"):
-        load_records(name)
+    for read in (load_records, refuse_missing):
+        with pytest.raises(DataError, match=r"no local file|there is no file.*hf://name:split"):
+            read(name)
 
 
-def test_an_explicit_format_means_a_file() -> None:
-    with pytest.raises(DataError, match="there is no file"):
-        load_records("imdb", format="jsonl")
+@pytest.mark.parametrize("text", [SECRET, SECRET * 40, f"{SECRET}\n.txt", f"{SECRET}.", "a" * 5000])
+def test_a_text_in_the_place_of_a_file_is_not_shown(text: str) -> None:
+    for path in (text, [text]):
+        with pytest.raises(DataError, match="the string given as data is no local file") as caught:
+            load_records(path)
+        assert text not in str(caught.value)
+        assert SECRET not in str(caught.value)
 
 
 def test_refuses_a_directory(tmp_path: Path) -> None:
@@ -146,9 +166,9 @@ def test_refuses_no_files() -> None:
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
-        ("imdb", ("imdb", None, "train")),
-        ("org/data-set_1:test", ("org/data-set_1", None, "test")),
-        ("glue@sst2:train[:10%]", ("glue", "sst2", "train[:10%]")),
+        ("hf://imdb", ("imdb", None, "train")),
+        ("hf://org/data-set_1:test", ("org/data-set_1", None, "test")),
+        ("hf://glue@sst2:train[:10%]", ("glue", "sst2", "train[:10%]")),
     ],
 )
 def test_takes_hub_names_apart(
@@ -174,7 +194,60 @@ def test_an_unreachable_hub_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match=r"nobody/no-such-data-set, split test, cannot be loaded.*network"):
-        load_records("nobody/no-such-data-set:test")
+        load_records("hf://nobody/no-such-data-set:test")
+
+
+def test_a_hub_name_that_is_none() -> None:
+    with pytest.raises(DataError, match="is no name of a hub dataset"):
+        load_records(f"hf://{SECRET} and more")
+
+
+def test_records_in_memory_of_every_kind() -> None:
+    import datasets
+    import pandas
+
+    table = pandas.DataFrame(ROWS)
+    for given in (ROWS, tuple(ROWS), (row for row in ROWS), table, datasets.Dataset.from_list(ROWS)):
+        assert [dict(row) for row in as_records(given)] == ROWS
+    for texts in (["a.txt", "b"], pandas.Series(["a.txt", "b"]), (text for text in ("a.txt", "b"))):
+        assert as_records(texts) == [{"text": "a.txt"}, {"text": "b"}]
+
+
+def _splits() -> object:
+    import datasets
+
+    return datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": SECRET}]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "there are no records"),
+        (["a.jsonl", "b.csv.gz"], "strings in a list are records. Fix: give files as pathlib.Path"),
+        ({"text": SECRET}, "put a single record in a list"),
+        (_splits(), r"give one split, as data\['train'\]"),
+        ([SECRET, {"text": SECRET}], "mix texts and other records"),
+        ([{"text": SECRET}, (SECRET,)], "record 2 is of type tuple"),
+        (SECRET, "of type str"),
+        (SECRET.encode(), "of type bytes"),
+        (7, "of type int"),
+    ],
+    ids=str,
+)
+def test_what_are_no_records_is_refused_without_showing_it(given: object, message: str) -> None:
+    with pytest.raises(DataError, match=f"(?i){message}") as caught:
+        as_records(given)
+    assert SECRET not in str(caught.value)
+
+
+def test_hashes_are_of_the_columns_that_are_used() -> None:
+    first = content_hashes([{"prompt": "a", "completion": "b", "id": 1}], {"prompt", "completion"})
+    same = [{"id": 2, "completion": "b", "prompt": "a"}, {"prompt": "a"}]
+    assert content_hashes(same, {"completion", "prompt"}) == first
+    assert content_hashes([{"prompt": "b", "completion": "a"}], {"prompt", "completion"}).isdisjoint(first)
+    turns = [{"role": "user", "content": "x"}]
+    turned = [{"content": "x", "role": "user"}]
+    assert content_hashes([{"m": turns}], {"m"}) == content_hashes([{"m": turned}], {"m"})
 
 
 @pytest.mark.parametrize(

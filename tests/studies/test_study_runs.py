@@ -244,8 +244,9 @@ def test_a_task_with_a_metric_of_its_own(tmp_path: Path) -> None:
     content = on_disk(
         tmp_path, **SMALL, seeds=[0], tasks={"reviews": {"data.task": "sst2", "data.max_length": 120}}
     )
-    for name, count in (("path", 40), ("evaluation", 12)):
-        rows = [{"sentence": f"film {i} was {('bad', 'good')[i % 2]}", "label": i % 2} for i in range(count)]
+    for name, first, count in (("path", 0, 40), ("evaluation", 100, 12)):
+        numbers = range(first, first + count)
+        rows = [{"sentence": f"film {i} was {('bad', 'good')[i % 2]}", "label": i % 2} for i in numbers]
         Path(content["base"]["data"][name]).write_text("\n".join(map(json.dumps, rows)))
     findings = run_study(study_from(content), tmp_path / "out")
     (task,) = findings.summary["tasks"]

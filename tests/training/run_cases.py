@@ -23,6 +23,7 @@ from privlora.optimizers import Optimizer
 from privlora.training.loop import Observer
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
+PUBLIC = [{"text": f"visitor {i} left at {i % 7} with a dog."} for i in range(4)]
 STEPS = 12
 PRIVACY = {
     "target_epsilon": 4.0,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from run_cases import (
     PRIVACY,
-    RECORDS,
+    PUBLIC,
     STEPS,
     Bench,
     assert_same,
@@ -215,8 +215,7 @@ def test_an_exception_anywhere(
 ) -> None:
     owner, name, at = place
     folder, log = tmp_path / "run", tmp_path / "log"
-    public = RECORDS[:3]
-    options: dict[str, Any] = {"method": METHODS[0], "evaluation": public}
+    options: dict[str, Any] = {"method": METHODS[0], "evaluation": PUBLIC}
     before = fingerprint(bench.model)
     with side_log(log):
         with pytest.MonkeyPatch.context() as patch:
@@ -236,12 +235,12 @@ def test_an_exception_anywhere(
 
 def test_a_crash_leaves_no_gap_in_what_is_published(bench: Bench, tmp_path: Path) -> None:
     """The step whose update was lost is evaluated as well, with what is left."""
-    folder, public = tmp_path / "run", RECORDS[:3]
+    folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Optimizer, "step", failing(Optimizer.step, 6, False))
         with pytest.raises(OSError, match="No space"):
-            bench.start(folder, evaluation=public, run={"evaluate_every": 3})
-    bench.resume(folder, public)
+            bench.start(folder, evaluation=PUBLIC, run={"evaluate_every": 3})
+    bench.resume(folder, PUBLIC)
     rows = (folder / "release/evaluations.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [0, 3, 6, 9, STEPS]
 
@@ -274,13 +273,13 @@ def test_sigint_saves_and_resuming_loses_no_step(
     run = {"checkpoint_every": 100, "evaluate_every": 5}
     with side_log(log):
         with pytest.raises(Interrupted) as interrupted:
-            bench.start(folder, observer=StopAt(5, during), run=run, evaluation=RECORDS[:3])
+            bench.start(folder, observer=StopAt(5, during), run=run, evaluation=PUBLIC)
         assert interrupted.value.step == stops
         assert signal.getsignal(signal.SIGINT) is handler
         assert_same(before, fingerprint(bench.model))
         assert (folder / "private/checkpoint.safetensors").exists()
         assert read_ledger(folder / "release/ledger.jsonl").charges == stops
-        check_finished(folder, log, bench.resume(folder, RECORDS[:3]))
+        check_finished(folder, log, bench.resume(folder, PUBLIC))
     assert releases(log) == list(range(1, STEPS + 1))
 
 

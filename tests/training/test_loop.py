@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_cases import PRIVACY, RECORDS, STEPS, Bench, releases, side_log
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, releases, side_log
 from test_crashes import StopAt
 
 import privlora.training.loop
@@ -52,7 +52,7 @@ class Watcher:
 def test_every_step_is_charged_released_and_shown(bench: Bench, tmp_path: Path) -> None:
     watcher = Watcher()
     with side_log(tmp_path / "log"):
-        bench.start(tmp_path / "run", observer=watcher, evaluation=RECORDS[:4], run={"evaluate_every": 5})
+        bench.start(tmp_path / "run", observer=watcher, evaluation=PUBLIC, run={"evaluate_every": 5})
     assert releases(tmp_path / "log") == list(range(1, STEPS + 1))
     assert [report.step for report in watcher.steps] == list(range(1, STEPS + 1))
     assert watcher.evaluations == [0, 5, 10, STEPS]
@@ -82,7 +82,8 @@ def test_empty_batches_are_full_steps(method: str, bench: Bench, tmp_path: Path)
         "expected_batch_size": 4,
     }
     with side_log(tmp_path / "log"):
-        result = bench.start(tmp_path / "run", method=method, privacy=privacy)
+        columns = {"max_length": 40, "unchecked": True}  # 30 records for a public 4e9
+        result = bench.start(tmp_path / "run", method=method, privacy=privacy, columns=columns)
     assert releases(tmp_path / "log") == list(range(1, 21))
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 20
     assert result.steps == 20
@@ -132,7 +133,7 @@ def test_settings_that_the_ledger_did_not_plan_are_refused(
     settings = yaml.safe_load(settings_file.read_text())
     settings["privacy"].update(change)
     settings_file.write_text(yaml.safe_dump(settings))
-    named = [{**row, "name": "x"} for row in RECORDS]
+    named = [{**row, "name": f"p{i}"} for i, row in enumerate(RECORDS)]
     with side_log(tmp_path / "log"), pytest.raises(PrivacyError, match="planned"):
         privlora.api.resume_run(folder, model=bench.model, tokenizer=bench.tokenizer, records=named)
     assert releases(tmp_path / "log") == []

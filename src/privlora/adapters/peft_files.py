@@ -29,7 +29,7 @@ CONFIG_NAME = "adapter_config.json"
 
 
 # With a folder for its owner or without. What is longer, or begins otherwise, is a path.
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def is_local(name: str) -> bool:

@@ -14,13 +14,14 @@ import numpy as np
 from peft import PeftModel
 
 from privlora.accounting import LedgerSummary, read_ledger
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.auditing.bounds import Floats, one_run_epsilon
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, load_settings
 from privlora.data.batching import pad_token
-from privlora.data.records import load_records, text_of
+from privlora.data.records import load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError
 from privlora.training.files import RunFolder
 from privlora.training.session import load_model, tokenise
@@ -159,7 +160,7 @@ def audit_finished(
     folder = RunFolder(Path(root))
     if not folder.settings.exists():
         raise RunError(f"no run in {str(root)!r}", fix="give the folder that `privlora train` created")
-    if not (folder.release / "adapter_model.safetensors").exists():
+    if not all((folder.release / name).exists() for name in (CONFIG_NAME, WEIGHTS_NAME)):
         raise RunError(
             f"the run in {str(root)!r} is not finished: it has no adapter",
             fix=f"finish it with `privlora resume {root}`",
@@ -170,6 +171,8 @@ def audit_finished(
     delta = summary.plan.delta if summary is not None else _DELTA
     planted = read_secrets(secrets) if secrets is not None else None
     files = None if members is None or non_members is None else (members, non_members)
+    for file in files or ():
+        refuse_missing(file, format=settings.data.format)
     found = _measure(folder, settings, planted, files, limit, on_stage)
     leakage, losses = found
     return FinishedAudit(

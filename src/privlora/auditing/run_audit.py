@@ -25,6 +25,9 @@ from privlora.training.session import (
     Parts,
     PublicStart,
     build_parts,
+    check_model,
+    check_sources,
+    fitted,
     given_or_loaded,
     load_data,
     plan_privacy,
@@ -61,9 +64,12 @@ def audit_run(
     Raises ConfigError for runs without noise or with truncated sampling, RunError where the folder holds another run.
     """
     _refuse(settings, kind)
+    check_sources(settings, records)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    data = load_data(settings, tokenizer, records)
+    settings = fitted(settings, model)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
     state = _open(folder, settings, kind, canaries)
     train_with = _with_gradients if kind == "gradient" else _with_texts
     with unchanged_afterwards(model):

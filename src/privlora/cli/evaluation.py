@@ -14,6 +14,7 @@ from privlora.cli.training import load_run_settings
 from privlora.config import DataSettings, ModelSettings, checked
 from privlora.errors import ConfigError, ModelError, RunError
 from privlora.training.files import RunFolder
+from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     import torch
@@ -149,6 +150,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
         )
+    refuse_unknown_model(target, owner=True)
     return {"name": target}, None, {}
 
 
@@ -230,6 +232,9 @@ def _load(settings: ModelSettings, adapter: Path | None) -> tuple[torch.nn.Modul
 def _with_adapter(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
     from peft import PeftModel
 
+    for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing
+        if not (adapter / name).exists():
+            raise ModelError(f"the adapter in {str(adapter)!r} lacks {name}", fix="restore its files")
     try:
         return PeftModel.from_pretrained(model, str(adapter))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback

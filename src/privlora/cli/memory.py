@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.methods import Method
-from privlora.training.session import load_skeleton
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 
@@ -46,12 +45,8 @@ class MemoryEstimate:
         return asdict(self)
 
 
-def estimate_memory(settings: Settings, method: Method) -> MemoryEstimate | None:
-    """None if the model is not a local folder. Raises ModelError for a model or an adapter that cannot be."""
-    folder = Path(settings.model.name).expanduser()
-    if not folder.is_dir():
-        return None
-    model = load_skeleton(settings.model)
+def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEstimate:
+    """model: the base model, with or without weights. Raises ModelError for an adapter that cannot be."""
     lora = settings.adapter
     adapter = LowRankAdapter(
         model,

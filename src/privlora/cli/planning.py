@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
 from privlora.errors import PrivacyError
 from privlora.randomness import aes_instructions
+from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
@@ -42,8 +44,9 @@ def plan(
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
+        settings, model = _local_model(settings)
         planned = plan_privacy(settings)[0] if settings.privacy.private else None
-        memory = estimate_memory(settings, method)
+        memory = None if model is None else estimate_memory(settings, method, model)
         cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
         statement = None
         if planned is not None and cost is not None:
@@ -65,6 +68,23 @@ def plan(
         emit(content)
     else:
         _show(content, planned, memory)
+
+
+def _local_model(settings: Settings) -> tuple[Settings, Any]:
+    """The base model without weights, checked as far as it goes without them; None if it is not a local folder.
+
+    Also the settings, as far as they follow from the model.
+    """
+    from privlora.training.model_checks import refuse_out_of_reach
+    from privlora.training.session import fitted, load_skeleton, load_tokenizer
+
+    refuse_unknown_model(settings.model.name)
+    if not Path(settings.model.name).expanduser().is_dir():
+        return settings, None
+    model = load_skeleton(settings.model)
+    settings = fitted(settings, model)
+    refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
+    return settings, model
 
 
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from privlora.training.files import RunFolder
 
 if TYPE_CHECKING:
     from privlora.api import Result
+    from privlora.data.summary import DataSummary
     from privlora.training.loop import Observer
 
 ConfigArgument = Annotated[
@@ -42,7 +43,9 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         from privlora.training.session import plan_privacy
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
-        result = _observed(folder, plan, lambda observer: train_run(settings, observer=observer))
+        result = _observed(
+            folder, plan, lambda observer: train_run(settings, observer=observer, on_data=_show_data)
+        )
     _show(folder, result, as_json)
 
 
@@ -62,7 +65,9 @@ def resume(
         plan = None
         if settings.privacy.private:
             plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
-        result = _observed(folder, plan, lambda observer: resume_run(run, observer=observer))
+        result = _observed(
+            folder, plan, lambda observer: resume_run(run, observer=observer, on_data=_show_data)
+        )
     _show(folder, result, as_json)
 
 
@@ -103,6 +108,10 @@ def _observed(folder: RunFolder, plan: Plan | None, start: Callable[[Observer], 
                 else ""
             ),
         ) from None
+
+
+def _show_data(summary: DataSummary) -> None:
+    err().print(f"PRIVATE, here and in private/ only: {summary.describe()}")
 
 
 def _show(folder: RunFolder, result: Result, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.errors import nearest
 
@@ -95,7 +96,7 @@ class DataSettings(_Group):
     """The private records."""
 
     path: str | list[str]
-    """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as name:split."""
+    """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as hf://name:split."""
     format: Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"] = "auto"
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp): its own
@@ -109,11 +110,15 @@ class DataSettings(_Group):
     """Column of chat messages, rendered by the tokenizer's chat template."""
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
-    """In tokens; prompts are cut before completions."""
+    """In tokens; prompts are cut before completions. Unless set, what the model reads if that is less."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
+    unchecked: bool = False
+    """Train although the records cannot be what was said of them: more than twice or fewer than half of the public
+    number of units, most of them without a token to train on, or most of them cut to less than half by max_length. The
+    setting is published like every other."""
 
     @property
     def columns(self) -> dict[str, str | None]:
@@ -153,10 +158,10 @@ class DataSettings(_Group):
             raise ValueError("prompt and completion go together")
         if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
             raise ValueError("loss_on=completion needs prompt and completion, or messages")
-        shared = _paths(self.path) & _paths(self.evaluation) - _paths(IN_MEMORY)
-        if shared:
+        shared = _shared(self.path, self.evaluation)
+        if shared is not None:
             raise ValueError(
-                f"evaluation names {min(shared)!r}, which is private: its held-out loss would be published. "
+                f"evaluation names {shared!r}, which is private: its held-out loss would be published. "
                 "Fix: give public records, or none"
             )
         return self
@@ -257,6 +262,11 @@ class PrivacySettings(_Group):
         return self.expected_batch_size / self.public_dataset_size
 
     @property
+    def n(self) -> float:
+        """Number of units, as it follows from the public numbers."""
+        return float(self.public_dataset_size) if self.public_dataset_size is not None else self.b / self.q
+
+    @property
     def b(self) -> float:
         """Expected batch size, the public divisor of every sum."""
         if self.expected_batch_size is not None:
@@ -331,17 +341,16 @@ class Settings(_Group):
                 "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt. "
                 "Fix: use flat or spectral, or remove privacy.clip_quantile"
             )
-        public_text = _paths(self.adapter.public_text)
-        private = public_text & _paths(self.data.path) - _paths(IN_MEMORY)
-        if private:
+        private = _shared(self.adapter.public_text, self.data.path)
+        if private is not None:
             raise ValueError(
-                f"adapter.public_text names {min(private)!r}, which is private: the start would reveal it. "
+                f"adapter.public_text names {private!r}, which is private: the start would reveal it. "
                 "Fix: give public records, or another adapter.init"
             )
-        seen = public_text & _paths(self.data.evaluation) - _paths(IN_MEMORY)
-        if seen:
+        seen = _shared(self.adapter.public_text, self.data.evaluation)
+        if seen is not None:
             raise ValueError(
-                f"adapter.public_text names {min(seen)!r}, which is also data.evaluation: the held-out loss would be "
+                f"adapter.public_text names {seen!r}, which is also data.evaluation: the held-out loss would be "
                 "that of texts that shaped the start. Fix: divide the file"
             )
         return self
@@ -354,6 +363,22 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) or (annotation,)
 
 
-def _paths(value: str | list[str] | None) -> set[str]:
+def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:
+    """A name in ``first`` of a file that ``second`` names too, by this name or another; None if there is none."""
+    others = {key for path in _paths(second) for key in _identities(path)}
+    return next((shown(path) for path in _paths(first) if others & _identities(path)), None)
+
+
+def _paths(value: str | list[str] | None) -> list[str]:
     given = [value] if isinstance(value, str) else value or []
-    return {os.path.abspath(os.path.expanduser(path)) for path in given}
+    return [path for path in given if path != IN_MEMORY]
+
+
+def _identities(path: str) -> set[Any]:
+    """A file's path, what links lead to, and its number on its device, by which hard links are known."""
+    place = os.path.expanduser(path)
+    try:
+        status = os.stat(place)
+        return {os.path.abspath(place), os.path.realpath(place), (status.st_dev, status.st_ino)}
+    except (OSError, ValueError):  # not there, or no name of a file
+        return {os.path.abspath(place)}

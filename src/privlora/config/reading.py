@@ -13,6 +13,8 @@ from privlora.config.groups import Settings
 from privlora.errors import ConfigError, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
+# A Python caller may have put records where these name files, so what they hold is never shown.
+_RECORDS = frozenset(("path", "evaluation", "public_text"))
 
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
@@ -112,11 +114,8 @@ def _readable(error: ValidationError, source: str) -> ConfigError:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
-    shown = (
-        ""
-        if isinstance(first["input"], Mapping) or first["type"] == "value_error"
-        else f"={first['input']!r}"
-    )
+    hidden = first["type"] == "value_error" or isinstance(first["input"], Mapping)
+    shown = "" if hidden or _RECORDS.intersection(first["loc"]) else f"={first['input']!r}"
     return ConfigError(f"{prefix}{shown}: {message}")
 
 

@@ -31,6 +31,8 @@ class Example:
     """(T,) int32 token ids."""
     labels: np.ndarray
     """(T,) int32: equal to ``input_ids`` where the loss is taken, -100 elsewhere; not shifted."""
+    dropped: int = 0
+    """Tokens of the record that did not fit into max_length."""
 
 
 class Examples(Sequence[Example]):
@@ -44,6 +46,8 @@ class Examples(Sequence[Example]):
             [(e.labels[1:] != IGNORED).sum() for e in self._examples], dtype=np.int64
         )
         """(N,) int64: predicted tokens of each example; an example with 0 stays and has a zero gradient."""
+        self.dropped = np.array([e.dropped for e in self._examples], dtype=np.int64)
+        """(N,) int64: tokens that did not fit into max_length."""
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -86,6 +90,13 @@ class Template:
         for value in (self.text, self.prompt, self.completion):
             if value is not None:
                 _parse(value)
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Names of the columns that an example is made of."""
+        given = [value for value in (self.text, self.prompt, self.completion) if value is not None]
+        fields = {field for value in given for _, field in _parse(value) if field is not None}
+        return frozenset(fields if self.messages is None else {self.messages})
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,4 +358,4 @@ def _assemble(parts: list[tuple[list[int], bool]], frame: _Frame) -> Example:
     labels = input_ids.copy()
     if not frame.label_all:
         labels[~np.array(trained, dtype=bool)] = IGNORED
-    return Example(input_ids, labels)
+    return Example(input_ids, labels, dropped=excess)

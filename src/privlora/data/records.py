@@ -1,6 +1,7 @@
-"""Reading private records from local files or a hub dataset.
+"""Reading private records from memory, local files or a hub dataset.
 
-Errors name files, lines and columns, never contents.
+Errors name files, lines and columns, never contents. What may be a record in the place of a file's name is not shown
+either, and the hub is asked only for what is written with ``hf://``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import csv
 import difflib
 import gzip
+import hashlib
 import itertools
 import json
 import re
+import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
@@ -29,7 +32,12 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".parquet": "parquet",
     ".txt": "text",
 }
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?")
+HUB = "hf://"
+"""Begins the name of a hub dataset; nothing else is ever sought there."""
+
+_HUB_NAME = re.compile(
+    HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
+)
 _SHOWN_COLUMNS = 20
 
 
@@ -37,9 +45,8 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
     """Read records, one dictionary each, in the order of the files.
 
     Args:
-        path: a local file (``.gz`` is unpacked on the fly), several of them, or a hub dataset as
-            ``name``, ``name:split`` or ``name@config:split`` (the split is ``train`` unless given).
-            What exists locally, looks like a path or has a format is never sought on the hub.
+        path: a local file (``.gz`` is unpacked on the fly), several of them, or a hub dataset as ``hf://name``,
+            ``hf://name:split`` or ``hf://name@config:split`` (the split is ``train`` unless given).
         format: ``auto`` goes by the file's ending. ``jsonl`` is one object a line, ``json`` a list of
             objects, ``text`` one record a non-blank line and ``paragraphs`` one between blank lines (both
             as column "text").
@@ -60,8 +67,76 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
     sources = [path] if isinstance(path, str) else path
     records = list(itertools.islice(itertools.chain.from_iterable(_read(s, format) for s in sources), limit))
     if not records:
-        raise DataError(f"no records in {', '.join(sources) or 'an empty list of files'}")
+        raise DataError(f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}")
     return records
+
+
+def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:
+    """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking."""
+    for source in [path] if isinstance(path, str) else path:
+        if not source.startswith(HUB):
+            _local(source, format)
+
+
+def as_records(data: Any) -> list[Mapping[str, Any]]:
+    """Records that a Python caller has in memory, as a list of mappings; strings become the column "text".
+
+    data: any iterable of mappings or of strings, for example a list, a generator or a ``datasets.Dataset``; or a
+    ``pandas.DataFrame``. A string is a text, whatever it holds: it is never looked up as a file.
+
+    Raises DataError for anything else, without showing any of it.
+    """
+    pandas = sys.modules.get("pandas")  # who passes a table has imported it
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        data = data.to_dict("records")
+    if isinstance(data, Mapping):
+        raise DataError(
+            "the data are one mapping, not a list of records",
+            fix="give one split, as data['train'], of a DatasetDict; put a single record in a list",
+        )
+    if isinstance(data, str | bytes | Path) or not isinstance(data, Iterable):
+        raise DataError(
+            f"records in memory cannot be of type {type(data).__name__}", fix="give a list of mappings"
+        )
+    items = list(data)
+    if not items:
+        raise DataError("there are no records")
+    texts = sum(isinstance(item, str) for item in items)
+    if 0 < texts < len(items):
+        raise DataError("the data mix texts and other records", fix='write every record as {"text": ...}')
+    if texts and all(map(is_data_file_name, items)):
+        raise DataError(
+            "the data are a list of strings that all end like names of data files",
+            why="strings in a list are records",
+            fix="give files as pathlib.Path",
+        )
+    for number, item in enumerate(items, start=1):
+        if not isinstance(item, Mapping | str):
+            raise DataError(
+                f"record {number} is of type {type(item).__name__}", fix="write it as a mapping of columns"
+            )
+    return [{"text": item} for item in items] if texts else items
+
+
+def is_data_file_name(text: str) -> bool:
+    """Whether a string ends like the name of a data file; nothing is looked up."""
+    return text.lower().endswith((*_FORMAT_OF_SUFFIX, ".gz")) and "\n" not in text
+
+
+def shown(source: str) -> str:
+    """How an error speaks of a string that stands where a file is named: only a file's name is shown."""
+    return source if is_data_file_name(source) or _HUB_NAME.fullmatch(source) else "the string given as data"
+
+
+def content_hashes(records: Sequence[Mapping[str, Any]], columns: Collection[str]) -> set[bytes]:
+    """SHA-256 of what each record holds in ``columns``, whatever their order; records that lack one are left out."""
+    return {
+        hashlib.sha256(
+            json.dumps([record[c] for c in sorted(columns)], sort_keys=True, default=repr).encode()
+        ).digest()
+        for record in records
+        if all(c in record for c in columns)
+    }
 
 
 def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
@@ -101,24 +176,36 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
 
 
 def _read(source: str, format: Format) -> Iterator[Record]:
-    file = Path(source).expanduser()
-    zipped = file.name.lower().endswith(".gz")
+    if source.startswith(HUB):
+        yield from _read_hub(source)
+    else:
+        file, kind = _local(source, format)
+        yield from _read_file(file, kind, zipped=file.name.lower().endswith(".gz"))
+
+
+def _local(source: str, format: Format) -> tuple[Path, Format]:
+    """The file and its format. Raises DataError if there is none; nothing but the local disk is asked."""
+    file = Path(source)
+    try:
+        file = file.expanduser()
+        exists, is_file = file.exists(), file.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, no such home: no name of a file
+        exists = is_file = False
+    if not exists:
+        raise DataError(
+            f"there is no file {source}"
+            if is_data_file_name(source)
+            else f"{shown(source)} is no local file",
+            fix=f"check the path; a hub dataset is written {HUB}name:split",
+        )
+    if not is_file:
+        raise DataError(f"{shown(source)} is not a file", fix="name the files in it, as a list")
     known = _FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix)
-    if not file.exists():
-        hub = _HUB_NAME.fullmatch(source)
-        if hub is None or known or zipped or format != "auto" or source.startswith((".", "~")):
-            raise DataError(
-                f"there is no file {source}", fix="check the path, or give a hub dataset as name:split"
-            )
-        yield from _read_hub(hub["name"], hub["config"], hub["split"] or "train")
-        return
-    if not file.is_file():
-        raise DataError(f"{source} is not a file", fix="name the files in it, as a list")
     if format == "auto" and known is None:
         raise DataError(
             f"the ending of {source} does not say what it is", fix="set format, for example to jsonl"
         )
-    yield from _read_file(file, known if format == "auto" and known else format, zipped)
+    return file, known if format == "auto" and known else format
 
 
 def _read_file(file: Path, format: Format, zipped: bool) -> Iterator[Record]:
@@ -242,18 +329,23 @@ def _read_paragraphs(stream: TextIO, file: Path) -> Iterator[Record]:
             yield {"text": "\n".join(line.rstrip("\r\n") for line in lines)}
 
 
-def _read_hub(name: str, config: str | None, split: str) -> Iterator[Record]:
+def _read_hub(source: str) -> Iterator[Record]:
     import datasets
 
+    hub = _HUB_NAME.fullmatch(source)
+    if hub is None:
+        raise DataError(
+            f"what follows {HUB} is no name of a hub dataset", fix=f"write {HUB}name@config:split"
+        )
+    name, config, split = hub["name"], hub["config"], hub["split"] or "train"
     try:
         rows = datasets.load_dataset(name, config, split=split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         # Only the kind of error: the message of a failed conversion may quote a record.
         wanted = f"{name}@{config}" if config else name
         raise DataError(
-            f"there is no file {name}, and the hub dataset {wanted}, split {split}, cannot be loaded "
-            f"({type(error).__name__})",
-            fix="check the path or the name, its configurations and splits, and the network; "
+            f"the hub dataset {wanted}, split {split}, cannot be loaded ({type(error).__name__})",
+            fix="check the name, its configurations and splits, and the network; "
             "or download it and give the local file",
         ) from None
     yield from rows

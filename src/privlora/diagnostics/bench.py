@@ -23,7 +23,7 @@ from privlora.config import MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.data.batching import micro_batches, pad_token
 from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.noising import noised
@@ -36,6 +36,8 @@ from privlora.training.session import (
     Data,
     PublicStart,
     build_parts,
+    check_model,
+    fitted,
     load_data,
     load_model,
     plan_privacy,
@@ -208,7 +210,7 @@ def open_workbench(
     """Load what ``settings`` name (or take what is given) and attach an adapter; the model comes back unchanged.
 
     The start is that of a plain LoRA run, one factor zero, unless adapter.init says otherwise. Raises ConfigError for a
-    non-private run, DataError if there is no record.
+    non-private run, and as ``check_model`` and ``load_data``.
     """
     if not settings.privacy.private:
         raise ConfigError(
@@ -220,9 +222,9 @@ def open_workbench(
     plan, _ = plan_privacy(baseline)
     if model is None:
         model, tokenizer = load_model(settings.model)
-    data = load_data(settings, tokenizer, records)
-    if not len(data.units):
-        raise DataError("there are no records", fix="check data.path")
+    settings = fitted(settings, model)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
     with unchanged_afterwards(model):
         parts = build_parts(baseline, model, PublicStart(tokenizer))
         with parts.adapter:

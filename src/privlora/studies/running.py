@@ -33,6 +33,8 @@ from privlora.training.session import (
     Parts,
     PublicStart,
     build_parts,
+    check_model,
+    fitted,
     load_data,
     load_model,
     plan_privacy,
@@ -125,7 +127,9 @@ class Workbench:
             evaluation = settings.data.evaluation
             assert evaluation is not None
             raw = load_records(evaluation, format=settings.data.format)
-            self._loaded = _Loaded(key, load_data(settings, self._tokenizer, evaluation=raw), raw, {})
+            given = fitted(settings, self._model)
+            data = load_data(given, self._tokenizer, evaluation=raw, model=self._model)
+            self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 
     def _before(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
@@ -164,9 +168,10 @@ class Workbench:
         """Scores and facts of the run; leaves the model as it was, and nothing private."""
         folder = RunFolder(job.folder)
         _clear(folder)
-        settings = job.settings
+        settings = fitted(job.settings, self._model)
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
         data = Data(loaded.data.examples, loaded.data.units, Examples([]))  # scored here, on the role's share
+        check_model(settings, self._model, self._tokenizer)
         try:
             with unchanged_afterwards(self._model):
                 parts = build_parts(settings, self._model, self._start)

@@ -53,6 +53,10 @@ class RunFolder:
         return self.private / "training_loss.jsonl"
 
     @property
+    def data_summary(self) -> Path:
+        return self.private / "data_summary.json"
+
+    @property
     def evaluations(self) -> Path:
         return self.release / "evaluations.jsonl"
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.data.batching import MicroBatch
 from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.training.model_checks import positions_of
 
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
 _COLUMNS = 32
@@ -40,7 +41,7 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
     if not adapter.reduced_precision:
         return batch
     width = (batch.input_ids.shape[1] // _COLUMNS + 1) * _COLUMNS
-    positions = getattr(adapter.model.config, "max_position_embeddings", None)
+    positions = positions_of(adapter.model)
     return batch.widened(width if positions is None else min(width, positions))
 
 

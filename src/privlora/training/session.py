@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -20,14 +22,23 @@ from privlora.coordinates import Coordinates
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.batching import pad_token
 from privlora.data.examples import Examples, Template, build_examples
-from privlora.data.records import load_records
+from privlora.data.records import as_records, content_hashes, load_records, refuse_missing
 from privlora.data.sampling import PoissonSampler
+from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
 from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
+from privlora.training.model_checks import (
+    positions_of,
+    refuse_coupled,
+    refuse_float16,
+    refuse_out_of_reach,
+    refuse_unknown_tokens,
+)
+from privlora.training.model_names import model_source
 from privlora.training.public_start import mean_gradient_subspaces
 
 ADJACENCY: Final = "add-or-remove-one"
@@ -41,6 +52,11 @@ class Data:
     examples: Examples
     units: Units
     evaluation: Examples
+
+    @cached_property
+    def summary(self) -> DataSummary:
+        """Of the private records; private itself."""
+        return summarise(self.examples, len(self.units))
 
 
 @dataclass
@@ -78,34 +94,85 @@ class Parts:
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
-    dtype = _DTYPES.get(settings.dtype, "auto")
+    source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
+    tokenizer = load_tokenizer(settings)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
-        model = AutoModelForCausalLM.from_pretrained(settings.name, revision=settings.revision, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"cannot load model {settings.name!r}: {reason}",
+            f"cannot load model {settings.name!r}: {_reason(error)}",
             fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
-    if next(model.parameters()).dtype == torch.float16:
-        raise ModelError(
-            "the model is stored in float16, whose gradients overflow",
-            fix="set model.dtype to bfloat16 or float32",
-        )
+    refuse_float16(model)
     return model.to(_device(settings.device)), tokenizer
+
+
+def load_tokenizer(settings: ModelSettings) -> Any:
+    """The base model's tokenizer alone. Raises ModelError in one line."""
+    source = model_source(settings)
+    try:
+        return AutoTokenizer.from_pretrained(**source)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise ModelError(
+            f"cannot load model {settings.name!r}, its tokenizer: {_reason(error)}",
+            fix="give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
+            "can be reached",
+        ) from None
 
 
 def given_or_loaded(
     settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any
 ) -> tuple[torch.nn.Module, Any]:
-    """A caller's model and its tokenizer, or those of the settings. Raises ConfigError if the tokenizer is missing."""
+    """A caller's model and its tokenizer, or those of the settings.
+
+    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded or is in float16.
+    """
     if model is None:
         loaded: tuple[torch.nn.Module, Any] = load_model(settings)
         return loaded
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    refuse_float16(model)
     return model, tokenizer
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says, not too long."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def fitted(settings: Settings, model: torch.nn.Module) -> Settings:
+    """The settings with data.max_length lowered to what the model reads, unless it was set."""
+    data, positions = settings.data, positions_of(model)
+    if positions is None or positions >= data.max_length or "max_length" in data.model_fields_set:
+        return settings
+    return settings.model_copy(update={"data": data.model_copy(update={"max_length": positions})})
+
+
+def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> None:
+    """Refuse a model that cannot be trained as ``settings`` say, before a record is read; it stays as it was.
+
+    Raises ModelError or PrivacyError: targets or rank that do not fit, records longer than its positions, token ids
+    beyond its vocabulary, rows that are coupled, or predictions from later tokens.
+    """
+    refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
+    adapter = _adapter(settings, model, dropout=0.0)
+    with unchanged_afterwards(model):
+        model.eval()
+        refuse_coupled(adapter, tokenizer, pad_token_id=pad_token(tokenizer))
+
+
+def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
+    """Refuse settings that name a file which is not there, before a model is loaded. Raises DataError.
+
+    records, evaluation: what stands for the files, in memory.
+    """
+    data = settings.data
+    read = [settings.adapter.public_text, data.path if records is None else None]
+    read.append(data.evaluation if evaluation is None else None)
+    for path in read:
+        if path is not None:
+            refuse_missing(path, format=data.format)
 
 
 def _device(name: str) -> str:
@@ -121,15 +188,26 @@ def _device(name: str) -> str:
 def load_data(
     settings: Settings,
     tokenizer: Any,
-    records: Sequence[Mapping[str, Any]] | None = None,
-    evaluation: Sequence[Mapping[str, Any]] | None = None,
+    records: Any = None,
+    evaluation: Any = None,
+    *,
+    model: torch.nn.Module | None = None,
 ) -> Data:
-    """Read, tokenise and group the records; ``records`` replaces data.path (Python callers)."""
+    """Read, check, tokenise and group the records.
+
+    records, evaluation: what stands for data.path and data.evaluation (Python callers), see ``as_records``. model: the
+    one that is to read them, so that tokens that it does not know are refused.
+
+    Raises DataError for records that cannot be used or cannot be what was said of them (data.unchecked), PrivacyError
+    for public ones among the private.
+    """
     data, privacy = settings.data, settings.privacy
     if records is None:
         records = load_records(data.path, format=data.format, limit=data.limit)
     if evaluation is None and data.evaluation is not None:
         evaluation = load_records(data.evaluation, format=data.format)
+    records = as_records(records)
+    evaluation = [] if evaluation is None else as_records(evaluation)
     units = group_units(
         records,
         privacy.user_column,
@@ -142,21 +220,60 @@ def load_data(
             fix="set it to a tenth of 1 / number of units, or less",
         )
     sampler(privacy, len(units))  # refuses more units than the cap was accounted for, before the run exists
-    return Data(
+    if privacy.private:
+        _refuse_shared(settings, records, evaluation)
+    loaded = Data(
         tokenise(records, data, tokenizer),
         units,
         tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
     )
+    if model is not None:
+        refuse_unknown_tokens(model, chain(loaded.examples, loaded.evaluation))
+    if not data.unchecked:
+        refuse_implausible(
+            loaded.summary, public_units=privacy.n, unit=privacy.unit, max_length=data.max_length
+        )
+    return loaded
+
+
+def _refuse_shared(
+    settings: Settings, records: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise PrivacyError if records that count as public say what private ones say; which and how many is not told."""
+    data, lora = settings.data, settings.adapter
+    public: dict[str, tuple[Sequence[Mapping[str, Any]], str]] = {}
+    if evaluation:
+        public["data.evaluation"] = (evaluation, "their held-out loss would be published")
+    if lora.public_text is not None:
+        texts = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
+        public["adapter.public_text"] = (texts, "the start of the training would reveal them")
+    if not public:
+        return
+    columns = Template(**data.columns).used
+    private = content_hashes(_of_task(records, data), columns)
+    for name, (given, why) in public.items():
+        if not private.isdisjoint(content_hashes(_of_task(given, data), columns)):
+            raise PrivacyError(
+                f"some records of {name} are the same as private ones in {', '.join(sorted(columns))}",
+                why=why,
+                fix="remove them from the public records; give others, or none",
+            )
 
 
 def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
     """The records as examples; ``data`` says which columns and how long."""
-    template = Template(**data.columns)
-    if data.task is not None:
-        records = task_records(find_task(data.task), records)
     return build_examples(
-        records, template, tokenizer, max_length=data.max_length, loss_on=data.loss_on, add_eos=data.add_eos
+        _of_task(records, data),
+        Template(**data.columns),
+        tokenizer,
+        max_length=data.max_length,
+        loss_on=data.loss_on,
+        add_eos=data.add_eos,
     )
+
+
+def _of_task(records: Sequence[Mapping[str, Any]], data: DataSettings) -> Sequence[Mapping[str, Any]]:
+    return records if data.task is None else task_records(find_task(data.task), records)
 
 
 def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
@@ -172,14 +289,15 @@ def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
 
 def load_skeleton(settings: ModelSettings) -> Any:
     """The base model without weights, from its configuration alone. Raises ModelError in one line."""
+    source = model_source(settings)
     try:
-        config = AutoConfig.from_pretrained(settings.name, revision=settings.revision)
+        config = AutoConfig.from_pretrained(**source)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(
-            f"cannot read the configuration of model {settings.name!r}: {reason}", fix="check its config.json"
+            f"cannot read the configuration of model {settings.name!r}: {_reason(error)}",
+            fix="check its config.json",
         ) from None
 
 

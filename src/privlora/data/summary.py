@@ -1,0 +1,84 @@
+"""What the private records are, for the eyes of whoever may see them, and whether they can be what was said of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from privlora.data.examples import Examples
+from privlora.errors import DataError
+
+_FACTOR = 2.0  # how far the number of units may be from the public one
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """Counts and lengths of tokenised records. All of it is private.
+
+    records, units: how many. median_tokens, p95_tokens: of the records as they are trained on. cut: share of records
+    that max_length shortens. mostly_cut: share that loses more than half of its tokens. empty: share without a token to
+    train on. repeated: share that says what an earlier record says.
+    """
+
+    records: int
+    units: int
+    median_tokens: float
+    p95_tokens: float
+    cut: float
+    mostly_cut: float
+    empty: float
+    repeated: float
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-ready, and private."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """One line."""
+        return (
+            f"{self.records} records of {self.units} units, {self.median_tokens:.0f} tokens each (median; 95 % have at "
+            f"most {self.p95_tokens:.0f}); {self.cut:.1%} are cut by max_length, {self.empty:.1%} have no token to "
+            f"train on, {self.repeated:.1%} repeat an earlier one"
+        )
+
+
+def summarise(examples: Examples, units: int) -> DataSummary:
+    """Of at least one example; units: how many privacy units they make."""
+    distinct = {sha256(e.input_ids.tobytes() + e.labels.tobytes()).digest() for e in examples}
+    return DataSummary(
+        records=len(examples),
+        units=units,
+        median_tokens=float(np.median(examples.lengths)),
+        p95_tokens=float(np.quantile(examples.lengths, 0.95)),
+        cut=float((examples.dropped > 0).mean()),
+        mostly_cut=float((examples.dropped > examples.lengths).mean()),
+        empty=float((examples.label_counts == 0).mean()),
+        repeated=1 - len(distinct) / len(examples),
+    )
+
+
+def refuse_implausible(summary: DataSummary, *, public_units: float, unit: str, max_length: int) -> None:
+    """Raise DataError where the records cannot be what was said of them; it states no number that is private."""
+    much = "more than twice as many" if summary.units > _FACTOR * public_units else "fewer than half as many"
+    if not public_units / _FACTOR <= summary.units <= _FACTOR * public_units:
+        raise DataError(
+            f"the data hold {much} {unit}s as the {public_units:g} that group privacy says",
+            why="batches would be as far from the expected size, for which noise and learning rate are chosen",
+            fix=f"check data.path and the {unit}s, give the true number, rounded, or set data.unchecked=true",
+        )
+    if summary.empty > _MOST:
+        raise DataError(
+            "more than half of the records have no token to train on",
+            why="they would be trained on as if they said something, with noise and budget spent on nothing",
+            fix="check the columns and loss_on, remove empty records, or set data.unchecked=true",
+        )
+    if summary.mostly_cut > _MOST:
+        raise DataError(
+            f"more than half of the records lose more than half of their tokens to data.max_length={max_length}",
+            why="most of what they say would not be trained on",
+            fix="raise data.max_length, divide long records (unit=user keeps them one unit), "
+            "or set data.unchecked=true",
+        )

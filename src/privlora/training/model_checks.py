@@ -1,0 +1,203 @@
+"""Whether a model can be trained privately at all: refused before the run folder exists and a record is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from privlora.adapters import LowRankAdapter
+from privlora.data.examples import Example
+from privlora.errors import DataError, ModelError
+
+_ROWS, _TOKENS, _HALF = 3, 8, 4
+_LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
+_KEPT: Final = ((2, 0), (0, 2))  # (row, its new place): both get other neighbours on either side
+# Logits move this much without cause, as a part of what a token moves those at its own position: far above rounding
+# (kernels round by the shape of what they are given, which a mixture of experts makes others decide).
+_ROUNDING: Final = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.05}
+
+
+def refuse_float16(model: torch.nn.Module) -> None:
+    """Raise ModelError for a model with float16 weights."""
+    if any(p.dtype == torch.float16 for p in model.parameters()):
+        raise ModelError(
+            "the model is stored in float16, whose gradients overflow",
+            fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
+        )
+
+
+def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: int) -> None:
+    """Raise ModelError for records longer than the model reads, or a tokenizer whose ids it does not know.
+
+    Needs no weights. Tokens that were added to the vocabulary may lie beyond it as long as no record holds one:
+    ``refuse_unknown_tokens`` looks.
+    """
+    positions = positions_of(model)
+    if positions is not None and max_length > positions:
+        raise ModelError(
+            f"data.max_length={max_length} exceeds the {positions} positions of the model",
+            why="a record that is longer would end a step before it is charged, and so show that it was drawn",
+            fix=f"set data.max_length to at most {positions}",
+        )
+    known = _vocabulary(model)
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    largest = max(tokenizer.vocab_size - 1, *(token for token in ends if token is not None))
+    if known is not None and largest >= known:
+        raise ModelError(
+            f"the tokenizer has token ids up to {largest}, but the model knows only those below {known}",
+            why="a record with another one would end a step before it is charged, and so show that it was drawn",
+            fix="use the model's own tokenizer, or resize the model's embeddings and save it",
+        )
+
+
+def refuse_unknown_tokens(model: torch.nn.Module, examples: Iterable[Example]) -> None:
+    """Raise DataError if a record holds a token that the model does not know; which one is not said."""
+    known = _vocabulary(model)
+    if known is not None and any(len(e.input_ids) and e.input_ids.max() >= known for e in examples):
+        raise DataError(
+            f"a record holds a token that the model does not know: it has {known}, and the tokenizer more",
+            why="the step that draws the record would end before it is charged, and so show that it was drawn",
+            fix="use the model's own tokenizer, resize the model's embeddings, or remove such records",
+        )
+
+
+def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int) -> None:
+    """Raise ModelError for a model whose gradients cannot be told apart by record.
+
+    A record's gradient is that record's alone only if every token is predicted from those before it in its own row, and
+    if the rows of an adapted layer's input are the records. Three forward passes of three padded rows of random tokens
+    show it: a first one; one with other later tokens, which must not move an earlier logit; and one whose rows have
+    other places and another companion, which must not move a row's logits.
+
+    adapter: detached; its model is in evaluation mode, and is not changed.
+    """
+    known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(len(known), (_ROWS + 1, _TOKENS), generator=generator)
+    others = index + torch.randint(1, max(2, len(known)), index.shape, generator=generator)
+    tokens, other_tokens = known[index], known[others % len(known)]
+
+    def logits(rows: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(_TOKENS) < lengths[:, None]
+        return _logits(adapter, torch.where(mask, rows, pad_token_id), mask.long())
+
+    rows = tokens[:_ROWS]
+    with _rows_come_first(adapter):
+        first = logits(rows, _LENGTHS)
+    later = logits(torch.cat([rows[:, :_HALF], other_tokens[:_ROWS, _HALF:]], dim=1), _LENGTHS)
+    order = torch.tensor([2, _ROWS, 0])  # the last row drawn takes the place of row 1
+    moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])])
+
+    shortest = int(_LENGTHS.min())
+    change = _distance(later, first)[:, :shortest]
+    # Of the coarsest weights: some models give float32 logits whatever they compute in. Quantised ones are coarse.
+    rounding = max(_ROUNDING.get(p.dtype, _ROUNDING[torch.bfloat16]) for p in adapter.model.parameters())
+    allowed = rounding * float(change[:, _HALF:].median())
+    # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
+    if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
+        raise ModelError(
+            "the model is not causal: a later token changes what it predicts earlier",
+            why="it would be trained to copy the token that it should predict, and is no language model afterwards",
+            fix="use a decoder-only model (an encoder such as BERT is none, unless its config sets is_decoder)",
+        )
+    company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
+    if float(company[:, :shortest].amin(dim=0).max()) > allowed:
+        raise ModelError(
+            "the model couples the rows of a batch: a record's logits depend on the records beside it",
+            why="one record then changes the gradients of others, and no clipping bounds that",
+            fix="use a model that treats each row by itself",
+        )
+
+
+@contextmanager
+def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
+    """Raise ModelError, after the forward pass inside, if an adapted layer's input is not (rows, tokens, features)."""
+    shapes: dict[str, list[tuple[int, ...]]] = {site.name: [] for site in adapter.sites}
+
+    def keep(name: str) -> Any:
+        return lambda _, args: shapes[name].append(tuple(args[0].shape) if args else ())
+
+    handles = [site.module.register_forward_pre_hook(keep(site.name)) for site in adapter.sites]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, seen in shapes.items():
+        if not seen:
+            raise ModelError(
+                f"module {name!r} is not used when the model reads text",
+                why="its update would be pure noise",
+                fix="exclude it with adapter.exclude_modules",
+            )
+        wrong = [shape for shape in seen if len(shape) != 3 or shape[0] != _ROWS]
+        if wrong:
+            raise ModelError(
+                f"module {name!r} gets input of shape {wrong[0]} for {_ROWS} rows of {_TOKENS} tokens",
+                why="the rows of different records cannot be told apart where they do not come first",
+                fix="exclude it with adapter.exclude_modules (mixture-of-experts layers mix the rows), "
+                "or use another model",
+            )
+
+
+@torch.no_grad()
+def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """(rows, tokens, vocabulary), as the model computes them. Raises ModelError for whatever goes wrong."""
+    ids, mask = input_ids.to(adapter.device), attention_mask.to(adapter.device)
+    try:
+        logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model raises anything; the tokens are random, so the cause may be shown
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ModelError(
+            f"the model does not run on a batch of tokens ({type(error).__name__}: {reason})",
+            fix="use a causal language model of transformers, or one that is called alike",
+        ) from None
+    if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):
+        raise ModelError(
+            f"the model gives no numbers for every token (logits of shape {tuple(logits.shape)})",
+            fix="use a causal language model, and check that its weights are finite",
+        )
+    return logits
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """(..., vocabulary) each -> (...): root mean square difference; a logit that is infinite in both is equal."""
+    return (a.double() - b.double()).nan_to_num(nan=0.0).square().mean(dim=-1).sqrt()
+
+
+def _ordinary_tokens(model: torch.nn.Module, tokenizer: Any) -> list[int]:
+    """Ids that stand for text: not special, not added, and known to the model."""
+    known = _vocabulary(model) or tokenizer.vocab_size
+    added = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    return [i for i in range(min(known, tokenizer.vocab_size)) if i not in added] or list(range(known))
+
+
+def _vocabulary(model: Any) -> int | None:
+    """How many token ids the model knows, if it tells."""
+    layer = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    weight = getattr(layer, "weight", None)
+    return None if weight is None else int(weight.shape[0])
+
+
+def positions_of(model: Any) -> int | None:
+    """How many tokens the model reads at most, if it tells; rotary positions that are stretched count as stretched."""
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    stretched = [positions]
+    for each in (rotary, *rotary.values()):  # some models have one for each kind of layer
+        if isinstance(each, Mapping) and each.get("factor"):
+            stretched.append(
+                int((each.get("original_max_position_embeddings") or positions) * each["factor"])
+            )
+    return max(stretched)

@@ -1,0 +1,241 @@
+"""Models that are no causal LMs of independent rows are refused on random tokens; those that are pass, in any dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from run_cases import assert_same, fingerprint
+from tiny_models import FAMILIES, VOCAB, set_checkpointing, tiny_model, tiny_tokenizer
+
+from privlora.adapters import LowRankAdapter
+from privlora.config import settings_from
+from privlora.data.examples import Example
+from privlora.errors import DataError, ModelError, PrivloraError
+from privlora.training.model_checks import (
+    refuse_coupled,
+    refuse_float16,
+    refuse_out_of_reach,
+    refuse_unknown_tokens,
+)
+from privlora.training.session import check_model
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+}
+SMALL |= {
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+
+
+def mixture() -> Any:
+    config = hf.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    return hf.MixtralForCausalLM(config).eval()
+
+
+def bert(*, is_decoder: bool = False) -> Any:
+    return hf.BertLMHeadModel(hf.BertConfig(**SMALL, is_decoder=is_decoder)).eval()
+
+
+def probe(model: Any, **options: Any) -> None:
+    refuse_coupled(LowRankAdapter(model, rank=2, **options), tiny_tokenizer(), pad_token_id=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_causal_models_pass(family: str, dtype: torch.dtype) -> None:
+    probe(tiny_model(family, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_mixture_of_experts_passes(dtype: torch.dtype) -> None:
+    for _ in range(3):
+        probe(mixture().to(dtype))
+
+
+def test_a_decoder_of_the_same_kind_passes() -> None:
+    probe(bert(is_decoder=True))
+
+
+class _Altered(torch.nn.Module):
+    """A causal LM whose embeddings go through ``change`` before its first layer."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.inner = tiny_model()
+        self.config, self.change = self.inner.config, change
+
+    def get_input_embeddings(self) -> Any:
+        return self.inner.get_input_embeddings()
+
+    def get_output_embeddings(self) -> Any:
+        return self.inner.get_output_embeddings()
+
+    def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
+        return self.inner(inputs_embeds=self.change(self.get_input_embeddings()(input_ids)), **options)
+
+
+def altered(change: Any) -> Any:
+    return _Altered(change).eval()
+
+
+COUPLED = {
+    "a mean over the batch": lambda x: x + 0.1 * x.mean(dim=0, keepdim=True),
+    "the row above": lambda x: x + 0.1 * x.roll(1, dims=0),
+    "the row below": lambda x: x + 0.1 * x.roll(-1, dims=0),
+    "the first row": lambda x: x + 0.1 * x[:1],
+    "its place in the batch": lambda x: x * torch.arange(1.0, 1 + len(x))[:, None, None],
+}
+AHEAD = {
+    "the next token": lambda x: x + 0.1 * torch.cat([x[:, 1:], x[:, -1:]], dim=1),
+    "one of the middle": lambda x: x + 0.1 * x[:, 5:6],
+    "a mean over the row": lambda x: x + 0.1 * x.mean(dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_models_that_couple_rows_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="couples the rows of a batch"):
+        probe(altered(COUPLED[name]))
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_models_that_look_ahead_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="a later token changes what it predicts earlier"):
+        probe(altered(AHEAD[name]))
+
+
+def test_what_is_altered_without_harm_passes() -> None:
+    probe(altered(lambda x: x + 0.1 * x.cumsum(dim=1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_encoder_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ModelError, match="not causal"):
+        probe(bert().to(dtype))
+
+
+def test_a_model_that_puts_tokens_first_is_refused() -> None:
+    config = hf.XLNetConfig(vocab_size=VOCAB, d_model=16, n_layer=2, n_head=2, d_inner=24)
+    with pytest.raises(ModelError, match=r"gets input of shape \(8, 3, 16\) for 3 rows of 8 tokens"):
+        probe(hf.XLNetLMHeadModel(config).eval(), target_modules=["layer_1", "layer_2"])
+
+
+def test_a_layer_that_text_does_not_reach_is_refused() -> None:
+    model = tiny_model()
+    model.unused = torch.nn.Linear(16, 16)
+    with pytest.raises(ModelError, match="module 'unused' is not used"):
+        probe(model)
+
+
+def test_a_model_that_does_not_run_or_has_no_numbers() -> None:
+    with pytest.raises(ModelError, match="does not run on a batch of tokens"):
+        probe(altered(lambda x: x @ torch.zeros(3, 3)))
+    with pytest.raises(ModelError, match="no numbers for every token"):
+        probe(altered(lambda x: x * float("nan")))
+
+
+def settings(**groups: dict[str, Any]) -> Any:
+    privacy = {
+        "noise_multiplier": 1.0,
+        "delta": 1e-4,
+        "steps": 2,
+        "sample_rate": 0.1,
+        "expected_batch_size": 4,
+    }
+    base = {"model": {"name": "m"}, "data": {"path": "x.txt", "max_length": 40}, "adapter": {"r": 2}}
+    return settings_from({**base, "privacy": privacy, **groups})
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_the_model_stays_as_it_was(reentrant: bool | None) -> None:
+    model = tiny_model("gpt2").train()
+    model.transformer.h[0].eval()
+    if reentrant is not None:
+        set_checkpointing(model, reentrant=reentrant)
+    before, drawn = fingerprint(model), torch.get_rng_state()
+    check_model(settings(), model, tiny_tokenizer())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert_same(before, fingerprint(model))
+
+
+def test_dropout_of_a_model_in_training_mode_is_no_dependence() -> None:
+    config = hf.GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=64)
+    check_model(settings(), hf.GPT2LMHeadModel(config).train(), tiny_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "error"),
+    [({"r": 99}, "adapter.r=99 exceeds"), ({"r": 2, "target_modules": ["q_porj"]}, "did you mean 'q_proj'")],
+)
+def test_an_adapter_that_does_not_fit(adapter: dict[str, Any], error: str) -> None:
+    with pytest.raises(PrivloraError, match=error):
+        check_model(settings(adapter=adapter), tiny_model(), tiny_tokenizer())
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt-neox", "gemma3", "phi3"])
+def test_records_longer_than_the_positions(family: str) -> None:
+    model, tokenizer = tiny_model(family), tiny_tokenizer()
+    positions = model.config.max_position_embeddings
+    refuse_out_of_reach(model, tokenizer, max_length=positions)
+    with pytest.raises(ModelError, match=f"max_length={positions + 1} exceeds the {positions} positions"):
+        refuse_out_of_reach(model, tokenizer, max_length=positions + 1)
+
+
+def test_stretched_and_unbounded_positions() -> None:
+    stretched = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 1e4,
+    }
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, rope_parameters=stretched))
+    refuse_out_of_reach(model, tiny_tokenizer(), max_length=256)
+    with pytest.raises(ModelError, match="exceeds the 256 positions"):
+        refuse_out_of_reach(model, tiny_tokenizer(), max_length=257)
+    unbounded = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=1, n_head=2))
+    refuse_out_of_reach(unbounded, tiny_tokenizer(), max_length=10**6)
+
+
+def test_a_tokenizer_of_another_model() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model()
+    refuse_out_of_reach(model, tokenizer, max_length=40)
+    tokenizer.add_tokens([f"<extra{i}>" for i in range(VOCAB)])  # beyond the embedding, but perhaps never met
+    refuse_out_of_reach(model, tokenizer, max_length=40)
+    last = len(tokenizer) - 1
+    refuse_unknown_tokens(model, [example(0, VOCAB - 1), Example(*[np.zeros(0, dtype=np.int32)] * 2)])
+    with pytest.raises(DataError, match=f"a token that the model does not know: it has {VOCAB}") as caught:
+        refuse_unknown_tokens(model, [example(0, 3), example(4, last)])
+    assert str(last) not in str(caught.value)
+    tokenizer.pad_token = f"<extra{VOCAB - 1}>"
+    with pytest.raises(
+        ModelError, match=f"token ids up to {last}, but the model knows only those below {VOCAB}"
+    ):
+        refuse_out_of_reach(model, tokenizer, max_length=40)
+    small = tiny_model()
+    small.resize_token_embeddings(20)
+    with pytest.raises(ModelError, match="only those below 20"):
+        refuse_out_of_reach(small, tiny_tokenizer(), max_length=40)
+
+
+def example(*ids: int) -> Example:
+    tokens = np.array(ids, dtype=np.int32)
+    return Example(tokens, tokens)
+
+
+def test_float16_anywhere() -> None:
+    refuse_float16(tiny_model(dtype=torch.bfloat16))
+    model = tiny_model()
+    model.model.norm.half()
+    with pytest.raises(ModelError, match="float16"):
+        refuse_float16(model)
