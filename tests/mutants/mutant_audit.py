@@ -9,12 +9,12 @@ with the operating system's noise; the copy and tests/auditing come first in PYT
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 
 import torch
 from audit_cases import setting
+from mutant_child import cpu_seconds
 
 import privlora
 from privlora.auditing.gradient_canaries import draw_canaries
@@ -45,7 +45,7 @@ def main(result: str, method: str) -> None:
         "epsilon_claimed": worst.epsilon_claimed,
         "statistic": worst.statistic,
         "package": privlora.__file__,
-        "seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
+        "seconds": cpu_seconds(),
     }
     Path(result).write_text(json.dumps(content))
 

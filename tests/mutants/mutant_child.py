@@ -19,18 +19,15 @@ import pytest
 
 
 class Watch:
-    """A pytest plugin that keeps what failed: test, phase (or "collect") and kind of exception."""
+    """A pytest plugin that keeps what failed: test, phase (or "collect"), classes of the exception."""
 
     def __init__(self) -> None:
-        self.failures: list[dict[str, str]] = []
+        self.failures: list[dict[str, Any]] = []
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
+        kinds = [kind.__name__ for kind in call.excinfo.type.__mro__]
         phase = getattr(report, "when", None) or "collect"
-        excinfo = call.excinfo
-        kinds = [kind.__name__ for kind in excinfo.type.__mro__]
-        self.failures.append(
-            {"test": node.nodeid, "phase": phase, "kind": kinds[0], "kinds": " ".join(kinds)}
-        )
+        self.failures.append({"test": node.nodeid, "phase": phase, "kinds": kinds})
 
 
 def main(result: str, modules: str, *arguments: str) -> None:
@@ -40,12 +37,13 @@ def main(result: str, modules: str, *arguments: str) -> None:
     code = int(pytest.main(list(arguments), plugins=[watch]))
     package = sys.modules.get("privlora")
     origin = None if package is None else package.__file__
-    seconds = sum(
-        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    Path(result).write_text(
-        json.dumps({"code": code, "failures": watch.failures, "package": origin, "seconds": seconds})
-    )
+    found = {"code": code, "failures": watch.failures, "package": origin, "seconds": cpu_seconds()}
+    Path(result).write_text(json.dumps(found))
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it waited for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,9 @@ def _read(path: Path) -> Iterator[Mutant]:
         unknown = set(entry) - {"name", "breaks", "file", "old", "new", "count", "also", "tests", "audit"}
         lacking = {"name", "breaks", "file", "old", "new", "tests"} - set(entry)
         if unknown or lacking or not entry["tests"] or "\n" in entry["breaks"]:
-            raise MutantError(f"{name}: unknown {sorted(unknown)}, lacking {sorted(lacking)}, or not one line")
+            raise MutantError(
+                f"{name}: unknown {sorted(unknown)}, lacking {sorted(lacking)}, or not one line"
+            )
         edits = (_edit(entry), *(_edit(also, entry["file"]) for also in entry.get("also", [])))
         yield Mutant(name, entry["breaks"], edits, tuple(entry["tests"]), entry.get("audit"))
 

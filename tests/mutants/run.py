@@ -28,14 +28,13 @@ from mutant_registry import FOLDER, Mutant, MutantError, StaleError, chosen, loa
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = FOLDER.parents[1]
 Verdict = Literal["killed", "survived", "stale", "broken", "timeout"]
 # Of a mutant that does not run at all: it shows nothing about the tests.
 _CRASHES = {"ImportError", "SyntaxError", "NameError", "AttributeError", "TypeError"}
 _SECONDS = 300  # of wall clock, for one mutant on a busy machine
-_COLOURS = {"killed": "green", "survived": "bold red", "stale": "bold yellow", "broken": "bold yellow"}
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ def _by_tests(found: dict[str, Any]) -> tuple[Verdict, str]:
     if found["code"] != 1 or not found["failures"]:
         return "broken", f"pytest ended with {found['code']}"
     failure = found["failures"][0]
-    detail = f"{failure['test']} ({failure['kind']})"
-    crashed = failure["phase"] != "call" or not _CRASHES.isdisjoint(failure["kinds"].split())
+    detail = f"{failure['test']} ({failure['kinds'][0]})"
+    crashed = failure["phase"] != "call" or not _CRASHES.isdisjoint(failure["kinds"])
     return ("broken" if crashed else "killed"), detail
 
 
@@ -163,11 +162,10 @@ def sampled(mutants: Sequence[Mutant], share: float, seed: int) -> list[Mutant]:
 
 
 def table_of(outcomes: Iterable[Outcome]) -> Table:
-    table = Table("mutant", "verdict", "by", "CPU s", box=None, pad_edge=False)
+    table = Table(Column("mutant", no_wrap=True), "verdict", "by", "CPU s", box=None, pad_edge=False)
     for each in outcomes:
-        colour = _COLOURS.get(each.verdict, "bold red")
-        verdict = f"[{colour}]{each.verdict}[/]"
-        table.add_row(each.mutant, verdict, escape(each.detail), f"{each.seconds:.0f}")
+        verdict = f"[{'green' if each.verdict == 'killed' else 'bold red'}]{each.verdict}[/]"
+        table.add_row(each.mutant, verdict, escape(each.detail.split("/")[-1]), f"{each.seconds:.0f}")
     return table
 
 
@@ -204,17 +202,19 @@ def main() -> int:
         return 0
     runner = Runner()
     if arguments.audit:
-        sound = [Mutant(f"unbroken {m}", "nothing", (), (), m) for m in sorted({str(m.audit) for m in mutants})]
-        convicted = [o for o in run_all(sound, runner.audit, arguments.jobs, console) if o.verdict == "killed"]
+        sound = [
+            Mutant(f"unbroken {m}", "nothing", (), (), m) for m in sorted({str(m.audit) for m in mutants})
+        ]
+        convicted = [
+            o for o in run_all(sound, runner.audit, arguments.jobs, console) if o.verdict == "killed"
+        ]
         failing = [f"{outcome.mutant}: {outcome.detail}" for outcome in convicted]
     else:
         failing = runner.failing(sorted({test for mutant in mutants for test in mutant.tests}))
     if failing:
         console.print("these fail without any mutant:", *failing, sep="\n", style="red", markup=False)
         return 1
-    outcomes = run_all(
-        mutants, runner.audit if arguments.audit else runner.test, arguments.jobs, console
-    )
+    outcomes = run_all(mutants, runner.audit if arguments.audit else runner.test, arguments.jobs, console)
     console.print(table_of(outcomes))
     killed = sum(outcome.verdict == "killed" for outcome in outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)
