@@ -2,7 +2,7 @@
 
     python mutant_audit.py RESULT METHOD
 
-Played are a canary that lies in all modules and one in each, all of them together with 99 % confidence, at sigma 1 and
+Played are a canary that lies in all modules and one in each, all of them together with 99.99 % confidence, at sigma 1 and
 with the operating system's noise; the copy and tests/auditing come first in PYTHONPATH.
 """
 
@@ -20,7 +20,7 @@ import privlora
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.one_step import audit_step
 
-SIGMA, TRIALS, DOUBT = 1.0, 150, 0.01
+SIGMA, TRIALS, DOUBT = 1.0, 300, 1e-4
 
 
 def main(result: str, method: str) -> None:
