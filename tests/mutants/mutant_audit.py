@@ -2,8 +2,8 @@
 
     python mutant_audit.py RESULT METHOD
 
-Played are a canary that lies in all modules and one in each, all of them together with 99.99 % confidence, at sigma 1 and
-with the operating system's noise; the copy and tests/auditing come first in PYTHONPATH.
+Played are a canary that lies in all modules and one in each, all of them together with 99.99 % confidence, at sigma 1
+and with the operating system's noise. The copy comes first in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 import torch
-from audit_cases import setting
 from mutant_child import cpu_seconds
 
 import privlora
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.one_step import audit_step
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "auditing"))
+from audit_cases import setting
 
 SIGMA, TRIALS, DOUBT = 1.0, 300, 1e-4
 

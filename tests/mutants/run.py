@@ -100,8 +100,7 @@ class Runner:
 
     def _run(self, source: Path, command: Callable[[str], list[str]]) -> dict[str, Any] | str:
         """What the child process wrote, or its last words where it wrote nothing."""
-        first = [str(source), str(self.root / "tests" / "auditing")]
-        path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         with tempfile.TemporaryDirectory(prefix="privlora-mutant-") as folder:
             result = Path(folder, "result.json")
@@ -155,6 +154,23 @@ def run_all(
     return [outcomes[mutant.name] for mutant in mutants]
 
 
+def failing_tests(runner: Runner, mutants: Sequence[Mutant], jobs: int) -> list[str]:
+    """Of the mutants' tests, those that fail on the package as it is."""
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    parts = [tests[k::jobs] for k in range(jobs) if tests[k::jobs]]
+    with ThreadPoolExecutor(jobs) as pool:
+        return [test for found in pool.map(runner.failing, parts) for test in found]
+
+
+def innocent_convicted(runner: Runner, mutants: Sequence[Mutant], jobs: int) -> list[str]:
+    """Of the mutants' methods, those that the audit convicts, or cannot play, as they are."""
+    methods = sorted({str(mutant.audit) for mutant in mutants})
+    unbroken = [Mutant(f"unbroken {method}", "nothing", (), (), method) for method in methods]
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(runner.audit, unbroken)
+        return [f"{each.mutant}: {each.detail}" for each in found if each.verdict != "survived"]
+
+
 def sampled(mutants: Sequence[Mutant], share: float, seed: int) -> list[Mutant]:
     """A random share of the mutants, at least one, in their order."""
     places = random.Random(seed).sample(range(len(mutants)), max(1, round(share * len(mutants))))
@@ -184,7 +200,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    arguments, console = _arguments(), Console()
+    arguments, console = _arguments(), Console(width=None if sys.stdout.isatty() else 130)
     try:
         mutants = chosen(load_mutants(), arguments.names)
     except MutantError as error:
@@ -201,16 +217,7 @@ def main() -> int:
             console.print(f"{mutant.name}: {mutant.breaks}", markup=False)
         return 0
     runner = Runner()
-    if arguments.audit:
-        sound = [
-            Mutant(f"unbroken {m}", "nothing", (), (), m) for m in sorted({str(m.audit) for m in mutants})
-        ]
-        convicted = [
-            o for o in run_all(sound, runner.audit, arguments.jobs, console) if o.verdict == "killed"
-        ]
-        failing = [f"{outcome.mutant}: {outcome.detail}" for outcome in convicted]
-    else:
-        failing = runner.failing(sorted({test for mutant in mutants for test in mutant.tests}))
+    failing = (innocent_convicted if arguments.audit else failing_tests)(runner, mutants, arguments.jobs)
     if failing:
         console.print("these fail without any mutant:", *failing, sep="\n", style="red", markup=False)
         return 1
