@@ -64,6 +64,15 @@ def test_every_step_is_charged_released_and_shown(bench: Bench, tmp_path: Path) 
     assert "units" not in (tmp_path / "run/release/ledger.jsonl").read_text()
 
 
+def test_a_run_publishes_what_is_public_and_nothing_else(bench: Bench, tmp_path: Path) -> None:
+    public_records = [{"text": "a public note."}] * 2
+    bench.start(tmp_path / "run", evaluation=public_records, privacy={**PRIVACY, "steps": 2})
+    public = {"adapter_config.json", "adapter_model.safetensors", "evaluations.jsonl", "ledger.jsonl"}
+    assert {path.name for path in (tmp_path / "run/release").iterdir()} <= {*public, "config.resolved.yaml"}
+    private = {path.name for path in (tmp_path / "run/private").iterdir()}
+    assert {"checkpoint.safetensors", "training_loss.jsonl"} <= private
+
+
 def test_private_losses_are_shown_on_request_only(bench: Bench, tmp_path: Path) -> None:
     watcher = Watcher()
     bench.start(tmp_path / "run", observer=watcher, run={"show_private_loss": True})
