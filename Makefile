@@ -1,9 +1,9 @@
-# make demo | make test | make check: each creates the environment it needs in .venv first.
+# make demo | make test | make check | make mutants: each creates the environment it needs in .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check mutants mutants-sample clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,13 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+
+# Does a test find each way of breaking the package that tests/mutants lists? The sample is a random tenth.
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutants/run.py --jobs 2
+
+mutants-sample: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutants/run.py --jobs 2 --sample 0.1 $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

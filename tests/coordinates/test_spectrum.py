@@ -48,6 +48,14 @@ def test_units_of_very_different_sizes_are_on_their_own() -> None:
     torch.testing.assert_close(root_spectrum(t), alone, rtol=1e-9, atol=1e-15)
 
 
+def test_a_weak_direction_is_evened_out_alike_beside_a_matrix_of_large_values() -> None:
+    # With the largest entry at 1, singular values reach from 1 to the root of the number of entries.
+    weak = torch.zeros(20, 4, dtype=torch.float64)
+    weak.diagonal().copy_(torch.tensor([1.0, 0.5, 0.1, 0.02]))
+    both = torch.stack([weak, torch.ones(20, 4, dtype=torch.float64)])
+    torch.testing.assert_close(root_spectrum(both)[:1], root_spectrum(both[:1]), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-8, 1e8, 1e30])
 def test_it_is_homogeneous_of_degree_one_half(size: float) -> None:
     t = matrices(dtype=torch.float32)

@@ -153,6 +153,15 @@ def test_unusable_settings_are_refused(coordinates: TangentCoordinates, name: st
         mechanism(coordinates, **{name: value})
 
 
+def test_noise_by_itself_is_not_of_half_precision(coordinates: TangentCoordinates) -> None:
+    m = mechanism(coordinates, sigma=1.0, clip_norm=1.0)  # so that the noise is released as it is
+    cores = torch.cat(
+        [parts[0].flatten() for parts in m.release().vector]
+    )  # as drawn; Up and Vp were projected
+    cores = cores[cores.abs() > 2**-4]
+    assert float((cores == cores.bfloat16()).double().mean()) < 0.5
+
+
 def test_the_default_noise_is_secure(coordinates: TangentCoordinates) -> None:
     assert mechanism(coordinates, noise=None).noise.secure
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from reporting_cases import STEPS, Run, leaf_paths, make_run
 
+from privlora.accounting import epsilon
 from privlora.reporting.facts import evaluation_rows, gather
 from privlora.reporting.wording import privacy_table, sentence
 
@@ -153,12 +154,16 @@ def test_an_adapted_clipping_norm_is_public(tmp_path: Path) -> None:
     assert "0.5 % larger" in " ".join(said)
 
 
-def test_epsilon_over_steps_rises_to_the_statement(report: dict[str, Any]) -> None:
+def test_epsilon_over_steps_rises_to_the_statement(private_run: Run, report: dict[str, Any]) -> None:
+    assert private_run.summary is not None
+    plan = private_run.summary.plan
     curve = report["epsilon_over_steps"]
     assert [point["step"] for point in curve] == [1, 2, 3]
     values = [point["epsilon"] for point in curve]
     assert values == sorted(values)
     assert values[-1] == report["statement"]["epsilon"]
+    for step, value in enumerate(values, start=1):  # never below what was spent
+        assert value >= epsilon([(plan.event, step)], plan.delta) * (1 - 1e-9)
 
 
 def test_no_epsilon_without_privacy(public_run: Run, insecure_run: Run) -> None:

@@ -16,12 +16,15 @@ from test_crashes import StopAt
 import privlora.training.loop
 from privlora.accounting import read_ledger
 from privlora.config import PrivacySettings
-from privlora.data.batching import micro_batches
+from privlora.data.batching import micro_batches, pad_token
+from privlora.data.examples import Template, build_examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError
+from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import load_checkpoint
+from privlora.training.files import read_lines
 from privlora.training.loop import Interrupted, StepReport
 from privlora.training.session import sampler
 
@@ -65,11 +68,35 @@ def test_every_step_is_charged_released_and_shown(bench: Bench, tmp_path: Path) 
     assert "units" not in (tmp_path / "run/release/ledger.jsonl").read_text()
 
 
+def test_a_run_publishes_what_is_public_and_nothing_else(bench: Bench, tmp_path: Path) -> None:
+    public_records = [{"text": "a public note."}] * 2
+    bench.start(tmp_path / "run", evaluation=public_records, privacy={**PRIVACY, "steps": 2})
+    public = {"adapter_config.json", "adapter_model.safetensors", "evaluations.jsonl", "ledger.jsonl"}
+    assert {path.name for path in (tmp_path / "run/release").iterdir()} <= {*public, "config.resolved.yaml"}
+    private = {path.name for path in (tmp_path / "run/private").iterdir()}
+    assert {"checkpoint.safetensors", "training_loss.jsonl"} <= private
+
+
 def test_private_losses_are_shown_on_request_only(bench: Bench, tmp_path: Path) -> None:
     watcher = Watcher()
     bench.start(tmp_path / "run", observer=watcher, run={"show_private_loss": True})
     assert len(watcher.private) > STEPS / 2
     assert all(2 < loss < 8 for loss in watcher.private)
+
+
+def test_the_held_out_loss_is_that_of_the_public_records(bench: Bench, tmp_path: Path) -> None:
+    public = [{"text": f"on day {i} the weather was fine."} for i in range(5)]
+    privacy = {**PRIVACY, "steps": 2, "noise_multiplier": 1.0}
+    del privacy["target_epsilon"]
+    bench.start(tmp_path / "run", evaluation=public, privacy=privacy)
+    first, last = read_lines(tmp_path / "run/release/evaluations.jsonl")
+    examples = build_examples(public, Template(text="text"), bench.tokenizer, max_length=40)
+    expected = evaluate_next_token(bench.model, examples, pad_token_id=pad_token(bench.tokenizer)).to_dict()
+    assert first == pytest.approx({"step": 0, **expected}, rel=1e-5)
+    for count in ("examples", "tokens"):
+        assert last[count] == expected[count]
+    bench.start(tmp_path / "without", privacy=privacy)
+    assert not (tmp_path / "without/release/evaluations.jsonl").exists()
 
 
 @pytest.mark.parametrize("method", ["prism", "dp-adamw"])
