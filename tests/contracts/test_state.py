@@ -11,7 +11,7 @@ from tiny_models import uneven_examples
 from torch import Tensor
 
 from privlora.optimizers import IterateAverage
-from privlora.training.checkpoint import load_checkpoint, save_checkpoint
+from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 
 
 def some_steps(case: Case, average: IterateAverage, count: int, seed: int) -> None:
@@ -38,7 +38,7 @@ def test_a_loaded_checkpoint_continues_identically(
     first = make_case(variant, tmp_path, start)
     first_average = IterateAverage(first.coordinates, 0.9)
     some_steps(first, first_average, done, seed=1)
-    save_checkpoint(tmp_path / "c.safetensors", everything(first, first_average), step=done, run_id="x")
+    save_checkpoint(tmp_path / "c.safetensors", everything(first, first_average), Mark(done, "x", None))
     first.adapter.detach()
 
     second = make_case(variant, tmp_path, start)

@@ -29,6 +29,8 @@ Metric = Literal["auto", "loss", "accuracy", "task"]
 Records = Literal["first half of evaluation", "every second of evaluation", "all of evaluation"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
+# Settings on which no result depends.
+_WITHOUT_EFFECT: Any = {"run": True, "data": {"unchecked"}}
 # What an axis decides, so that nothing else may.
 _BY_AXIS = {
     "privacy.target_epsilon": "epsilon",
@@ -203,7 +205,7 @@ class Study:
         found = {}
         for place in self.places:
             settings = self.run_settings(Cell(*place, 1.0, 0))
-            content = settings.model_dump(mode="json", exclude_defaults=True, exclude={"run"})
+            content = settings.model_dump(mode="json", exclude_defaults=True, exclude=_WITHOUT_EFFECT)
             if revision := find_method(settings.method.name).revision:
                 content["revision"] = revision
             found[place] = _digest(content)
