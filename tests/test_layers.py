@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 
 # From the bottom to the top; rooms of one layer do not know each other.
 LAYERS = (
-    {"errors", "randomness"},
+    {"errors", "names", "randomness"},
     {"accounting", "adapters", "geometry"},
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},

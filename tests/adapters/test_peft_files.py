@@ -14,14 +14,7 @@ from tiny_models import tiny_model
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter, read_adapter, write_adapter
-from privlora.adapters.peft_files import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    is_local,
-    lora_scaling,
-    merge,
-    published_name,
-)
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME, lora_scaling, merge
 from privlora.errors import ModelError
 
 
@@ -111,21 +104,3 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
     write_adapter(tmp_path, adapter, operand_factors(adapter), base_model="tiny", lora_alpha=2.0)
     assert {path.name for path in tmp_path.iterdir()} >= {WEIGHTS_NAME, CONFIG_NAME}
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
-
-
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [("gpt2", "gpt2"), ("acme/tiny", "acme/tiny"), ("a/b/tiny", "tiny"), ("/models/of/me/tiny", "tiny")],
-)
-def test_a_local_folder_is_named_without_its_place(name: str, published: str) -> None:
-    assert published_name(name) == published
-
-
-def test_a_folder_comes_before_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As loaders take it."""
-    (tmp_path / "acme" / "tiny").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert is_local("acme/tiny")
-    assert [published_name(name) for name in ("acme/tiny", "acme/tiny/", "./acme/tiny")] == ["tiny"] * 3
-    monkeypatch.chdir(tmp_path / "acme" / "tiny")
-    assert published_name(".") == "tiny"

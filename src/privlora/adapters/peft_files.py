@@ -7,7 +7,6 @@ rsLoRA), lora_B.weight (m, r) and lora_A.weight (r, n). Here the scale is shared
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,11 @@ from transformers.pytorch_utils import Conv1D
 from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.targets import find_targets
 from privlora.errors import ModelError, PrivloraError
+from privlora.names import published_name
 
 _PREFIX = "base_model.model."
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
-
-
-# With a folder for its owner or without. What is longer, or begins otherwise, is a path.
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-
-
-def is_local(name: str) -> bool:
-    """Whether a model or an adapter of this name is a folder of this machine, as loaders look for it."""
-    return HUB_NAME.fullmatch(name) is None or Path(name).is_dir()
-
-
-def published_name(name: str) -> str:
-    """How it is named in what is published: from a hub by its whole name, a local folder without where it lies."""
-    return Path(name).expanduser().resolve().name if is_local(name) else name
 
 
 def lora_scaling(lora_alpha: float, rank: int, use_rslora: bool) -> float:

@@ -168,22 +168,22 @@ def _base_of(adapter: Path) -> str:
         ) from None
     if not isinstance(name, str) or not name:
         raise ModelError(f"{str(file)!r} names no base model", fix="give --base")
-    if _was_local(adapter):
+    if _was_local(adapter, name):
         raise ModelError(
-            f"the base model {name!r} was a folder of the machine that trained the adapter",
+            f"the base model {name!r} seems to be a folder of the machine that trained the adapter",
             why="of a local folder its name alone is published",
-            fix="give the folder of that model here with --base",
+            fix="give that model with --base",
         )
     return name
 
 
-def _was_local(adapter: Path) -> bool:
-    """Whether the report beside an adapter, if there is one, says that the base model came from no hub."""
+def _was_local(adapter: Path, name: str) -> bool:
+    """Whether the base model came from no hub, as the report beside the adapter says; without one, by its name."""
     try:
         report = json.loads((adapter / "privacy_report.json").read_text(encoding="utf-8"))
         return bool(report["adapter"]["base_is_local"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return "/" not in name and not Path(name).is_dir()
 
 
 def require_adapter(run: RunFolder) -> None:

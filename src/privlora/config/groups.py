@@ -28,6 +28,8 @@ class _Group(BaseModel):
         return values
 
 
+_ONE_LINE = 10_000  # a path is found whole in the file
+
 IN_MEMORY = "(in memory)"
 """Stands for a path when a Python caller passes the records themselves."""
 
@@ -356,7 +358,9 @@ class Settings(_Group):
         return self
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(
+            self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=_ONE_LINE
+        )
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from privlora.adapters.peft_files import HUB_NAME
+from privlora.names import HUB_NAME
 from privlora.reporting.wording import Report, is_private, method_table, nats, number, privacy_table, sentence
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")

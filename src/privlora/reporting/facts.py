@@ -21,8 +21,8 @@ import privlora
 from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
-from privlora.adapters.peft_files import is_local, published_name
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
+from privlora.names import is_local, published_name
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.session import Parts

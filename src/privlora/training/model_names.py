@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from privlora.adapters.peft_files import HUB_NAME
 from privlora.config import ModelSettings
 from privlora.data.records import is_data_file_name
 from privlora.errors import ModelError
+from privlora.names import HUB_NAME
 
 _RUNS = "runs/"  # where runs lie unless run.output says otherwise
 

@@ -1,0 +1,19 @@
+"""Names of models and adapters: of a hub, or of a folder of this machine, whose place is never published."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# With a folder for its owner or without. What is longer, or begins otherwise, is a path.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def is_local(name: str) -> bool:
+    """Whether a model or an adapter of this name is a folder of this machine, as loaders look for it."""
+    return HUB_NAME.fullmatch(name) is None or Path(name).is_dir()
+
+
+def published_name(name: str) -> str:
+    """How it is named in what is published: from a hub by its whole name, a local folder without where it lies."""
+    return Path(name).expanduser().resolve().name if is_local(name) else name
