@@ -106,6 +106,7 @@ def test_the_statement_is_what_the_ledger_and_the_accountant_say(tmp_path: Path)
     assert result.delta == PRIVACY["delta"]
     assert result.epsilon == pytest.approx(epsilon([(summary.plan.event, 4)], 1e-3), rel=1e-9)
     assert summary.plan.event.noise_multiplier == 1.0
+    assert (summary.plan.unit, summary.plan.records_per_user) == ("record", None)
     assert summary.plan.event.sampling.sample_rate == pytest.approx(0.2)
     report = json.loads((result.release / "privacy_report.json").read_text())
     assert report["statement"]["epsilon"] == pytest.approx(result.epsilon)

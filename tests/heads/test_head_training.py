@@ -186,6 +186,13 @@ def test_each_head_has_its_own_noise_batches_and_factors() -> None:
     assert trained(NOISY["m2"], everyone(2)).insecure
 
 
+def test_batches_are_each_heads_own_and_cannot_be_foreseen() -> None:
+    silent = replace(NOISY["dp-sgd"], noise_multiplier=0.0)  # so that equal batches would give equal heads
+    options = {"classes": CLASSES, "members": everyone(2), "expected_batch_size": 12, "sample_rate": 0.5}
+    heads = torch.cat([train_heads(*problem(), silent, **options).weights for _ in range(2)]).flatten(1)
+    assert float(torch.pdist(heads).min()) > 1e-6
+
+
 class Counts:
     def __init__(self, limit: int) -> None:
         self.limit, self.events = limit, list[StepEvent]()

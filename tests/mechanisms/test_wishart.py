@@ -105,6 +105,10 @@ def test_only_m2_may_show_its_projection_and_only_afterwards() -> None:
     secret.project_then_noise(torch.eye(8), 1.0)
     with pytest.raises(PrivacyError, match="made a M1 release"):
         secret.publish()
+    secret = WishartProjection(8, 12)
+    secret.release_vector(unit(8, 1.0), alignment=0.99, delta=0.2)
+    with pytest.raises(PrivacyError, match="made a vector release"):
+        secret.publish()
 
 
 def test_m2_noise_lies_in_the_range_with_the_stated_variance() -> None:
@@ -203,6 +207,13 @@ def test_descent_draws_a_fresh_projection_each_step() -> None:
     once = WishartProjection(6, 200).release_vector(unit(6, 1.0), alignment=0.9999, delta=1e-4 / 12)
     assert result.epsilon == pytest.approx(12 * once.epsilon)
     assert result.delta == 1e-4
+    private = [
+        projected_gradient_descent(
+            lambda w: w - target, start, learning_rate=1.0, steps=1, rank=200, alignment=0.9999, delta=1e-4
+        ).weights
+        for _ in range(2)
+    ]
+    assert not torch.equal(*private)
     projection = WishartProjection(6, 200)
     step = {"alignment": 0.9999, "delta": 1e-4}
     weights, _ = projected_gradient_step(start, start - target, 1.0, projection, **step)

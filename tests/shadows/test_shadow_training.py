@@ -232,6 +232,13 @@ def test_masks_are_drawn_afresh_and_follow_the_seeds() -> None:
     assert not torch.allclose(afresh[0], afresh[1])
 
 
+def test_batches_are_each_adapters_own_and_cannot_be_foreseen() -> None:
+    everyone = torch.ones(2, 7, dtype=torch.bool)  # without noise, equal batches would give equal adapters
+    runs = [trained(settings(METHODS["not private"]), members=everyone, seeds=None) for _ in range(2)]
+    left = torch.cat([torch.cat([a.flatten(1) for a, _ in run.factors], dim=1) for run in runs])
+    assert float(torch.pdist(left).min()) > 1e-6
+
+
 class Ledger:
     """Counts, and refuses after ``most`` charges."""
 
