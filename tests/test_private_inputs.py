@@ -360,7 +360,7 @@ IMPLAUSIBLE: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"unit": "user", "user_column": "name"},
         "fewer than half as many users as the 30 ",
     ),
-    "empty": ([{"text": ""}] * 16 + RECORDS[:14], {}, "have no token to train on"),
+    "empty": ([{"text": ""}] * 16 + RECORDS[:14], {}, "have nothing to train on"),
     "cut": ([{"text": "long " * 30}] * 16 + RECORDS[:14], {}, "data.max_length=48"),
 }
 

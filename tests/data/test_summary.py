@@ -81,7 +81,7 @@ def test_what_can_be_is_taken() -> None:
     [
         ({"units": 201}, "more than twice as many records as the 100"),
         ({"units": 49}, "fewer than half as many records as the 100"),
-        ({"empty": 0.51}, "more than half of the records have no token"),
+        ({"empty": 0.51}, "more than half of the records have nothing to train on"),
         ({"mostly_cut": 0.51}, "lose more than half of their tokens to data.max_length=32"),
     ],
 )

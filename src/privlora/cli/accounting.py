@@ -16,7 +16,7 @@ from privlora.accounting import (
     compose_ledgers,
 )
 from privlora.cli.console import JsonOption, emit, out
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, PrivacyError
 from privlora.training.files import RunFolder
 
 _DEFAULT_ADJACENCY: Adjacency = "add-or-remove-one"
@@ -168,5 +168,11 @@ def _ledger_of(path: Path) -> Path:
     """A ledger itself, or that of a run's folder or of its release."""
     if not path.is_dir():
         return path
-    inside = RunFolder(path).ledger
-    return inside if inside.exists() else path / inside.name
+    run = RunFolder(path)
+    if run.release.name == "not-private" and not run.ledger.exists():
+        raise PrivacyError(
+            f"the run in {str(path)!r} was trained without privacy",
+            why="no epsilon bounds what it shows of its records, nor what it shows together with other runs",
+            fix="leave it out only if nobody ever sees its adapter",
+        )
+    return run.ledger if run.ledger.exists() else path / run.ledger.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -33,6 +33,8 @@ class Example:
     """(T,) int32: equal to ``input_ids`` where the loss is taken, -100 elsewhere; not shifted."""
     dropped: int = 0
     """Tokens of the record that did not fit into max_length."""
+    blank: bool = False
+    """Whether what is trained on says nothing: blanks at most, and the end of the text."""
 
 
 class Examples(Sequence[Example]):
@@ -48,6 +50,8 @@ class Examples(Sequence[Example]):
         """(N,) int64: predicted tokens of each example; an example with 0 stays and has a zero gradient."""
         self.dropped = np.array([e.dropped for e in self._examples], dtype=np.int64)
         """(N,) int64: tokens that did not fit into max_length."""
+        self.blank = np.array([e.blank for e in self._examples], dtype=bool)
+        """(N,) whether what is trained on says nothing."""
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -175,7 +179,8 @@ def build_examples(
         token_ids = _tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
         for segments in rendered:
             parts = [(next(token_ids), segment.trained) for segment in segments]
-            examples.append(_assemble(parts, frame))
+            blank = not any(segment.trained and segment.text.strip() for segment in segments)
+            examples.append(replace(_assemble(parts, frame), blank=blank))
     return Examples(examples)
 
 

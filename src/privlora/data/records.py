@@ -129,14 +129,26 @@ def shown(source: str) -> str:
 
 
 def content_hashes(records: Sequence[Mapping[str, Any]], columns: Collection[str]) -> set[bytes]:
-    """SHA-256 of what each record holds in ``columns``, whatever their order; records that lack one are left out."""
+    """SHA-256 of what each record holds in ``columns``, whatever their order; records that lack one are left out.
+
+    Upper case and the number of blanks make no difference: copies through other programs differ in them.
+    """
     return {
         hashlib.sha256(
-            json.dumps([record[c] for c in sorted(columns)], sort_keys=True, default=repr).encode()
+            json.dumps([_plain(record[c]) for c in sorted(columns)], sort_keys=True, default=repr).encode()
         ).digest()
         for record in records
         if all(c in record for c in columns)
     }
+
+
+def _plain(value: Any) -> Any:
+    """A value without what copying may change in it, also inside lists and mappings."""
+    if isinstance(value, str):
+        return " ".join(value.casefold().split())
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def text_of(record: Mapping[str, Any], column: str, number: int) -> str:

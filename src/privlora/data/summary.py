@@ -19,7 +19,7 @@ class DataSummary:
     """Counts and lengths of tokenised records. All of it is private.
 
     records, units: how many. median_tokens, p95_tokens: of the records as they are trained on. cut: share of records
-    that max_length shortens. mostly_cut: share that loses more than half of its tokens. empty: share without a token to
+    that max_length shortens. mostly_cut: share that loses more than half of its tokens. empty: share without a word to
     train on. repeated: share that says what an earlier record says.
     """
 
@@ -40,7 +40,7 @@ class DataSummary:
         """One line."""
         return (
             f"{self.records} records of {self.units} units, {self.median_tokens:.0f} tokens each (median; 95 % have at "
-            f"most {self.p95_tokens:.0f}); {self.cut:.1%} are cut by max_length, {self.empty:.1%} have no token to "
+            f"most {self.p95_tokens:.0f}); {self.cut:.1%} are cut by max_length, {self.empty:.1%} have nothing to "
             f"train on, {self.repeated:.1%} repeat an earlier one"
         )
 
@@ -55,7 +55,7 @@ def summarise(examples: Examples, units: int) -> DataSummary:
         p95_tokens=float(np.quantile(examples.lengths, 0.95)),
         cut=float((examples.dropped > 0).mean()),
         mostly_cut=float((examples.dropped > examples.lengths).mean()),
-        empty=float((examples.label_counts == 0).mean()),
+        empty=float(((examples.label_counts == 0) | examples.blank).mean()),
         repeated=1 - len(distinct) / len(examples),
     )
 
@@ -71,7 +71,7 @@ def refuse_implausible(summary: DataSummary, *, public_units: float, unit: str, 
         )
     if summary.empty > _MOST:
         raise DataError(
-            "more than half of the records have no token to train on",
+            "more than half of the records have nothing to train on",
             why="they would be trained on as if they said something, with noise and budget spent on nothing",
             fix="check the columns and loss_on, remove empty records, or set data.unchecked=true",
         )
