@@ -121,6 +121,19 @@ def test_files_of_copies_that_went_on_apart_are_not_mixed(
     refused(bench, run, tmp_path / "log", "copies of the run that went on apart")
 
 
+def test_losses_tell_copies_apart_where_there_is_no_checkpoint(
+    bench: Bench, run: RunFolder, tmp_path: Path
+) -> None:
+    other = RunFolder(Path(shutil.copytree(run.root, tmp_path / "other")))
+    for folder in (run, other):
+        bench.resume(folder.root, PUBLIC)
+    shutil.copy(other.ledger, run.ledger)
+    run.checkpoint.unlink()
+    refused(
+        bench, run, tmp_path / "log", "training_loss.jsonl come from copies of the run that went on apart"
+    )
+
+
 def test_a_run_with_all_its_files_goes_on(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
     hashes = read_ledger(run.ledger).charge_hashes
     mark = read_mark(run.checkpoint)

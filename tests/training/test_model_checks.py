@@ -19,6 +19,7 @@ from privlora.training.model_checks import (
     refuse_coupled,
     refuse_float16,
     refuse_out_of_reach,
+    refuse_too_short,
     refuse_unknown_tokens,
 )
 from privlora.training.session import check_model
@@ -204,6 +205,33 @@ def test_stretched_and_unbounded_positions() -> None:
         refuse_out_of_reach(model, tiny_tokenizer(), max_length=257)
     unbounded = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=1, n_head=2))
     refuse_out_of_reach(unbounded, tiny_tokenizer(), max_length=10**6)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_a_long_record_would_stretch_for_all(kind: str) -> None:
+    """One long record changes the positions of the rows beside it; dynamic ones stay changed."""
+    rotary: dict[str, Any] = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4}
+    config: dict[str, Any] = {**SMALL, "max_position_embeddings": 64}
+    if kind == "longrope":
+        halves = {"short_factor": [1.0] * 2, "long_factor": [4.0] * 2}
+        rotary |= {"original_max_position_embeddings": 64, **halves}
+        config["max_position_embeddings"] = 256
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**config, rope_parameters=rotary)).eval()
+    refuse_out_of_reach(model, tiny_tokenizer(), max_length=64)
+    probe(model)
+    with pytest.raises(ModelError, match="exceeds the 64 positions"):
+        refuse_out_of_reach(model, tiny_tokenizer(), max_length=65)
+
+
+def test_positions_that_no_setting_tells() -> None:
+    config = hf.MptConfig(d_model=16, n_heads=2, n_layers=1, max_seq_len=32, vocab_size=VOCAB)
+    model = hf.MptForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="exceeds the 32 positions"):
+        refuse_out_of_reach(model, tiny_tokenizer(), max_length=33)
+    adapter = LowRankAdapter(model, rank=2)
+    refuse_too_short(adapter, tiny_tokenizer(), max_length=32)
+    with pytest.raises(ModelError, match=r"with data\.max_length=33, the model does not run"):
+        refuse_too_short(adapter, tiny_tokenizer(), max_length=33)
 
 
 def test_a_tokenizer_of_another_model() -> None:

@@ -42,11 +42,12 @@ class RunBudget:
         if len(self.copies) == 1:
             return ""
         named = ", ".join(f"{copy.path} ({copy.charges})" for copy in self.copies)
-        what = (
-            "they continue one another, so the longest counts"
-            if self.releases == max(copy.charges for copy in self.copies)
-            else "continued apart, so what they share counts once and the rest of each counts as well"
-        )
+        if self.releases == max(copy.charges for copy in self.copies):
+            what = "they continue one another, so the longest counts"
+        elif not any(copy.unsure for copy in self.copies):
+            what = "continued apart, so what they share counts once and the rest of each counts as well"
+        else:
+            what = "ledgers of schema 1 do not tell what copies share after a resume, so all of that counts in each"
         return f"Copies of run {self.run_id}, with their releases: {named}; {what}: {self.releases} releases."
 
 
@@ -121,13 +122,24 @@ def compose_ledgers(
         shared: Adjacency = _common("adjacency", adjacencies, "give the adjacency of the whole statement")
         adjacency = shared
     copies = _by_run(ledgers)
-    events = [(same[0].plan.event, len({h for copy in same for h in copy.charge_hashes})) for same in copies]
+    events = [(same[0].plan.event, _releases(same)) for same in copies]
     runs = tuple(
         RunBudget(same, count, epsilon([(event, count)], delta, adjacency=adjacency))
         for same, (event, count) in zip(copies, events, strict=True)
     )
     total = epsilon(events, delta, adjacency=adjacency)
     return BudgetStatement(runs, total, delta, adjacency, unit, accountant_versions())
+
+
+def _releases(copies: Sequence[LedgerSummary]) -> int:
+    """Distinct charged steps of the copies of one run's ledger; what may be another release in each counts in each."""
+    return len(
+        {
+            (line, copy.path.resolve() if line in copy.unsure else None)
+            for copy in copies
+            for line in copy.charge_hashes
+        }
+    )
 
 
 def _by_run(ledgers: Sequence[LedgerSummary]) -> list[tuple[LedgerSummary, ...]]:

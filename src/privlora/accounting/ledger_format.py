@@ -115,6 +115,8 @@ class LedgerSummary:
         charge_hashes: of each charged step's line. A hash covers all lines before it, so it is that of no other run,
             and of no copy that was continued apart.
         closed: whether the run is over.
+        unsure: those of charge_hashes that another copy may have, too, for another release: of schema 1, after a
+            resume, where processes that ran at once wrote equal lines.
     """
 
     path: Path
@@ -124,6 +126,7 @@ class LedgerSummary:
     plan: Plan
     charge_hashes: tuple[str, ...] = field(default=(), repr=False)
     closed: bool = False
+    unsure: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def charges(self) -> int:
@@ -223,7 +226,8 @@ class _Reader:
         self._plan = Plan.from_dict(record["plan"])
         self._event = fingerprint(self._plan.event)
         self._charges: list[str] = []
-        self._closed = False
+        self._unsure: list[str] = []
+        self._resumed = self._closed = False
 
     def advance(self, record: dict[str, Any], line_hash: str) -> None:
         """Take in one more line."""
@@ -234,11 +238,15 @@ class _Reader:
             exact_fields(record, {"type", "step", "event", "time" if old else "salt", "prev"}, "charge")
             self._check_charge(record)
             self._charges.append(line_hash)
+            if old and self._resumed:
+                self._unsure.append(line_hash)
             return
         exact_fields(record, {"type", "time", "prev"} if old else {"type", "prev"}, "line")
         if kind == "close":
             self._closed = True
-        elif not (kind == "resume" and old):
+        elif kind == "resume" and old:
+            self._resumed = True
+        else:
             raise PrivacyError(f"has the unknown type {kind!r}")
 
     def _check_charge(self, record: dict[str, Any]) -> None:
@@ -250,7 +258,14 @@ class _Reader:
 
     def summary(self, path: Path) -> LedgerSummary:
         return LedgerSummary(
-            path, self._run_id, self._created, self._versions, self._plan, tuple(self._charges), self._closed
+            path,
+            self._run_id,
+            self._created,
+            self._versions,
+            self._plan,
+            tuple(self._charges),
+            self._closed,
+            frozenset(self._unsure),
         )
 
 

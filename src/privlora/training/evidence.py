@@ -26,15 +26,23 @@ def refuse_lost_charges(folder: RunFolder, ledger: LedgerSummary | None) -> None
                 why="the run would release more than its ledger, and so its epsilon, says",
                 fix="restore the run's latest ledger; without it no epsilon can be stated",
             )
-    if ledger is None or not folder.checkpoint.exists():
-        return
-    mark = read_mark(folder.checkpoint)
-    if mark.charge is not None and mark.run_id == ledger.run_id and hashes[mark.step - 1] != mark.charge:
-        raise PrivacyError(
-            f"{folder.ledger} and {folder.checkpoint} come from copies of the run that went on apart",
-            why="neither copy's ledger shows what both released",
-            fix="resume each copy with its own files; `privlora budget` composes the ledgers of both",
-        )
+    for path, step, charge in () if ledger is None else _marks(folder, ledger.run_id):
+        if charge is not None and hashes[step - 1] != charge:
+            raise PrivacyError(
+                f"{folder.ledger} and {path} come from copies of the run that went on apart",
+                why="neither copy's ledger shows what both released",
+                fix="resume each copy with its own files; `privlora budget` composes the ledgers of both",
+            )
+
+
+def _marks(folder: RunFolder, run_id: str) -> Iterator[tuple[Path, int, str | None]]:
+    """Files of the run, each with a step and the hash of the ledger's line that charged it, where it is known."""
+    if folder.checkpoint.exists():
+        mark = read_mark(folder.checkpoint)
+        if mark.run_id == run_id:
+            yield folder.checkpoint, mark.step, mark.charge
+    for row in read_lines(folder.private_losses):
+        yield folder.private_losses, row["step"], row.get("charge")
 
 
 def _proofs(folder: RunFolder) -> Iterator[tuple[Path, int]]:

@@ -115,13 +115,13 @@ def train(
             parts.optimizer.step(release, parts.learning_rate(step))
             if parts.average is not None:
                 parts.average.update()
-            _keep_private_loss(folder, run.show_private_loss, step, losses, observer)
+            charge = None if ledger is None else ledger.summary.charge_hashes[step - 1]
+            _keep_private_loss(folder, run.show_private_loss, step, charge, losses, observer)
             if observer is not None:
                 seconds = time.perf_counter() - started
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
             last, stopping = step == privacy.steps, stop.is_set()
             if last or stopping or step % run.checkpoint_every == 0:
-                charge = None if ledger is None else ledger.summary.charge_hashes[step - 1]
                 save(parts, folder, Mark(step, run_id, charge))
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
                 _evaluate(parts, data, folder, step, pad_token_id, observer)
@@ -237,11 +237,16 @@ def _evaluate(
 
 
 def _keep_private_loss(
-    folder: RunFolder, show: bool, step: int, losses: list[torch.Tensor], observer: Observer | None
+    folder: RunFolder,
+    show: bool,
+    step: int,
+    charge: str | None,
+    losses: list[torch.Tensor],
+    observer: Observer | None,
 ) -> None:
     values = torch.cat(losses) if losses else torch.zeros(0)
     loss = float(values.mean()) if len(values) else None
-    append_line(folder.private_losses, {"step": step, "units": len(values), "loss": loss})
+    append_line(folder.private_losses, {"step": step, "units": len(values), "loss": loss, "charge": charge})
     if show and observer is not None and loss is not None:
         observer.on_private_loss(step, loss)
 

@@ -16,6 +16,10 @@ from privlora.errors import DataError, ModelError
 _ROWS, _TOKENS, _HALF = 3, 8, 4
 _LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
 _KEPT: Final = ((2, 0), (0, 2))  # (row, its new place): both get other neighbours on either side
+# Where models say how many positions they have.
+_POSITIONS: Final = ("max_position_embeddings", "max_seq_len", "max_target_positions", "seq_length")
+# Kinds of rotary positions that depend on how long the longest row of a batch is.
+_STRETCHED_BY_LENGTH: Final = ("dynamic", "longrope")
 # Logits move this much without cause, as a part of what a token moves those at its own position: far above rounding
 # (kernels round by the shape of what they are given, which a mixture of experts makes others decide).
 _ROUNDING: Final = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.05}
@@ -40,7 +44,7 @@ def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: i
     if positions is not None and max_length > positions:
         raise ModelError(
             f"data.max_length={max_length} exceeds the {positions} positions of the model",
-            why="a record that is longer would end a step before it is charged, and so show that it was drawn",
+            why="a longer record would end a step before it is charged, or change the positions of others beside it",
             fix=f"set data.max_length to at most {positions}",
         )
     known = _vocabulary(model)
@@ -63,6 +67,24 @@ def refuse_unknown_tokens(model: torch.nn.Module, examples: Iterable[Example]) -
             why="the step that draws the record would end before it is charged, and so show that it was drawn",
             fix="use the model's own tokenizer, resize the model's embeddings, or remove such records",
         )
+
+
+def refuse_too_short(adapter: LowRankAdapter, tokenizer: Any, *, max_length: int) -> None:
+    """Raise ModelError for a model that cannot read ``max_length`` tokens, whatever its configuration says of it.
+
+    One forward pass of as many random tokens. adapter: detached; its model is in evaluation mode, and is not changed.
+    """
+    known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
+    generator = torch.Generator().manual_seed(0)
+    tokens = known[torch.randint(len(known), (1, max_length), generator=generator)]
+    try:
+        _logits(adapter, tokens, torch.ones_like(tokens))
+    except ModelError as error:
+        raise ModelError(
+            f"with data.max_length={max_length}, {error.what}",
+            why="a record of that length would end a step before it is charged, and so show that it was drawn",
+            fix="lower data.max_length to what the model reads",
+        ) from None
 
 
 def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int) -> None:
@@ -186,18 +208,30 @@ def _vocabulary(model: Any) -> int | None:
 
 
 def positions_of(model: Any) -> int | None:
-    """How many tokens the model reads at most, if it tells; rotary positions that are stretched count as stretched."""
+    """How many tokens the model reads at most, if it tells.
+
+    Rotary positions that are stretched by a fixed factor count as stretched. Those that are stretched once a batch is
+    long enough do not: there a long record would change the positions of the rows beside it, and some remember it.
+    """
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
         config = config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
+    named = (getattr(config, name, None) for name in _POSITIONS)
+    positions = next((value for value in named if isinstance(value, int) and value > 0), None)
+    if positions is None:
         return None
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    stretched = [positions]
-    for each in (rotary, *rotary.values()):  # some models have one for each kind of layer
-        if isinstance(each, Mapping) and each.get("factor"):
-            stretched.append(
-                int((each.get("original_max_position_embeddings") or positions) * each["factor"])
-            )
-    return max(stretched)
+    kinds = [
+        each for each in (rotary, *rotary.values()) if isinstance(each, Mapping)
+    ]  # of each kind of layer
+    originals = [each.get("original_max_position_embeddings") for each in kinds]
+    original = min([positions, *(n for n in (*originals, _original(config)) if n)])
+    if any((each.get("rope_type") or each.get("type")) in _STRETCHED_BY_LENGTH for each in kinds):
+        return original
+    factors = [each["factor"] for each in kinds if each.get("factor")]
+    return max([positions, *(int(original * factor) for factor in factors)])
+
+
+def _original(config: Any) -> int | None:
+    value = getattr(config, "original_max_position_embeddings", None)
+    return value if isinstance(value, int) else None

@@ -36,6 +36,7 @@ from privlora.training.model_checks import (
     refuse_coupled,
     refuse_float16,
     refuse_out_of_reach,
+    refuse_too_short,
     refuse_unknown_tokens,
 )
 from privlora.training.model_names import model_source
@@ -160,6 +161,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
     with unchanged_afterwards(model):
         model.eval()
         refuse_coupled(adapter, tokenizer, pad_token_id=pad_token(tokenizer))
+        refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
 
 
 def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
