@@ -88,6 +88,14 @@ def test_the_private_records_are_not_for_evaluation(tmp_path: Path) -> None:
     assert both_given.evaluation == IN_MEMORY
 
 
+def test_a_cut_of_the_records_does_not_go_with_users() -> None:
+    cut = {**GOOD, "data": {**GOOD["data"], "limit": 100}}
+    assert settings_from(cut).data.limit == 100
+    users = {**GOOD["privacy"], "unit": "user", "user_column": "patient"}
+    with pytest.raises(ConfigError, match="many users change"):
+        settings_from({**cut, "privacy": users})
+
+
 @pytest.mark.parametrize("name", ["clip_norm", "steps", "noise_multiplier", "max_batch_size"])
 def test_a_truth_value_is_no_number(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}=true is not a value"):

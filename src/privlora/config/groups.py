@@ -115,6 +115,8 @@ class DataSettings(_Group):
     """In tokens; prompts are cut before completions. Unless set, what the model reads if that is less."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
+    """Only the first so many records are the data set: where one of them leaves, a later one takes its place. So what is
+    protected is replacing a record, not adding or removing one; refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
     unchecked: bool = False
@@ -338,6 +340,11 @@ class Settings(_Group):
             raise ValueError(f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}")
         if self.method.clipping is not None and not self.privacy.private:
             raise ValueError("method.clipping contradicts privacy.private=false, which clips nothing")
+        if self.privacy.private and self.privacy.unit == "user" and self.data.limit is not None:
+            raise ValueError(
+                "data.limit does not go with unit=user: where a user leaves, later records move up, and many users "
+                "change. Fix: cut the file itself, or leave limit out"
+            )
         if self.method.clipping == "automatic" and self.privacy.clip_quantile is not None:
             raise ValueError(
                 "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt. "
