@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from privlora.names import is_local, published_name
+from privlora.names import in_full, is_local, published_name
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,12 @@ def test_a_folder_comes_before_a_hub_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert [published_name(name) for name in ("acme/tiny", "acme/tiny/", "./acme/tiny")] == ["tiny"] * 3
     monkeypatch.chdir(tmp_path / "acme" / "tiny")
     assert published_name(".") == "tiny"
+
+
+def test_a_link_is_named_as_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret-client").mkdir()
+    (tmp_path / "base").symlink_to(tmp_path / "secret-client")
+    monkeypatch.chdir(tmp_path)
+    assert published_name("base") == published_name("./base") == "base"
+    assert in_full("base") == str(tmp_path / "base")
+    assert in_full("acme/elsewhere") == "acme/elsewhere"

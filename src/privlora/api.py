@@ -155,6 +155,7 @@ def train_run(
     is private, once they are found fit.
     """
     RunFolder(Path(settings.run.output)).refuse_if_used()
+    settings = settings.located()
     _check_sources(settings, records, evaluation)
     plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
     return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=True)

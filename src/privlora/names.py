@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -16,4 +17,10 @@ def is_local(name: str) -> bool:
 
 def published_name(name: str) -> str:
     """How it is named in what is published: from a hub by its whole name, a local folder without where it lies."""
-    return Path(name).expanduser().resolve().name if is_local(name) else name
+    return Path(in_full(name)).name if is_local(name) else name
+
+
+def in_full(name: str) -> str:
+    """The name of a folder of this machine from the root on, so that it is the same folder from everywhere."""
+    path = os.path.abspath(os.path.expanduser(name))
+    return path if os.path.isdir(path) or is_local(name) else name

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.errors import nearest
+from privlora.names import in_full
 
 
 class _Group(BaseModel):
@@ -115,8 +116,8 @@ class DataSettings(_Group):
     """In tokens; prompts are cut before completions. Unless set, what the model reads if that is less."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
-    """Only the first so many records are the data set: where one of them leaves, a later one takes its place. So what is
-    protected is replacing a record, not adding or removing one; refused with unit=user."""
+    """Only the first so many records are the data set: where one of them leaves, a later one takes its place. So what
+    is protected is replacing a record, not adding or removing one; refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
     unchecked: bool = False
@@ -363,6 +364,15 @@ class Settings(_Group):
                 "that of texts that shaped the start. Fix: divide the file"
             )
         return self
+
+    def located(self) -> Settings:
+        """The same settings, in which local folders of models and adapters are named from the root on."""
+        init = self.adapter.init
+        model = self.model.model_copy(update={"name": in_full(self.model.name)})
+        adapter = self.adapter
+        if init is not None and os.path.isdir(os.path.expanduser(init)):
+            adapter = adapter.model_copy(update={"init": in_full(init)})
+        return self.model_copy(update={"model": model, "adapter": adapter})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(
