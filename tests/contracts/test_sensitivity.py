@@ -208,7 +208,7 @@ def test_where_tokens_are_routed_a_units_gradient_is_bit_by_bit_its_own(
     # to: copies that add up have moved the sum by 11.8 C.
     model = tiny_model("mixtral", dtype=dtype)
     adapter = LowRankAdapter(model, rank=3, target_modules=r".*self_attn\..*").attach()
-    case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
+    build(METHODS["prism"], adapter, init="random")
     rng = np.random.default_rng(3)
     examples = [random_example(rng, n) for n in (60, 9, 5, 4)]
     units = [np.array([1, 2]), np.array([3])]  # one of two records
