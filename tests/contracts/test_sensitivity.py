@@ -31,7 +31,7 @@ from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS, build
-from privlora.training.gradients import steadied
+from privlora.training.gradients import micro_batch_gradients, steadied
 
 
 def hard_batch() -> list[Example]:
@@ -198,6 +198,35 @@ def test_below_float32_there_is_padding_but_no_position_that_the_model_lacks(tok
     for dtype, expected in ((torch.bfloat16, width), (torch.float32, tokens)):
         model = tiny_model("gpt2", dtype=dtype)  # of 64 positions
         assert steadied(LowRankAdapter(model, rank=3), batch).input_ids.shape[1] == expected
+
+
+@pytest.mark.parametrize(("dtype", "widths"), [(torch.float32, [9, 4]), (torch.bfloat16, [32, 32])])
+def test_where_tokens_are_routed_a_units_gradient_is_bit_by_bit_its_own(
+    dtype: torch.dtype, widths: list[int]
+) -> None:
+    # Else who else is there decides how scores are rounded, and where they tie, which expert all copies of a record go
+    # to: copies that add up have moved the sum by 11.8 C.
+    model = tiny_model("mixtral", dtype=dtype)
+    adapter = LowRankAdapter(model, rank=3, target_modules=r".*self_attn\..*").attach()
+    build(METHODS["prism"], adapter, init="random")
+    rng = np.random.default_rng(3)
+    examples = [random_example(rng, n) for n in (60, 9, 5, 4)]
+    units = [np.array([1, 2]), np.array([3])]  # one of two records
+    shapes: list[tuple[int, ...]] = []
+
+    def keep(_: torch.nn.Module, args: Any, named: dict[str, Tensor]) -> None:
+        shapes.append(tuple(named["input_ids"].shape))
+
+    handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+    together = micro_batch_gradients(model, adapter, one_batch(examples, [np.array([0]), *units]))
+    alone = [micro_batch_gradients(model, adapter, one_batch(examples, [unit])) for unit in units]
+    handle.remove()
+    assert shapes[1:] == [(2, widths[0]), (1, widths[1])] * 2
+    for number, (captured, losses) in enumerate(alone, start=1):
+        assert torch.equal(losses[0], together[1][number])
+        for one, of_all in zip((*captured.p, *captured.q), (*together[0].p, *together[0].q), strict=True):
+            assert float(one.abs().max()) > 0
+            assert torch.equal(one[0], of_all[number])
 
 
 @by_space

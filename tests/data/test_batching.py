@@ -132,6 +132,16 @@ def test_refuses_settings(max_tokens: int, pad: int) -> None:
         next(micro_batches([0], [example(3)], max_tokens=max_tokens, pad_token_id=pad))
 
 
+def test_each_unit_is_cut_to_its_own_longest_row() -> None:
+    examples = [random_example(np.random.default_rng(0), n) for n in (9, 4, 2, 0)]
+    units = [[0], [1, 2], [3]]
+    whole = one_batch(examples, units, pad=3)
+    for unit, found in zip(units, whole.each_unit(), strict=True):
+        alone = one_batch(examples, [unit])
+        for name in MicroBatch.__slots__:
+            assert np.array_equal(getattr(found, name), getattr(alone, name)), name
+
+
 def test_a_wider_micro_batch_holds_the_same() -> None:
     rng = np.random.default_rng(0)
     batch = one_batch([random_example(rng, n) for n in (7, 3)])

@@ -239,6 +239,33 @@ def test_batches_are_each_adapters_own_and_cannot_be_foreseen() -> None:
     assert float(torch.pdist(left).min()) > 1e-6
 
 
+def training_shapes(model: Any, method: dict[str, Any]) -> list[tuple[int, ...]]:
+    """(rows, tokens) of each pass of a run with batches of everybody."""
+    shapes: list[tuple[int, ...]] = []
+
+    def keep(_: torch.nn.Module, args: Any, named: dict[str, Tensor]) -> None:
+        shapes.append(tuple(named["input_ids"].shape))
+
+    chosen = settings(method, sample_rate=1.0)
+    targets = chosen.adapter.model_copy(update={"target_modules": ["q_proj", "v_proj"]})
+    handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+    trained(chosen.model_copy(update={"adapter": targets}), model=model)
+    handle.remove()
+    return shapes
+
+
+def test_below_float32_widths_do_not_follow_who_is_in_the_batch() -> None:
+    assert {width for _, width in training_shapes(any_model(dtype=torch.bfloat16), METHODS["dp-adamw"])} == {
+        32
+    }
+
+
+def test_where_tokens_are_routed_each_unit_is_computed_by_itself_at_its_own_width() -> None:
+    shapes = training_shapes(any_model("mixtral"), METHODS["dp-adamw"])
+    assert set(shapes) <= {(1, len(example.input_ids)) for example in records()}
+    assert len(set(shapes)) > 3
+
+
 class Ledger:
     """Counts, and refuses after ``most`` charges."""
 

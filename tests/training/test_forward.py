@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,62 @@ def test_the_adapters_dropout_does_not_need_the_models() -> None:
     one, same, other = (gradients(tiny_model(), key=key, lora_dropout=0.5) for key in (1, 1, 2))
     assert close(one, same)
     assert not close(one, other)
+
+
+def precisions() -> list[str]:
+    return [torch.get_float32_matmul_precision(), str(torch.backends.cudnn.allow_tf32)] + [
+        each.fp32_precision for each in forward._backends()
+    ]
+
+
+@pytest.fixture
+def own_precision() -> Iterator[None]:
+    """Whatever a test sets is taken back."""
+    before = torch.get_float32_matmul_precision()
+    own = [(each, each.fp32_precision) for each in forward._backends()]
+    yield
+    torch.set_float32_matmul_precision(before)
+    for each, precision in own:
+        each.fp32_precision = precision
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.usefixtures("own_precision")
+def test_products_are_exact_inside_and_the_users_precision_comes_back(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    before = precisions()
+    with training_passes(tiny_model(), private_generator()):
+        assert precisions() == ["highest", "False", *["ieee"] * len(forward._backends())]
+        assert not torch.backends.cuda.matmul.allow_tf32
+    assert precisions() == before
+    with pytest.raises(KeyError), training_passes(tiny_model(), private_generator()):
+        raise KeyError
+    assert precisions() == before
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9 has no such setting"
+)
+@pytest.mark.usefixtures("own_precision")
+def test_precisions_that_are_set_apart_come_back() -> None:
+    torch.backends.cuda.matmul.fp32_precision = (
+        "tf32"  # torch's older interface has no word for this beside "ieee"
+    )
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    before = [each.fp32_precision for each in forward._backends()]
+    with training_passes(tiny_model(), private_generator()):
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert {each.fp32_precision for each in forward._backends()} == {"ieee"}
+    assert [each.fp32_precision for each in forward._backends()] == before
+
+
+@pytest.mark.usefixtures("own_precision")
+def test_gradients_do_not_depend_on_the_precision_that_the_user_set() -> None:
+    model = tiny_model()
+    plain = gradients(model)
+    torch.set_float32_matmul_precision("medium")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(model), plain, strict=True))
 
 
 @pytest.mark.parametrize("dropout", [False, True])

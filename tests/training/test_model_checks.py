@@ -21,6 +21,7 @@ from privlora.training.model_checks import (
     refuse_out_of_reach,
     refuse_too_short,
     refuse_unknown_tokens,
+    routes_tokens,
 )
 from privlora.training.session import check_model
 
@@ -254,6 +255,33 @@ def test_a_tokenizer_of_another_model() -> None:
     small.resize_token_embeddings(20)
     with pytest.raises(ModelError, match="only those below 20"):
         refuse_out_of_reach(small, tiny_tokenizer(), max_length=40)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dense_models_route_nothing(family: str) -> None:
+    assert not routes_tokens(tiny_model(family))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        hf.MixtralConfig(num_local_experts=4),
+        hf.OlmoeConfig(num_experts=4),
+        hf.DeepseekV3Config(n_routed_experts=4),
+        hf.DbrxConfig(ffn_config={"moe_num_experts": 4}),  # within a part of the config
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_mixture_of_experts_is_known_by_its_config(config: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.config = config
+    assert routes_tokens(model)
+
+
+@pytest.mark.parametrize("name", ["TopKRouter", "SparseMoeBlock", "MyMoE", "DbrxExperts"])
+def test_a_mixture_of_experts_is_known_by_its_modules(name: str) -> None:
+    assert not routes_tokens(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    assert routes_tokens(torch.nn.Sequential(type(name, (torch.nn.Linear,), {})(2, 2)))
 
 
 def example(*ids: int) -> Example:

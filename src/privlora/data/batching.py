@@ -39,17 +39,18 @@ class MicroBatch:
     """Number of units (private)."""
 
     def each_unit(self) -> Iterator[MicroBatch]:
-        """One micro-batch a unit, in unit order and at the same padded length."""
+        """One micro-batch a unit, in unit order, padded to the unit's own longest row: a function of the unit alone."""
         for unit in range(self.unit_count):
             rows = self.unit_index == unit
+            width = int(self.attention_mask[rows].sum(dim=1).max())
             yield replace(
                 self,
-                input_ids=self.input_ids[rows],
-                attention_mask=self.attention_mask[rows],
-                labels=self.labels[rows],
+                input_ids=self.input_ids[rows, :width],
+                attention_mask=self.attention_mask[rows, :width],
+                labels=self.labels[rows, :width],
                 unit_index=torch.zeros_like(self.unit_index[rows]),
                 row_weight=self.row_weight[rows],
-                token_weight=self.token_weight[rows],
+                token_weight=self.token_weight[rows, :width],
                 record_index=self.record_index[rows],
                 unit_count=1,
             )

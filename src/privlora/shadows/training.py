@@ -28,6 +28,7 @@ from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
 from privlora.shadows.coordinates import ChargeAll, StackedCoordinates, StackedNoise, stack_parts
 from privlora.training.forward import training_passes
 from privlora.training.gradients import steadied
+from privlora.training.model_checks import routes_tokens
 from privlora.training.session import Parts, PublicStart, build_parts, plan_privacy, unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
@@ -226,10 +227,10 @@ class _Team:
 
     def _gradients(self, batch: MicroBatch) -> OwnedCaptured:
         """Gradients of each unit at its own adapter's state (the loss is training.gradients')."""
-        captured = self._pass(batch)
-        finite = captured.finite()
-        if bool(finite.all()):
-            return captured
+        if not routes_tokens(self.parts.adapter.model):
+            captured = self._pass(batch)
+            if bool(captured.finite().all()):
+                return captured
         # Kernels can carry NaN from one row into another; alone, a unit spoils only itself.
         parts = [self._pass(unit) for unit in batch.each_unit()]
         joined = OwnedCaptured.cat(parts)

@@ -1,4 +1,5 @@
-"""How a model runs in training: without its own dropout unless asked for, on random numbers that nobody can foresee.
+"""How a model runs in training: in its own precision, without its own dropout unless asked for, on random numbers that
+nobody can foresee.
 
 Which mask a row gets depends on who else is in its micro-batch. So whoever foresees the masks sees one record move the
 contributions of all others, and no clipping bounds that. Masks that are drawn afresh and kept secret are independent of
@@ -27,13 +28,56 @@ _WORDS_AT, _WORDS = 24, 624
 def training_passes(
     model: torch.nn.Module, generator: np.random.Generator, *, dropout: bool = False
 ) -> Iterator[None]:
-    """Forward and backward passes of one logical batch; afterwards modes and generators are as before.
+    """Forward and backward passes of one logical batch; afterwards modes, generators and precisions are as before.
 
     generator: keys every generator that a forward pass can use: torch's on the CPU and on all devices, Python's and
     numpy's. dropout: whether the model's own dropout, and what else its training mode draws, is on.
     """
-    with _mode(model, dropout), _keyed(generator):
+    with _full_precision(model), _mode(model, dropout), _keyed(generator):
         yield
+
+
+@contextmanager
+def _full_precision(model: torch.nn.Module) -> Iterator[None]:
+    """No float32 product is taken in TF32 or bfloat16, whatever the user has set; the settings come back.
+
+    Coarse rounding that follows who else is in the micro-batch, alike for records that are alike, adds up.
+    """
+    product, cudnn = (
+        _known(torch.get_float32_matmul_precision),
+        _known(lambda: torch.backends.cudnn.allow_tf32),
+    )
+    before = [(each, each.fp32_precision) for each in _backends()]
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        for each in _backends():
+            each.fp32_precision = "ieee"
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        if product is not None:
+            torch.set_float32_matmul_precision(product)
+        if cudnn is not None:
+            torch.backends.cudnn.allow_tf32 = cudnn
+        for each, precision in before:
+            each.fp32_precision = precision
+
+
+def _known(read: Callable[[], Any]) -> Any:
+    """A setting of torch's older interface; None where the newer one was used so that the older has no word for it."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
+
+
+def _backends() -> list[Any]:
+    """Whatever has a precision of its own in torch's newer interface; nothing before torch 2.9."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    owners = [torch.backends, torch.backends.cuda.matmul, cudnn, mkldnn]
+    owners += [getattr(each, kind, None) for each in (cudnn, mkldnn) for kind in ("matmul", "conv", "rnn")]
+    return [each for each in owners if hasattr(each, "fp32_precision")]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.data.batching import MicroBatch
 from privlora.losses import label_logits, weighted_cross_entropy
-from privlora.training.model_checks import positions_of
+from privlora.training.model_checks import positions_of, routes_tokens
 
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
 _COLUMNS = 32
@@ -20,15 +20,17 @@ def micro_batch_gradients(
     """Gradients of each privacy unit, and its loss (units,); both are private.
 
     A unit's loss is the mean over its drawn records of the mean over each record's label tokens, so it depends on
-    that unit alone. ``summed`` gives one gradient, added up over all units (non-private mode).
+    that unit alone. ``summed`` gives one gradient, added up over all units (non-private mode). In models that route
+    tokens each unit is computed by itself (`model_checks.routes_tokens`).
     """
-    batch = steadied(adapter, batch.to(adapter.device))
-    captured, losses = _run(model, adapter, batch, summed)
-    if not summed and batch.unit_count > 1 and not bool(captured.finite().all()):
+    batch = batch.to(adapter.device)
+    if summed or not routes_tokens(model):
+        captured, losses = _run(model, adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
-        parts = [_run(model, adapter, unit, summed) for unit in batch.each_unit()]
-        return Captured.cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
-    return captured, losses
+        if summed or batch.unit_count == 1 or bool(captured.finite().all()):
+            return captured, losses
+    parts = [_run(model, adapter, unit, summed) for unit in batch.each_unit()]
+    return Captured.cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
 
 
 def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
@@ -48,6 +50,7 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
 def _run(
     model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, summed: bool
 ) -> tuple[Captured, Tensor]:
+    batch = steadied(adapter, batch)
     with adapter.capture(batch.input_ids.shape[0], summed=summed):
         found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
         total, losses = weighted_cross_entropy(found, batch.token_weight)

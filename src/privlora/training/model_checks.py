@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -23,6 +24,9 @@ _STRETCHED_BY_LENGTH: Final = ("dynamic", "longrope")
 # Logits move this much without cause, as a part of what a token moves those at its own position: far above rounding
 # (kernels round by the shape of what they are given, which a mixture of experts makes others decide).
 _ROUNDING: Final = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.05}
+
+# In names of classes whose modules send tokens to parts of the model.
+_ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 
 def refuse_float16(model: torch.nn.Module) -> None:
@@ -205,6 +209,28 @@ def _vocabulary(model: Any) -> int | None:
     layer = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     weight = getattr(layer, "weight", None)
     return None if weight is None else int(weight.shape[0])
+
+
+def routes_tokens(model: Any) -> bool:
+    """Whether tokens choose parts of the model, as in a mixture of experts: by its config, or its modules' names.
+
+    A choice jumps where its scores tie. So the rounding that the width of a micro-batch changes could move a record's
+    whole gradient, alike for records that are alike, and each unit is computed by itself, at its own width.
+    """
+    config = getattr(model, "config", None)
+    return _has_experts(config.to_dict() if hasattr(config, "to_dict") else {}) or any(
+        _ROUTING.search(type(module).__name__) for module in model.modules()
+    )
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a number of experts is above 1 (num_local_experts, n_routed_experts, ...), also in a part of a config."""
+    return any(
+        _has_experts(value)
+        if isinstance(value, Mapping)
+        else "expert" in str(name) and isinstance(value, int) and value > 1
+        for name, value in config.items()
+    )
 
 
 def positions_of(model: Any) -> int | None:
