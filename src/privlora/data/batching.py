@@ -42,7 +42,7 @@ class MicroBatch:
         """One micro-batch a unit, in unit order, padded to the unit's own longest row: a function of the unit alone."""
         for unit in range(self.unit_count):
             rows = self.unit_index == unit
-            width = int(self.attention_mask[rows].sum(dim=1).max())
+            width = max(1, int(self.attention_mask[rows].sum(dim=1).max()))  # a record may have no token
             yield replace(
                 self,
                 input_ids=self.input_ids[rows, :width],
