@@ -485,7 +485,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--dtype", "int8"], "dtype='int8'")
     spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
     (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
-    refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "was a folder of the machine that trained")
+    refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "a folder of the machine that trained")
     refuses(
         capsys,
         folder,
