@@ -196,6 +196,47 @@ def test_a_changed_ledger_is_refused(path, tamper):
     assert path.read_bytes() == b"".join(lines)
 
 
+def rewritten(path, *more):
+    """The ledger with these lines at its end, its chain of hashes whole, as a faulty program could write it."""
+    records = [json.loads(line) for line in path.read_bytes().splitlines()] + list(more)
+    head, lines = None, []
+    for record in records:
+        lines.append(json.dumps({**record, "prev": head}, sort_keys=True).encode() + b"\n")
+        head = ledger_module.digest(lines[-1])
+    path.write_bytes(b"".join(lines))
+
+
+def charge_line(step, event):
+    return {"type": "charge", "step": step, "event": fingerprint(event), "salt": "00" * 8}
+
+
+@pytest.mark.parametrize(
+    ("steps", "line", "reason"),
+    [
+        pytest.param(
+            3, charge_line(3, poisson(0.01, 0.5)), "another event than the plan's", id="another event"
+        ),
+        pytest.param(
+            2, charge_line(3, make_plan().event), "charges step 3 after 2 of 2", id="more than planned"
+        ),
+        pytest.param(
+            3, charge_line(2, make_plan().event), "charges step 2 after 2 of 3", id="a number twice"
+        ),
+        pytest.param(3, {"type": "resume"}, "unknown type", id="a resume"),
+        pytest.param(3, {**charge_line(3, make_plan().event), "time": "09:00"}, "time", id="a clock"),
+    ],
+)
+def test_lines_that_no_run_writes_are_refused(path, steps, line, reason):
+    """Also where the chain is whole."""
+    written(path, 2, steps=steps)
+    rewritten(path)
+    assert read_ledger(path).charges == 2
+    rewritten(path, line)
+    for function in (read_ledger, Ledger.open):
+        with pytest.raises(PrivacyError, match=reason):
+            function(path)
+
+
 def test_nothing_may_follow_the_end(path):
     plan = make_plan()
     ledger = Ledger.create(path, plan)
@@ -323,6 +364,14 @@ def test_no_line_holds_a_clock(path, monkeypatch):
     salts = {record["salt"] for records in files for record in records if "salt" in record}
     assert len(salts) == 6
     assert all(len(bytes.fromhex(salt)) == 8 for salt in salts)
+
+
+def test_salts_are_the_operating_systems(path, monkeypatch):
+    """One that is made of a clock, say, would tell how long each step took."""
+    monkeypatch.setattr(ledger_module.secrets, "token_hex", lambda size: size * "5a")
+    written(path, 2)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record.get("salt") for record in records] == [None, 8 * "5a", 8 * "5a"]
 
 
 def test_a_charge_knows_the_lines_before_it(path):

@@ -60,6 +60,16 @@ def test_it_is_the_grid_point_nearest_to_the_exact_value(
         assert abs(Fraction(got) - exact) <= Fraction(width / 2 + slack)
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 1e6])
+def test_the_grid_does_not_follow_the_sum(size: float) -> None:
+    xi = NoiseSource(insecure_seed=5).standard_normal((400,))
+    total = size * NoiseSource(insecure_seed=6).standard_normal((400,))
+    width = grid_width(0.37 / 7.3)
+    found = noised(total, xi, 0.37, 7.3, torch.float64)
+    assert on_grid(found, width)
+    assert not on_grid(found, 2 * width)
+
+
 def test_the_law_stays_normal_and_no_sum_is_all_noise() -> None:
     xi = NoiseSource(insecure_seed=4).standard_normal((20_000,))
     alone = noised(None, xi, 0.7, 4.0, torch.float32).double() / (0.7 / 4)

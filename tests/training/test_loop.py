@@ -72,9 +72,14 @@ def test_a_run_publishes_what_is_public_and_nothing_else(bench: Bench, tmp_path:
     public_records = [{"text": "a public note."}] * 2
     bench.start(tmp_path / "run", evaluation=public_records, privacy={**PRIVACY, "steps": 2})
     public = {"adapter_config.json", "adapter_model.safetensors", "evaluations.jsonl", "ledger.jsonl"}
-    assert {path.name for path in (tmp_path / "run/release").iterdir()} <= {*public, "config.resolved.yaml"}
+    assert {path.name for path in (tmp_path / "run/release").iterdir()} <= public
     private = {path.name for path in (tmp_path / "run/private").iterdir()}
-    assert {"checkpoint.safetensors", "training_loss.jsonl"} <= private
+    assert private == {
+        "checkpoint.safetensors",
+        "config.resolved.yaml",
+        "data_summary.json",
+        "training_loss.jsonl",
+    }
 
 
 def test_private_losses_are_shown_on_request_only(bench: Bench, tmp_path: Path) -> None:
