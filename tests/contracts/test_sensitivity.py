@@ -157,7 +157,7 @@ def test_one_record_where_the_clipping_norm_has_moved_far(
     changes = check_remove_one(
         case, uneven_examples(), units, clip_norm=1e-5, clipping=clipping, adaptive=adaptive
     )
-    assert min(changes) > 0.9999
+    assert min(changes) > (0.9989 if clipping == "spectral" else 0.9999)
 
 
 @by_space
@@ -190,6 +190,21 @@ def test_copies_of_a_record_do_not_add_up_what_bfloat16_rounds(family: str) -> N
     assert 0.95 < float((whole - copies).norm()) <= 1
     own = case.clipped_sum(examples[:1], clip_norm=1e-3) / 1e-3
     assert float((whole - copies - own).norm()) < 0.1
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_spectral_clipping_does_not_blow_up_what_copies_round(family: str) -> None:
+    # Of two tokens, some modules' gradients cancel but for rounding, which follows the width of the micro-batch.
+    rng = np.random.default_rng(1)
+    adapter = LowRankAdapter(tiny_model(family), rank=4).attach()
+    case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
+    examples = [random_example(rng, 40), *[random_example(rng, 2)] * 512]
+    whole, copies, own = (
+        case.clipped_sum(e, clip_norm=1e-3, clipping="spectral") / 1e-3
+        for e in (examples, examples[1:], examples[:1])
+    )
+    assert float((whole - copies).norm()) <= 1
+    assert float((whole - copies - own).norm()) < 0.01
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(1, 32), (31, 32), (32, 64), (63, 64), (64, 64)])

@@ -75,8 +75,16 @@ def test_zero_stays_zero_and_a_missing_direction_stays_missing() -> None:
 def test_root_norms() -> None:
     squares = torch.tensor([[16.0, 0.0], [1e-2, 0.0], [1e-12, 0.0]], dtype=torch.float64)
     norms = root_norms(squares) * squares.sqrt()
-    # The last module's norm, 1e-6, is below 1 % of the first one's, 0.04: as there, and once more in proportion.
+    # The last module's norm, 1e-6, is below 1 % of the first one's, 0.04: as there, times the fourth power of the rest.
     expected = torch.tensor(
-        [[2.0, 0.0], [10**-0.5, 0.0], [1e-6 / 0.2 * 1e-6 / 0.04, 0.0]], dtype=torch.float64
+        [[2.0, 0.0], [10**-0.5, 0.0], [1e-6 / 0.2 * (1e-6 / 0.04) ** 4, 0.0]], dtype=torch.float64
     )
-    torch.testing.assert_close(norms, expected)
+    torch.testing.assert_close(norms, expected, rtol=1e-9, atol=0)
+
+
+def test_root_norms_fall_without_a_jump() -> None:
+    least = 1e-4  # of squares
+    around = torch.tensor([[1.0], [least * (1 + 1e-9)], [least * (1 - 1e-9)]], dtype=torch.float64)
+    factors = root_norms(around)
+    torch.testing.assert_close(factors[1], factors[2], rtol=1e-7, atol=0)
+    assert float(root_norms(torch.tensor([[1.0], [1e-8]], dtype=torch.float64))[1] * 1e-4) < 1.1e-11

@@ -16,7 +16,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
 from privlora.heads import HEAD_METHODS, HeadSettings, TrainedHeads, train_heads
 from privlora.heads.projections import gaussian_factors
-from privlora.heads.releases import Batch
+from privlora.heads.releases import RELEASES, Batch
 from privlora.mechanisms.noising import grid_width
 
 
@@ -249,6 +249,33 @@ def test_rows_that_are_not_finite_count_as_nothing() -> None:
     features[3, 2] = torch.nan
     found = train_heads(features, labels, NOISY["dp-sgd"], **options)
     torch.testing.assert_close(found.weights, expected.weights)
+
+
+def test_a_record_whose_norm_bounds_nothing_counts_as_nothing() -> None:
+    found = release(NOISY["dp-sgd"], 1)
+    residuals = torch.ones(1, CLASSES, 4, dtype=torch.float64)
+    lengths = torch.tensor([10.0, torch.inf, torch.nan, 0.0], dtype=torch.float64)
+    norms = found._clipped(residuals, lengths)[0].norm(dim=0) * 10
+    assert norms.tolist() == pytest.approx([0.8, 0, 0, 0], rel=2e-5)
+
+
+def test_squares_that_vanish_in_single_precision_are_no_norm_of_zero() -> None:
+    settings = replace(NOISY["dp-sgd"], clip_norm=1e-4)
+    found = RELEASES["dp-sgd"](settings, 2, torch.float32, [], [])
+    batch = Batch(torch.tensor([[1e18, 0.0]]), torch.zeros(1, dtype=torch.int64), torch.ones(1, 1))
+    residuals = torch.full((1, CLASSES, 1), 1e-23)
+    assert float(found._clipped_sum(batch, residuals).norm()) == pytest.approx(1e-5 * 3**0.5, rel=1e-3)
+    assert float(found._clipped_sum(batch, 100 * residuals).norm()) == pytest.approx(1e-4, rel=2e-5)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_records_are_summed_in_double_precision(together: bool) -> None:
+    """Where all heads see the same rows, and where each has its own."""
+    large, small = 1.0, 2.0**-30  # float32 holds either, and not their sum
+    features = torch.tensor([[large], [small]])
+    features = features if together else features[None]
+    batch = Batch(features, torch.zeros(2, dtype=torch.int64), torch.ones(1, 2))
+    assert float(batch.gradient(torch.ones(1, 1, 2))) == large + small
 
 
 def test_progress_and_public_start() -> None:

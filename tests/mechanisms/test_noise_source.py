@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import random
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import torch
 from scipy.stats import kstest
 
 import privlora.randomness
+from privlora.errors import PrivacyError
 from privlora.mechanisms import NoiseSource
 
 
@@ -64,3 +69,17 @@ def test_an_insecure_seed_repeats_and_says_so() -> None:
     assert torch.equal(one.standard_normal((5,)), two.standard_normal((5,)))
     assert not torch.equal(one.standard_normal((5,)), NoiseSource(insecure_seed=7).standard_normal((5,)))
     assert not one.secure
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_cannot_be_copied(duplicate: Callable[[NoiseSource], object]) -> None:
+    with pytest.raises(PrivacyError, match="cannot be copied"):
+        duplicate(NoiseSource())
+
+
+def test_a_fork_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = NoiseSource()
+    source.standard_normal((2,))
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a forked process, which has the generator's state
+    with pytest.raises(PrivacyError, match="another process"):
+        source.standard_normal((2,))

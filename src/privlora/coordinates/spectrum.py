@@ -35,9 +35,10 @@ def root_spectrum(t: Tensor) -> Tensor:
 def root_norms(squares: Tensor) -> Tensor:
     """Factors that turn each module's norm n, given as n^2 (modules, units) after root_spectrum, into n^1/2; 0 for 0.
 
-    Modules whose gradient was below 1e-4 of the unit's largest, which may be rounding only, are scaled in proportion to
-    it: what is zero but for rounding must not be blown up.
+    A module whose gradient was below 1e-4 of the unit's largest may be rounding only, and vanishes quickly: it gets
+    n^5 / least^(9/2), with least the n of a gradient of 1e-4. What is zero but for rounding must not be blown up, since
+    copies of a record round alike.
     """
     least = (_LEAST**2 * squares.amax(dim=0)).clamp_min(_TINY)
-    # Below the least, n itself is the root of a raw norm: times n / least it is linear in that.
-    return torch.maximum(squares, least) ** -0.25 * (squares / least).clamp(max=1.0).sqrt()
+    # n itself is the root of a raw norm already: below the least, what is left goes with that norm to the power of 5/2.
+    return torch.maximum(squares, least) ** -0.25 * (squares / least).clamp(max=1.0) ** 2

@@ -18,8 +18,24 @@ from privlora.heads.projections import gaussian_factors, orthonormal_bases, proj
 from privlora.heads.settings import HeadSettings
 from privlora.mechanisms.noising import noised
 
-# Norms are computed in the features' precision; shrinking by more than their rounding keeps every record within C.
+# What a record contributes is rounded in the features' precision; shrinking by more than that keeps it within C.
 _SLACK = 1e-5
+
+
+def _summed(residuals: Tensor, inputs: Tensor) -> Tensor:
+    """residuals (..., c, b) @ inputs (..., b, k) in float64.
+
+    In float32, how records that pull alike are rounded depends on who else is there, and adds up.
+    """
+    if residuals.dim() == 2:
+        return residuals.double() @ inputs.double()
+    pairs = zip(residuals, inputs, strict=True)  # one by one: a copy of all inputs in float64 could be large
+    return torch.stack([r.double() @ x.double() for r, x in pairs])
+
+
+def _lengths(t: Tensor, dim: int) -> Tensor:
+    """Norms in float64, whose squares neither vanish nor overflow."""
+    return torch.linalg.vector_norm(t, dim=dim, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -47,10 +63,10 @@ class Batch:
         return torch.where((self.weights > 0)[:, None, :] & found.isfinite(), found, 0.0)
 
     def gradient(self, residuals: Tensor) -> Tensor:
-        """Sum over the batch of residual x^T, (N, c, d)."""
+        """Sum over the batch of residual x^T, (N, c, d) float64."""
         if self.features.dim() == 2:
-            return (residuals.flatten(0, 1) @ self.features).unflatten(0, residuals.shape[:2])
-        return residuals @ self.features
+            return _summed(residuals.flatten(0, 1), self.features).unflatten(0, residuals.shape[:2])
+        return _summed(residuals, self.features)
 
 
 class HeadRelease(ABC):
@@ -97,19 +113,19 @@ class HeadRelease(ABC):
         """``residuals`` scaled so that residual times a vector of ``lengths`` ((b,) or (N, b)) is within the bound."""
         if self.settings.clip_norm is None:
             return residuals
-        norms = residuals.norm(dim=1) * lengths
-        factors = (self.bound * (1 - _SLACK) / norms).clamp(
-            max=1.0
-        )  # a zero norm divides to inf, and keeps 1
-        return residuals * torch.where(norms.isfinite(), factors, 0.0)[:, None, :]
+        norms = _lengths(residuals, 1) * lengths
+        factors = (self.bound * (1 - _SLACK) / norms).clamp(max=1.0)
+        # A norm of zero may have underflowed, and bounds nothing; nor does one that is not finite.
+        return residuals * torch.where((norms > 0) & norms.isfinite(), factors, 0.0)[:, None, :]
 
     def _noised(self, total: Tensor) -> Tensor:
+        """``total`` (N, c, k) float64 with noise where there is any, in the features' precision."""
         if self.settings.noise_multiplier > 0:
             scale = self.settings.noise_multiplier * self.bound
             for values, generator in zip(total, self.noise, strict=True):
                 drawn = torch.from_numpy(generator.standard_normal(tuple(values.shape)))
                 values.copy_(noised(values, drawn, scale, 1.0, self.dtype))
-        return total
+        return total.to(self.dtype)
 
 
 class DenseRelease(HeadRelease):
@@ -119,7 +135,7 @@ class DenseRelease(HeadRelease):
         return self._noised(self._clipped_sum(batch, residuals))
 
     def _clipped_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
-        return batch.gradient(self._clipped(residuals, batch.features.norm(dim=-1)))
+        return batch.gradient(self._clipped(residuals, _lengths(batch.features, -1)))
 
     def _projected(self, values: Tensor) -> Tensor:
         return project_afresh(values, self.rank, self.settings.projection, self.noise)
@@ -148,9 +164,9 @@ class FrozenFactor(HeadRelease):
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
         if self.settings.clip_norm is None:
-            return batch.gradient(residuals) @ self.factors.mT
+            return (batch.gradient(residuals) @ self.factors.mT.double()).to(self.dtype)
         inputs = batch.features @ self.factors.mT  # (N, b, r)
-        return self._noised(self._clipped(residuals, inputs.norm(dim=-1)) @ inputs)
+        return self._noised(_summed(self._clipped(residuals, _lengths(inputs, -1)), inputs))
 
     def weights(self, trained: Tensor) -> Tensor:
         return trained @ self.factors
@@ -177,7 +193,7 @@ class ClipInSubspace(HeadRelease):
         if self.settings.fresh:
             self.bases = self._draw_bases()
         inputs = batch.features @ self.bases  # (N, b, r)
-        total = self._noised(self._clipped(residuals, inputs.norm(dim=-1)) @ inputs)
+        total = self._noised(_summed(self._clipped(residuals, _lengths(inputs, -1)), inputs))
         return (total @ self.bases.mT) * (self.columns / self.rank)
 
 

@@ -30,9 +30,15 @@ _SLACK = 1e-5
 _REDUCED_SLACK = 0.02
 
 
-def clipping_slack(adapter: LowRankAdapter) -> float:
+# Roots bring small gradients up, and with them what float32 rounds (docs/sharp-edges.md).
+_SPECTRAL_SLACK = 1e-3
+
+
+def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
     """s, the part of C that no unit's gradient is given: it is brought to norm C (1 - s) at most. Public."""
-    return _REDUCED_SLACK if adapter.reduced_precision else _SLACK
+    if adapter.reduced_precision:
+        return _REDUCED_SLACK
+    return _SPECTRAL_SLACK if clipping == "spectral" else _SLACK
 
 
 class Charges(Protocol):
@@ -112,7 +118,7 @@ class GaussianMechanism(Mechanism):
         self.ledger = ledger
         self.noise = noise or NoiseSource()
         self.clipping = clipping
-        self.slack = clipping_slack(coordinates.adapter)
+        self.slack = clipping_slack(coordinates.adapter, clipping)
         self._last_draw: int | None = None
         if self.noise.secure:
             coordinates.begin()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
+from privlora.errors import PrivacyError
 from privlora.randomness import private_generator
 
 
@@ -16,12 +20,29 @@ class NoiseSource:
 
     insecure_seed: reproducible noise for tests. Whoever knows it can subtract the noise, so the run is stamped
     NOT PRIVATE.
+
+    A copy would draw the same noise again, and the difference of two releases would show the data: so one is not made,
+    and a forked process is refused (PrivacyError).
     """
 
     def __init__(self, insecure_seed: int | None = None) -> None:
         self.secure = insecure_seed is None
         self._generator = private_generator(insecure_seed)
+        self._process = os.getpid()
 
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Independent N(0, 1) entries, float64, on the CPU."""
+        """Independent N(0, 1) entries, float64, on the CPU. PrivacyError in another process than made the source."""
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "a source of noise is used in another process than the one that made it",
+                why="both would draw the same noise, and the difference of their releases has none",
+                fix="make the source, or the run, in the process that uses it",
+            )
         return torch.from_numpy(self._generator.standard_normal(shape))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise PrivacyError(
+            "a source of noise cannot be copied or stored",
+            why="the copy would draw the same noise, and the difference of two releases with it has none",
+            fix="make a new NoiseSource",
+        )

@@ -142,7 +142,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     effect = noise_on_weights(parts.coordinates, noise_std)
     return {
         "noise_std": noise_std,
-        "clipping_slack": clipping_slack(parts.adapter),
+        "clipping_slack": clipping_slack(parts.adapter, parts.hyper.clipping),
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,
         "intrinsic": parts.coordinates.intrinsic,
