@@ -318,6 +318,75 @@ def test_private_records_in_memory_are_not_for_evaluation(evaluation: Any, tmp_p
     assert "remove them" in told
 
 
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+TURNS = [
+    [{"role": "user", "content": f"fever {i}"}, {"role": "assistant", "content": "rest"}] for i in range(30)
+]
+ANSWER = "what the doctor said of guest"
+# What is written otherwise in public, and is the same to the model: private and public records, and the columns.
+SAME_TOKENS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
+    "other keys in a chat": (
+        [{"m": turns} for turns in TURNS],
+        [{"m": [{**message, "name": None} for message in TURNS[3]]}],
+        {"messages": "m"},
+    ),
+    "another column of the template": (
+        [{"a": f"fever {i}", "b": " rises"} for i in range(30)],
+        [{"a": "fever 3 rises", "b": ""}],
+        {"text": "{a}{b}"},
+    ),
+    "another boundary": (
+        [{"p": f"fever {i}", "c": " rises today"} for i in range(30)],
+        [{"p": "fever 3 rises", "c": " today"}],
+        {"prompt": "p", "completion": "c"},
+    ),
+    "another end, beyond max_length": (
+        [{"text": f"fever {i} " + "rises " * 9} for i in range(30)],
+        [{"text": "fever 3 " + "rises " * 9 + "and falls"}],
+        {"text": "text", "unchecked": True},
+    ),
+    "a long completion under another prompt": (
+        [{"p": f"note {i}", "c": f"{ANSWER} {i}"} for i in range(30)],
+        [{"p": "mail", "c": f"{ANSWER} 3"}],
+        {"prompt": "p", "completion": "c", "loss_on": "completion"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME_TOKENS)
+def test_what_is_the_same_to_the_model_is_not_for_evaluation(name: str, tmp_path: Path) -> None:
+    private, public, columns = SAME_TOKENS[name]
+    file = tmp_path / "public.json"
+    file.write_text(json.dumps(public))
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT
+    start = {"r": 2, "init": "public-gradient", "public_text": str(file)}
+    for given, match in (
+        ({"evaluation": public}, "data.evaluation"),
+        ({"adapter": start}, "adapter.public_text"),
+    ):
+        with pytest.raises(
+            PrivacyError, match=f"{match} are the same as private ones once they are tokenised"
+        ):
+            fine_tune(
+                tiny_model(),
+                private,
+                tokenizer=tokenizer,
+                output=tmp_path / "run",
+                **{"adapter": {"r": 2}, **given},
+                privacy=PRIVACY,
+                columns={"max_length": 40, **columns},
+            )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_a_short_answer_may_be_the_same(tmp_path: Path) -> None:
+    private = [{"p": f"note {i}", "c": "positive"} for i in range(30)]
+    columns = {"max_length": 40, "prompt": "p", "completion": "c", "loss_on": "completion"}
+    tune(tmp_path / "run", private, columns=columns, evaluation=[{"p": "mail", "c": "positive"}])
+
+
 def test_a_task_compares_what_is_trained_on(tmp_path: Path) -> None:
     rows = [{"sentence": f"film {i}", "label": i % 2} for i in range(30)]
     public = [{"text": "film 3", "label": "positive"}]  # another column and another way to write the label

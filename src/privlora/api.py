@@ -18,6 +18,7 @@ from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError
 from privlora.reporting import write_release
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.loop import Observer, finish_training
 from privlora.training.session import (
     Parts,
@@ -172,7 +173,8 @@ def resume_run(
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
-    Raises RunError if there is no run in ``root``. A finished run is only reported again.
+    Raises RunError if there is no run in ``root``, if the model is another than the run's, or for evaluation records
+    that the run does not have; PrivacyError for other private records. A finished run is only reported again.
     """
     folder = RunFolder(Path(root))
     if not folder.settings.exists():
@@ -181,6 +183,12 @@ def resume_run(
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
     )
+    if evaluation is not None and settings.data.evaluation is None:
+        raise RunError(
+            "this run has no evaluation records, so it takes none when it is resumed",
+            why="its settings, which are published, would not say that they were used",
+            fix="leave evaluation out; `privlora evaluate` measures a finished run",
+        )
     _check_sources(settings, records, evaluation)
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
@@ -216,11 +224,15 @@ def _run(
     data = load_data(settings, tokenizer, records, evaluation, model=model)
     if on_data is not None:
         on_data(data.summary)
+    identity = identify(data, model)
+    if not fresh:
+        refuse_others(folder, identity)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)
+                keep_identity(folder, identity)  # first: whatever can be resumed has it
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -21,6 +22,7 @@ IGNORED = -100
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _CHUNK = 1000  # records handed to the tokenizer at once
+_OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class Example:
     """Tokens of the record that did not fit into max_length."""
     blank: bool = False
     """Whether what is trained on says nothing: blanks at most, and the end of the text."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of tokens and labels; private."""
+        return sha256(self.input_ids.tobytes() + self.labels.tobytes()).digest()
 
 
 class Examples(Sequence[Example]):
@@ -182,6 +189,20 @@ def build_examples(
             blank = not any(segment.trained and segment.text.strip() for segment in segments)
             examples.append(replace(_assemble(parts, frame), blank=blank))
     return Examples(examples)
+
+
+def token_hashes(examples: Iterable[Example]) -> set[bytes]:
+    """SHA-256 of each example's tokens, and of its labelled ones alone where there are at least 16 of them.
+
+    So the same long completion is found under another prompt, and a short answer that many records share is not.
+    """
+    hashes = set()
+    for example in examples:
+        hashes.add(sha256(example.input_ids.tobytes()).digest())
+        labelled = example.labels[example.labels != IGNORED]
+        if len(labelled) >= _OWN_WORDS:
+            hashes.add(sha256(labelled.tobytes()).digest())
+    return hashes
 
 
 def encode_prompts(

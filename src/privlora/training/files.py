@@ -57,6 +57,10 @@ class RunFolder:
         return self.private / "data_summary.json"
 
     @property
+    def identity(self) -> Path:
+        return self.private / "identity.json"
+
+    @property
     def evaluations(self) -> Path:
         return self.release / "evaluations.jsonl"
 
