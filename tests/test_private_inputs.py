@@ -149,6 +149,58 @@ def test_records_in_the_place_of_settings_are_not_shown(texts: Any, tmp_path: Pa
         refused(tmp_path, ConfigError, f"columns holds {name!r}", columns={"max_length": 40, name: texts})
 
 
+# Where a setting is expected, a record: as a text, in a list, in a mapping.
+MISPLACED: dict[str, dict[str, Any]] = {
+    "init": {"adapter": {"r": 2, "init": SECRET}},
+    "long init": {"adapter": {"r": 2, "init": SECRET * 200}},
+    "targets": {"adapter": {"r": 2, "target_modules": SECRET}},
+    "targets in a list": {"adapter": {"r": 2, "target_modules": [SECRET]}},
+    "targets, no pattern": {"adapter": {"r": 2, "target_modules": f"{SECRET} ("}},
+    "layers": {"adapter": {"r": 2, "layers_to_transform": [SECRET]}},
+    "rank": {"adapter": {"r": [SECRET]}},
+    "rank as a mapping": {"adapter": {"r": {"text": SECRET}}},
+    "rank as a text": {"adapter": {"r": SECRET}},
+    "rank as a long word": {"adapter": {"r": SECRET.replace(" ", "_") * 3}},
+    "method": {"method": SECRET},
+    "optimizer": {"method": {"name": "prism", "optimizer": SECRET}},
+    "schedule": {"method": {"schedule": SECRET}},
+    "a setting's name": {"adapter": {SECRET: 1}},
+    "task": {"columns": {"task": SECRET}},
+    "format": {"columns": {"format": SECRET}},
+    "column": {"columns": {"text": SECRET}},
+    "template": {"columns": {"text": SECRET + " {text!r}"}},
+    "open template": {"columns": {"text": SECRET + " {text"}},
+    "unknown field": {"columns": {"text": "{" + SECRET + "}"}},
+    "device": {"loading": {"device": SECRET}, "model": "gpt2"},
+    "dtype": {"loading": {"dtype": SECRET}},
+    "label": {"run": {"label": [SECRET]}},
+}
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", MISPLACED)
+def test_records_in_the_place_of_any_setting_are_not_shown(
+    name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    options = MISPLACED[name]
+    if "model" in options:
+        options = {**options, "model": str(model_folder)}
+    with pytest.raises(PrivloraError) as caught:
+        tune(tmp_path / "run", **options)
+    assert "4815" not in str(caught.value)
+    assert "karim" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["p1," + SECRET, SECRET.replace(" ", ","), "x" * 41, "4815"])
+def test_a_table_without_a_header_is_not_shown(first: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.csv"
+    path.write_text("\n".join([first] * 30))
+    told = refused(tmp_path, DataError, "does the file have a header line", path)
+    assert "karim" not in told
+    assert "x" * 41 not in told
+
+
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     "name",

@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -244,12 +244,12 @@ def _parse(template: str) -> list[tuple[str, str | None]]:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(
-            f"template {template!r} cannot be read: {error}", fix="write {{ and }} for literal braces"
+            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
         ) from None
     for _, field, spec, conversion in pieces:
         if field == "" or spec or conversion:
             raise ConfigError(
-                f"template {template!r} has a field that is not a plain {{column}}",
+                f"template {named(template)} has a field that is not a plain {{column}}",
                 fix="name one column between each pair of braces, without ! or :",
             )
     return [(literal, field) for literal, field, _, _ in pieces]

@@ -27,7 +27,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
-from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.errors import ConfigError, ModelError, PrivacyError, named
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
@@ -181,7 +181,9 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
-        raise ConfigError(f"model.device={name!r} is not available here", fix="use auto or cpu") from None
+        raise ConfigError(
+            f"model.device={named(name)} is not available here", fix="use auto or cpu"
+        ) from None
     return name
 
 
