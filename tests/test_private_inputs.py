@@ -13,6 +13,7 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import peft
 import pytest
 import torch
 import transformers
@@ -578,6 +579,35 @@ UNFIT: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "rank": (tiny_model, {"adapter": {"r": 17}}, "adapter.r=17 exceeds"),
     "targets": (tiny_model, {"adapter": {"r": 2, "target_modules": ["q_porj"]}}, "did you mean 'q_proj'"),
 }
+
+
+def _adapted() -> Any:
+    return peft.get_peft_model(tiny_model(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+
+
+def _injected() -> Any:
+    """An adapter without peft's wrapper around the model."""
+    return peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"]), tiny_model())
+
+
+@pytest.mark.parametrize("make", [_adapted, _injected, lambda: _adapted().base_model.model], ids=str)
+def test_a_model_that_holds_an_adapter_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
+    told = refused(tmp_path, ModelError, "holds an adapter already", model=make())
+    assert "merge_and_unload" in told
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_a_merged_model_is_a_base_model(tmp_path: Path) -> None:
+    assert tune(tmp_path / "run", model=_adapted().merge_and_unload()).steps == 2
+
+
+@pytest.mark.parametrize("name", ["adapter", "method", "privacy", "run", "columns", "loading"])
+@pytest.mark.parametrize("given", [[SECRET], 4815, peft.LoraConfig(r=2)], ids=["list", "number", "object"])
+def test_settings_that_are_no_mapping(name: str, given: Any, tmp_path: Path) -> None:
+    told = refused(tmp_path, ConfigError, f"{name} is of type {type(given).__name__}", **{name: given})
+    assert "Fix: pass " in told
+    if name != "method":
+        refused(tmp_path, ConfigError, f"{name} is of type str", **{name: SECRET})
 
 
 @pytest.mark.parametrize("name", UNFIT)

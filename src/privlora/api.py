@@ -89,6 +89,9 @@ def fine_tune(
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
         )
+    groups = {"privacy": privacy, "columns": columns, "adapter": adapter, "loading": loading, "run": run}
+    for name, group in {**groups, "method": {} if isinstance(method, str) else method}.items():
+        _refuse_no_mapping(name, group)
     for name in ("path", "evaluation"):
         if name in (columns or {}):
             raise ConfigError(
@@ -124,6 +127,25 @@ def fine_tune(
         evaluation=evaluation_records,
         observer=observer,
     )
+
+
+_EXAMPLES = {
+    "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
+    "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
+    "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
+    "run": "dict(seed=0, label='notes')",
+    "columns": "dict(text='note', max_length=256)",
+    "loading": "dict(dtype='bfloat16')",
+}
+
+
+def _refuse_no_mapping(name: str, group: Any) -> None:
+    """Raise ConfigError for an argument that holds settings and is no mapping; what it is instead is not shown."""
+    if group is not None and not isinstance(group, Mapping):
+        raise ConfigError(
+            f"{name} is of type {type(group).__name__}, not a mapping of settings",
+            fix=f"pass {_EXAMPLES[name]}",
+        )
 
 
 def _given(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:

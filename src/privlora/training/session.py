@@ -33,6 +33,7 @@ from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
 from privlora.training.model_checks import (
     positions_of,
+    refuse_adapted,
     refuse_coupled,
     refuse_float16,
     refuse_out_of_reach,
@@ -125,13 +126,14 @@ def given_or_loaded(
 ) -> tuple[torch.nn.Module, Any]:
     """A caller's model and its tokenizer, or those of the settings.
 
-    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded or is in float16.
+    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded, holds an adapter or is
+    in float16.
     """
     if model is None:
-        loaded: tuple[torch.nn.Module, Any] = load_model(settings)
-        return loaded
+        model, tokenizer = load_model(settings)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     return model, tokenizer
 
