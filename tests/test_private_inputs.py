@@ -596,6 +596,17 @@ def test_a_model_that_holds_an_adapter_is_refused(make: Callable[[], Any], tmp_p
     assert "merge_and_unload" in told
 
 
+def test_a_folder_with_an_adapter_is_no_base_model(tmp_path: Path) -> None:
+    """transformers loads the base model of the adapter and the adapter with it."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    tiny_model().save_pretrained(base)
+    adapted = _adapted()
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    tiny_tokenizer().save_pretrained(folder)
+    refused(tmp_path, ModelError, "holds an adapter already", model=str(folder))
+
+
 @pytest.mark.usefixtures("quick_reports")
 def test_a_merged_model_is_a_base_model(tmp_path: Path) -> None:
     assert tune(tmp_path / "run", model=_adapted().merge_and_unload()).steps == 2

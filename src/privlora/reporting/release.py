@@ -43,8 +43,8 @@ def rewrite_report(folder: RunFolder) -> Path:
 
     No model is needed. The ledger decides: if it shows more than the report, the statement is made anew.
 
-    Raises RunError if there is no run, or it has no report, or one of another version or run; PrivacyError if the ledger
-    shows less than the report.
+    Raises RunError if there is no run, or it has no report, or one of another version or run; PrivacyError if the
+    ledger shows less than the report.
     """
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
         raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
