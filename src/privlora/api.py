@@ -208,7 +208,7 @@ def resume_run(
     if evaluation is not None and settings.data.evaluation is None:
         raise RunError(
             "this run has no evaluation records, so it takes none when it is resumed",
-            why="its settings, which are published, would not say that they were used",
+            why="their loss would be published, and the run's settings say that there is none",
             fix="leave evaluation out; `privlora evaluate` measures a finished run",
         )
     _check_sources(settings, records, evaluation)
