@@ -511,7 +511,8 @@ def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_report_of_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["report", folder], str(folder))
+    refuses(capsys, folder, ["report", folder], f"no run in {str(folder)!r}")
+    refuses(capsys, folder, ["report", folder / "none"], "no run in ")
 
 
 USAGE = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import peft
 import pytest
 import torch
 import transformers
@@ -147,6 +148,58 @@ def test_records_in_the_place_of_settings_are_not_shown(texts: Any, tmp_path: Pa
     refused(tmp_path, PrivloraError, "public_text|the string given as data", adapter=start)
     for name in ("path", "evaluation"):
         refused(tmp_path, ConfigError, f"columns holds {name!r}", columns={"max_length": 40, name: texts})
+
+
+# Where a setting is expected, a record: as a text, in a list, in a mapping.
+MISPLACED: dict[str, dict[str, Any]] = {
+    "init": {"adapter": {"r": 2, "init": SECRET}},
+    "long init": {"adapter": {"r": 2, "init": SECRET * 200}},
+    "targets": {"adapter": {"r": 2, "target_modules": SECRET}},
+    "targets in a list": {"adapter": {"r": 2, "target_modules": [SECRET]}},
+    "targets, no pattern": {"adapter": {"r": 2, "target_modules": f"{SECRET} ("}},
+    "layers": {"adapter": {"r": 2, "layers_to_transform": [SECRET]}},
+    "rank": {"adapter": {"r": [SECRET]}},
+    "rank as a mapping": {"adapter": {"r": {"text": SECRET}}},
+    "rank as a text": {"adapter": {"r": SECRET}},
+    "rank as a long word": {"adapter": {"r": SECRET.replace(" ", "_") * 3}},
+    "method": {"method": SECRET},
+    "optimizer": {"method": {"name": "prism", "optimizer": SECRET}},
+    "schedule": {"method": {"schedule": SECRET}},
+    "a setting's name": {"adapter": {SECRET: 1}},
+    "task": {"columns": {"task": SECRET}},
+    "format": {"columns": {"format": SECRET}},
+    "column": {"columns": {"text": SECRET}},
+    "template": {"columns": {"text": SECRET + " {text!r}"}},
+    "open template": {"columns": {"text": SECRET + " {text"}},
+    "unknown field": {"columns": {"text": "{" + SECRET + "}"}},
+    "device": {"loading": {"device": SECRET}, "model": "gpt2"},
+    "dtype": {"loading": {"dtype": SECRET}},
+    "label": {"run": {"label": [SECRET]}},
+}
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", MISPLACED)
+def test_records_in_the_place_of_any_setting_are_not_shown(
+    name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    options = MISPLACED[name]
+    if "model" in options:
+        options = {**options, "model": str(model_folder)}
+    with pytest.raises(PrivloraError) as caught:
+        tune(tmp_path / "run", **options)
+    assert "4815" not in str(caught.value)
+    assert "karim" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["p1," + SECRET, SECRET.replace(" ", ","), "x" * 41, "4815"])
+def test_a_table_without_a_header_is_not_shown(first: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.csv"
+    path.write_text("\n".join([first] * 30))
+    told = refused(tmp_path, DataError, "does the file have a header line", path)
+    assert "karim" not in told
+    assert "x" * 41 not in told
 
 
 @pytest.mark.usefixtures("no_network")
@@ -318,6 +371,75 @@ def test_private_records_in_memory_are_not_for_evaluation(evaluation: Any, tmp_p
     assert "remove them" in told
 
 
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+TURNS = [
+    [{"role": "user", "content": f"fever {i}"}, {"role": "assistant", "content": "rest"}] for i in range(30)
+]
+ANSWER = "what the doctor said of guest"
+# What is written otherwise in public, and is the same to the model: private and public records, and the columns.
+SAME_TOKENS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
+    "other keys in a chat": (
+        [{"m": turns} for turns in TURNS],
+        [{"m": [{**message, "name": None} for message in TURNS[3]]}],
+        {"messages": "m"},
+    ),
+    "another column of the template": (
+        [{"a": f"fever {i}", "b": " rises"} for i in range(30)],
+        [{"a": "fever 3 rises", "b": ""}],
+        {"text": "{a}{b}"},
+    ),
+    "another boundary": (
+        [{"p": f"fever {i}", "c": " rises today"} for i in range(30)],
+        [{"p": "fever 3 rises", "c": " today"}],
+        {"prompt": "p", "completion": "c"},
+    ),
+    "another end, beyond max_length": (
+        [{"text": f"fever {i} " + "rises " * 9} for i in range(30)],
+        [{"text": "fever 3 " + "rises " * 9 + "and falls"}],
+        {"text": "text", "unchecked": True},
+    ),
+    "a long completion under another prompt": (
+        [{"p": f"note {i}", "c": f"{ANSWER} {i}"} for i in range(30)],
+        [{"p": "mail", "c": f"{ANSWER} 3"}],
+        {"prompt": "p", "completion": "c", "loss_on": "completion"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME_TOKENS)
+def test_what_is_the_same_to_the_model_is_not_for_evaluation(name: str, tmp_path: Path) -> None:
+    private, public, columns = SAME_TOKENS[name]
+    file = tmp_path / "public.json"
+    file.write_text(json.dumps(public))
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT
+    start = {"r": 2, "init": "public-gradient", "public_text": str(file)}
+    for given, match in (
+        ({"evaluation": public}, "data.evaluation"),
+        ({"adapter": start}, "adapter.public_text"),
+    ):
+        with pytest.raises(
+            PrivacyError, match=f"{match} are the same as private ones once they are tokenised"
+        ):
+            fine_tune(
+                tiny_model(),
+                private,
+                tokenizer=tokenizer,
+                output=tmp_path / "run",
+                **{"adapter": {"r": 2}, **given},
+                privacy=PRIVACY,
+                columns={"max_length": 40, **columns},
+            )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_a_short_answer_may_be_the_same(tmp_path: Path) -> None:
+    private = [{"p": f"note {i}", "c": "positive"} for i in range(30)]
+    columns = {"max_length": 40, "prompt": "p", "completion": "c", "loss_on": "completion"}
+    tune(tmp_path / "run", private, columns=columns, evaluation=[{"p": "mail", "c": "positive"}])
+
+
 def test_a_task_compares_what_is_trained_on(tmp_path: Path) -> None:
     rows = [{"sentence": f"film {i}", "label": i % 2} for i in range(30)]
     public = [{"text": "film 3", "label": "positive"}]  # another column and another way to write the label
@@ -457,6 +579,46 @@ UNFIT: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "rank": (tiny_model, {"adapter": {"r": 17}}, "adapter.r=17 exceeds"),
     "targets": (tiny_model, {"adapter": {"r": 2, "target_modules": ["q_porj"]}}, "did you mean 'q_proj'"),
 }
+
+
+def _adapted() -> Any:
+    return peft.get_peft_model(tiny_model(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+
+
+def _injected() -> Any:
+    """An adapter without peft's wrapper around the model."""
+    return peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"]), tiny_model())
+
+
+@pytest.mark.parametrize("make", [_adapted, _injected, lambda: _adapted().base_model.model], ids=str)
+def test_a_model_that_holds_an_adapter_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
+    told = refused(tmp_path, ModelError, "holds an adapter already", model=make())
+    assert "merge_and_unload" in told
+
+
+def test_a_folder_with_an_adapter_is_no_base_model(tmp_path: Path) -> None:
+    """transformers loads the base model of the adapter and the adapter with it."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    tiny_model().save_pretrained(base)
+    adapted = _adapted()
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    tiny_tokenizer().save_pretrained(folder)
+    refused(tmp_path, ModelError, "holds an adapter already", model=str(folder))
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_a_merged_model_is_a_base_model(tmp_path: Path) -> None:
+    assert tune(tmp_path / "run", model=_adapted().merge_and_unload()).steps == 2
+
+
+@pytest.mark.parametrize("name", ["adapter", "method", "privacy", "run", "columns", "loading"])
+@pytest.mark.parametrize("given", [[SECRET], 4815, peft.LoraConfig(r=2)], ids=["list", "number", "object"])
+def test_settings_that_are_no_mapping(name: str, given: Any, tmp_path: Path) -> None:
+    told = refused(tmp_path, ConfigError, f"{name} is of type {type(given).__name__}", **{name: given})
+    assert "Fix: pass " in told
+    if name != "method":
+        refused(tmp_path, ConfigError, f"{name} is of type str", **{name: SECRET})
 
 
 @pytest.mark.parametrize("name", UNFIT)

@@ -18,6 +18,7 @@ from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError
 from privlora.reporting import write_release
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.loop import Observer, finish_training
 from privlora.training.session import (
     Parts,
@@ -88,6 +89,9 @@ def fine_tune(
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
         )
+    groups = {"privacy": privacy, "columns": columns, "adapter": adapter, "loading": loading, "run": run}
+    for name, group in {**groups, "method": {} if isinstance(method, str) else method}.items():
+        _refuse_no_mapping(name, group)
     for name in ("path", "evaluation"):
         if name in (columns or {}):
             raise ConfigError(
@@ -123,6 +127,25 @@ def fine_tune(
         evaluation=evaluation_records,
         observer=observer,
     )
+
+
+_EXAMPLES = {
+    "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
+    "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
+    "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
+    "run": "dict(seed=0, label='notes')",
+    "columns": "dict(text='note', max_length=256)",
+    "loading": "dict(dtype='bfloat16')",
+}
+
+
+def _refuse_no_mapping(name: str, group: Any) -> None:
+    """Raise ConfigError for an argument that holds settings and is no mapping; what it is instead is not shown."""
+    if group is not None and not isinstance(group, Mapping):
+        raise ConfigError(
+            f"{name} is of type {type(group).__name__}, not a mapping of settings",
+            fix=f"pass {_EXAMPLES[name]}",
+        )
 
 
 def _given(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
@@ -173,7 +196,8 @@ def resume_run(
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
-    Raises RunError if there is no run in ``root``. A finished run is only reported again.
+    Raises RunError if there is no run in ``root``, if the model is another than the run's, or for evaluation records
+    that the run does not have; PrivacyError for other private records. A finished run is only reported again.
     """
     folder = RunFolder(Path(root))
     if not folder.settings.exists():
@@ -182,6 +206,12 @@ def resume_run(
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
     )
+    if evaluation is not None and settings.data.evaluation is None:
+        raise RunError(
+            "this run has no evaluation records, so it takes none when it is resumed",
+            why="their loss would be published, and the run's settings say that there is none",
+            fix="leave evaluation out; `privlora evaluate` measures a finished run",
+        )
     _check_sources(settings, records, evaluation)
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
@@ -217,11 +247,15 @@ def _run(
     data = load_data(settings, tokenizer, records, evaluation, model=model)
     if on_data is not None:
         on_data(data.summary)
+    identity = identify(data, model)
+    if not fresh:
+        refuse_others(folder, identity)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)
+                keep_identity(folder, identity)  # first: whatever can be resumed has it
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)

@@ -47,3 +47,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """What to say of a name that is not among ``known``."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def named(value: object, longest: int = 40) -> str:
+    """How an error shows what may be a record in the wrong place: numbers and single words, of the rest the type."""
+    if isinstance(value, str):
+        shows = len(value) <= longest and len(value.split()) <= 1 and value == value.strip()
+    else:
+        shows = value is None or isinstance(value, bool | int | float)
+    return repr(value) if shows else f"(a {type(value).__name__}, not shown: it may be private)"

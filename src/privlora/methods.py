@@ -26,7 +26,7 @@ from privlora.coordinates.starts import (
     projected_start,
     tangent_start,
 )
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, named
 from privlora.mechanisms import CLIPPING
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
@@ -144,7 +144,7 @@ class Method:
         chosen = name or self.optimizer
         if chosen not in self.optimizers:
             raise ConfigError(
-                f"method {self.name!r} has no optimizer {chosen!r}",
+                f"method {self.name!r} has no optimizer {named(chosen)}",
                 fix=f"one of {', '.join(self.optimizers)}",
             )
         return chosen
@@ -384,7 +384,9 @@ METHODS: dict[str, Method] = {
 def find_method(name: str) -> Method:
     """The row called ``name``. Raises ConfigError."""
     if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}", fix=f"one of {', '.join(METHODS)} (privlora methods)")
+        raise ConfigError(
+            f"unknown method {named(name)}", fix=f"one of {', '.join(METHODS)} (privlora methods)"
+        )
     return METHODS[name]
 
 

@@ -105,6 +105,26 @@ def test_merged_weights_give_the_same_logits(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_a_merged_model_has_its_card(
+    private: bool, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished / "run", tmp_path / "run"))
+    stamp = "DIFFERENTIALLY PRIVATE" if private else "NOT PRIVATE"
+    path = run / "release" / "privacy_report.json"
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps({**report, "stamp": {"text": stamp, "reason": "a test"}}))
+    merged = tmp_path / "merged"
+    assert call(capsys, "export", run, merged, "--merge").code == 0
+    text = (merged / "README.md").read_text()
+    assert f"\n# {stamp}: " in text
+    assert "library_name: transformers" in text
+    assert 'AutoModelForCausalLM.from_pretrained(".")' in text
+    for absent in ("peft", "report.html"):
+        assert absent not in text.split("Versions: ")[0]
+    assert len({path.stat().st_mode for path in merged.iterdir()}) == 1
+
+
 def test_a_copy_of_the_adapter(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copied = call(capsys, "export", finished / "run", tmp_path / "copy", "--as-lora")
     assert copied.out == f"adapter in {tmp_path / 'copy'}\n"

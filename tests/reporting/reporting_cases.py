@@ -41,6 +41,7 @@ def make_run(
     base: str = "acme/tiny",
     averaging: float = 0.0,
     use_rslora: bool = False,
+    init: str | None = None,
     settings_of_method: dict[str, float] | None = None,
 ) -> Run:
     """A run that has ended, with its release written; ``privacy`` None is the non-private mode."""
@@ -51,7 +52,7 @@ def make_run(
             "model": {"name": base},
             "data": {"path": "secret-records.jsonl"},
             "privacy": {**public, **({"private": False} if privacy is None else {"delta": 1e-3, **privacy})},
-            "adapter": {"r": 3, "lora_alpha": 6, "use_rslora": use_rslora},
+            "adapter": {"r": 3, "lora_alpha": 6, "use_rslora": use_rslora, "init": init},
             "method": {
                 "name": method,
                 "learning_rate": 0.5,

@@ -139,6 +139,15 @@ def test_the_statement_is_the_ledgers(private_run: Run, report: dict[str, Any]) 
     assert report["noise"]["noise_std"] == pytest.approx(1.0 * 1.0 / 8)
 
 
+def test_a_start_of_this_machine_is_published_by_its_name_alone(tmp_path: Path) -> None:
+    start = make_run(tmp_path / "secret-place" / "run", privacy={"noise_multiplier": 1.0}).folder.release
+    own = start.rename(start.with_name("my-start"))
+    run = make_run(tmp_path / "run", privacy={"noise_multiplier": 1.0}, init=str(own))
+    assert load(run)["adapter"]["init"] == "my-start"
+    for path in run.folder.release.iterdir():
+        assert b"secret-place" not in path.read_bytes(), path.name
+
+
 def test_an_adapted_clipping_norm_is_public(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", privacy={"noise_multiplier": 1.0, "clip_quantile": 0.25})
     report = load(run)

@@ -44,8 +44,10 @@ def test_parts_may_share_tensors(tmp_path: Path) -> None:
     assert torch.equal(found["b"]["transposed"], shared.T)
 
 
-def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "c", PARTS, Mark(1, "one", None))
+@pytest.mark.parametrize("other", ["one", "", None])
+def test_another_runs_checkpoint_is_refused(other: str | None, tmp_path: Path) -> None:
+    """Also one that does not say whose it is."""
+    save_checkpoint(tmp_path / "c", PARTS, Mark(1, other, None))
     with pytest.raises(RunError, match="belongs to another run"):
         load_checkpoint(tmp_path / "c", run_id="two")
 

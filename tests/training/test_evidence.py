@@ -12,7 +12,7 @@ from run_cases import STEPS, Bench, releases, side_log
 from test_crashes import StopAt
 
 from privlora.accounting import Ledger, compose_ledgers, read_ledger
-from privlora.errors import PrivacyError
+from privlora.errors import PrivacyError, RunError
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder, append_line
 from privlora.training.loop import Interrupted
@@ -102,6 +102,18 @@ def test_every_line_of_losses_is_a_release(bench: Bench, run: RunFolder, tmp_pat
     """Where an earlier version went on under an older ledger, the steps are numbered twice."""
     append_line(run.private_losses, {"step": 5, "units": 3, "loss": 1.0})
     refused(bench, run, tmp_path / "log", r"shows 8 releases, but .*training_loss.jsonl was written after 9")
+
+
+@pytest.mark.parametrize("line", ['{"x": 1}', "null", '{"step": "9"}', '{"step": true}', "[9]", "9"])
+def test_damaged_lines_are_one_error(line: str, bench: Bench, run: RunFolder, tmp_path: Path) -> None:
+    for path in (run.private_losses, run.evaluations):
+        whole = path.read_text()
+        path.write_text(f"{whole}{line}\n")
+        with side_log(tmp_path / "log"), pytest.raises(RunError, match=f"{path.name}' is damaged"):
+            bench.resume(run.root, PUBLIC)
+        path.write_text(whole)
+    assert releases(tmp_path / "log") == []
+    assert read_ledger(run.ledger).charges == STOPPED
 
 
 def test_a_closed_ledger_of_a_shorter_past_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:

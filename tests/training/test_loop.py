@@ -104,6 +104,19 @@ def test_the_held_out_loss_is_that_of_the_public_records(bench: Bench, tmp_path:
     assert not (tmp_path / "without/release/evaluations.jsonl").exists()
 
 
+def test_an_evaluation_that_a_crash_lost_is_made_up_for(bench: Bench, tmp_path: Path) -> None:
+    """Else the gap would publish where the run broke."""
+    root = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(root, observer=StopAt(8), run={"evaluate_every": 4}, evaluation=PUBLIC)
+    path = root / "release/evaluations.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    assert read_lines(path)[-1]["step"] == 4
+    bench.resume(root, PUBLIC)
+    assert [row["step"] for row in read_lines(path)] == [0, 4, 8, STEPS]
+
+
 @pytest.mark.parametrize("method", ["prism", "dp-adamw"])
 def test_empty_batches_are_full_steps(method: str, bench: Bench, tmp_path: Path) -> None:
     privacy = {

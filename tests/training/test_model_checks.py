@@ -95,8 +95,22 @@ COUPLED = {
     "the row above": lambda x: x + 0.1 * x.roll(1, dims=0),
     "the row below": lambda x: x + 0.1 * x.roll(-1, dims=0),
     "the first row": lambda x: x + 0.1 * x[:1],
+    "the row above, from its middle on": lambda x: (
+        x + 0.1 * x.roll(1, dims=0) * (torch.arange(x.shape[1]) >= 4)[:, None]
+    ),
     "its place in the batch": lambda x: x * torch.arange(1.0, 1 + len(x))[:, None, None],
 }
+
+
+class _SeesPadding(_Altered):
+    """Each row is scaled by how long the row above it is."""
+
+    def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
+        above = options["attention_mask"].sum(dim=1).roll(1)[:, None, None]
+        embedded = self.get_input_embeddings()(input_ids) * (1 + 0.1 * above)
+        return self.inner(inputs_embeds=embedded, **options)
+
+
 AHEAD = {
     "the next token": lambda x: x + 0.1 * torch.cat([x[:, 1:], x[:, -1:]], dim=1),
     "one of the middle": lambda x: x + 0.1 * x[:, 5:6],
@@ -108,6 +122,23 @@ AHEAD = {
 def test_models_that_couple_rows_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match="couples the rows of a batch"):
         probe(altered(COUPLED[name]))
+
+
+def test_rows_that_are_coupled_by_their_padding_are_refused() -> None:
+    with pytest.raises(ModelError, match="couples the rows of a batch"):
+        probe(_SeesPadding(lambda x: x).eval())
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_one_row_that_moves_is_rounding(place: int) -> None:
+    """In the last pass one of the two rows that are compared meets, say, another expert; a dependence moves both."""
+    passes = iter(range(3))
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        moved = (torch.arange(len(x)) == place)[:, None, None]
+        return x + 0.1 * moved * (next(passes) == 2)
+
+    probe(altered(change))
 
 
 @pytest.mark.parametrize("name", AHEAD)

@@ -7,6 +7,7 @@ rsLoRA), lora_B.weight (m, r) and lora_A.weight (r, n). Here the scale is shared
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.targets import find_targets
-from privlora.errors import ModelError, PrivloraError
+from privlora.errors import ModelError, PrivloraError, named
 from privlora.names import published_name
 
 _PREFIX = "base_model.model."
+_LONGEST_PATH = 200  # of a folder that is not there, in an error
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
 
@@ -74,15 +76,17 @@ def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
     Raises ModelError if the files are missing, damaged or hold more than plain LoRA factors.
     """
     path = Path(folder)
+    # A text that is no folder may be a record in the place of adapter.init.
+    place = repr(str(path)) if os.path.isdir(path) else named(str(path), longest=_LONGEST_PATH)
     try:
         tensors = load_file(path / WEIGHTS_NAME)
         json.loads((path / CONFIG_NAME).read_text())  # peft would look for a file that is missing on the hub
         config = PeftConfig.from_pretrained(str(path))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(
-            f"no readable LoRA adapter in {str(path)!r} ({type(error).__name__})",
+            f"no readable LoRA adapter in {place} ({type(error).__name__})",
             fix=f"point to a folder with {CONFIG_NAME} and {WEIGHTS_NAME}",
-        ) from error
+        ) from None
     if getattr(config, "use_dora", False) or not hasattr(config, "lora_alpha"):
         raise ModelError(
             f"{str(path)!r} is not a plain LoRA adapter", fix="merge it into the base model first"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from privlora.errors import ModelError, PrivacyError
+from privlora.errors import ModelError, PrivacyError, named
 
 ALL_LINEAR = "all-linear"
 
@@ -54,6 +54,11 @@ def find_targets(
     linear = {name for name, module in model.named_modules() if feature_sizes(module) is not None}
     output = output_layer_name(model)
     names = [name for name, _ in model.named_modules()]
+    if isinstance(target_modules, str) and not _is_pattern(target_modules):
+        raise ModelError(
+            f"adapter.target_modules={named(target_modules)} is no regular expression",
+            fix="give all-linear, a list of name endings, or a pattern of whole module names",
+        )
     if target_modules == ALL_LINEAR:
         chosen = [name for name in names if name in linear and name != output]
     else:
@@ -81,6 +86,14 @@ def output_layer_name(model: torch.nn.Module) -> str | None:
     return next((name for name, module in model.named_modules() if module is head), None)
 
 
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
 def _selected(name: str, patterns: str | Sequence[str]) -> bool:
     if isinstance(patterns, str):
         return re.fullmatch(patterns, name) is not None
@@ -103,7 +116,7 @@ def _check_named(
     if missing:
         near = difflib.get_close_matches(missing[0], known, n=1)
         raise ModelError(
-            f"adapter.target_modules names {missing[0]!r}, which this model does not have",
+            f"adapter.target_modules names {named(missing[0])}, which this model does not have",
             fix=(f"did you mean {near[0]!r}? " if near else "") + f"its linear layers are {', '.join(known)}",
         )
     for name in chosen:

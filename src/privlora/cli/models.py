@@ -45,7 +45,7 @@ def export(
     with _new_folder(output) as temporary:
         if merge:
             with quiet_libraries():
-                _write_merged(settings.model, folder.release, temporary)
+                _write_merged(settings.model, folder, temporary)
         for name in kept:
             if (folder.release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(folder.release / name, temporary / name)
@@ -58,15 +58,21 @@ def export(
         out().print(f"{form} in {output}")
 
 
-def _write_merged(settings: ModelSettings, adapter: Path, folder: Path) -> None:
+def _write_merged(settings: ModelSettings, run: RunFolder, folder: Path) -> None:
     from privlora.adapters.peft_files import merge, read_adapter
+    from privlora.reporting.card import card
+    from privlora.reporting.release import CARD_NAME, read_report
     from privlora.training.session import load_model
 
-    factors = read_adapter(adapter)
+    report, factors = read_report(run.report), read_adapter(run.release)
     model, tokenizer = load_model(settings.model_copy(update={"device": "cpu"}))
     merge(model, factors)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / CARD_NAME).write_text(card(report, merged=True), encoding="utf-8")
+    mode = (folder / "config.json").stat().st_mode
+    for path in folder.iterdir():  # safetensors lets nobody else read what it writes
+        path.chmod(mode)
 
 
 @contextlib.contextmanager

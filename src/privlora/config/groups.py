@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from privlora.data.records import shown
 from privlora.data.tasks import TASKS
-from privlora.errors import nearest
+from privlora.errors import named, nearest
 from privlora.names import in_full
 
 
@@ -143,7 +143,7 @@ class DataSettings(_Group):
     @classmethod
     def _known_task(cls, task: str | None) -> str | None:
         if task is not None and task not in TASKS:
-            raise ValueError(f"unknown task {task!r}. Fix: {nearest(task, TASKS)}")
+            raise ValueError(f"unknown task {named(task)}. Fix: {nearest(task, TASKS)}")
         return task
 
     @model_validator(mode="after")

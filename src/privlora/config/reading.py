@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from privlora.config.groups import Settings
-from privlora.errors import ConfigError, nearest
+from privlora.errors import ConfigError, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 # A Python caller may have put records where these name files, so what they hold is never shown.
@@ -70,15 +70,15 @@ def _apply(merged: dict[str, Any], override: str) -> None:
     group, dot, name = key.strip().partition(".")
     if not (equals and dot and name):
         raise ConfigError(
-            f"cannot read override {override!r}", fix="write group.key=value, as privacy.steps=100"
+            f"cannot read override {named(override)}", fix="write group.key=value, as privacy.steps=100"
         )
     try:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ConfigError(f"the value of override {key!r} is not valid YAML", fix="quote it") from None
+        raise ConfigError(f"the value of override {named(key)} is not valid YAML", fix="quote it") from None
     section = merged.setdefault(group, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{group!r} is not a group of settings", fix="write group.key=value")
+        raise ConfigError(f"{named(group)} is not a group of settings", fix="write group.key=value")
     section[name] = parsed
 
 
@@ -86,7 +86,7 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
     groups = Settings.model_fields
     for group, values in merged.items():
         if group not in groups:
-            raise ConfigError(f"{source}: unknown group {group!r}", fix=nearest(group, groups))
+            raise ConfigError(f"{source}: unknown group {named(group)}", fix=nearest(group, groups))
         kind = groups[group].annotation
         assert isinstance(kind, type)
         assert issubclass(kind, BaseModel)
@@ -100,7 +100,7 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
         for key in values:
             if key not in kind.model_fields:
                 raise ConfigError(
-                    f"{source}: unknown setting {group}.{key}",
+                    f"{source}: unknown setting {named(f'{group}.{key}', longest=80)}",
                     why="a setting that is ignored may be one that privacy rests on",
                     fix=nearest(str(key), kind.model_fields),
                 )
@@ -114,8 +114,8 @@ def _readable(error: ValidationError, source: str) -> ConfigError:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
-    hidden = first["type"] == "value_error" or isinstance(first["input"], Mapping)
-    shown = "" if hidden or _RECORDS.intersection(first["loc"]) else f"={first['input']!r}"
+    hidden = first["type"] == "value_error" or _RECORDS.intersection(first["loc"])
+    shown = "" if hidden else f"={named(first['input'])}"
     return ConfigError(f"{prefix}{shown}: {message}")
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from jinja2 import TemplateError
 
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,6 +22,7 @@ IGNORED = -100
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _CHUNK = 1000  # records handed to the tokenizer at once
+_OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class Example:
     """Tokens of the record that did not fit into max_length."""
     blank: bool = False
     """Whether what is trained on says nothing: blanks at most, and the end of the text."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of tokens and labels; private."""
+        return sha256(self.input_ids.tobytes() + self.labels.tobytes()).digest()
 
 
 class Examples(Sequence[Example]):
@@ -184,6 +191,20 @@ def build_examples(
     return Examples(examples)
 
 
+def token_hashes(examples: Iterable[Example]) -> set[bytes]:
+    """SHA-256 of each example's tokens, and of its labelled ones alone where there are at least 16 of them.
+
+    So the same long completion is found under another prompt, and a short answer that many records share is not.
+    """
+    hashes = set()
+    for example in examples:
+        hashes.add(sha256(example.input_ids.tobytes()).digest())
+        labelled = example.labels[example.labels != IGNORED]
+        if len(labelled) >= _OWN_WORDS:
+            hashes.add(sha256(labelled.tobytes()).digest())
+    return hashes
+
+
 def encode_prompts(
     prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_length: int
 ) -> list[np.ndarray]:
@@ -223,12 +244,12 @@ def _parse(template: str) -> list[tuple[str, str | None]]:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(
-            f"template {template!r} cannot be read: {error}", fix="write {{ and }} for literal braces"
+            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
         ) from None
     for _, field, spec, conversion in pieces:
         if field == "" or spec or conversion:
             raise ConfigError(
-                f"template {template!r} has a field that is not a plain {{column}}",
+                f"template {named(template)} has a field that is not a plain {{column}}",
                 fix="name one column between each pair of braces, without ! or :",
             )
     return [(literal, field) for literal, field, _, _ in pieces]

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, named
 
 Record = dict[str, Any]
 Format = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
@@ -39,6 +39,7 @@ _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
 _SHOWN_COLUMNS = 20
+_COLUMN = re.compile(r"[^\W\d][\w.-]{0,39}")
 
 
 def load_records(path: str | list[str], *, format: Format = "auto", limit: int | None = None) -> list[Record]:
@@ -61,7 +62,9 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
             hub dataset.
     """
     if format not in get_args(Format):
-        raise ConfigError(f"format={format!r} is unknown", fix=f"use one of {', '.join(get_args(Format))}")
+        raise ConfigError(
+            f"format={named(format)} is unknown", fix=f"use one of {', '.join(get_args(Format))}"
+        )
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is below 1", fix="leave it out to read everything")
     sources = [path] if isinstance(path, str) else path
@@ -177,12 +180,16 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
 
 
 def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataError:
-    """The error for a record without ``column``: lists its columns and the nearest name."""
+    """The error for a record without ``column``: its columns and the nearest name, where all look like names."""
     names = [str(name) for name in record]
-    nearest = difflib.get_close_matches(column, names, n=1)
-    shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
+    nearest: list[str] = []
+    if all(map(_COLUMN.fullmatch, names)):
+        nearest = difflib.get_close_matches(column, names, n=1)
+        shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
+    else:  # a table without a header has a record for its names
+        shown = "(not shown: they look like contents; does the file have a header line?)"
     return DataError(
-        f"record {number} has no column {column!r}; its columns are: {shown or 'none'}",
+        f"record {number} has no column {named(column)}; its columns are: {shown or 'none'}",
         fix=f"did you mean {nearest[0]!r}?" if nearest else "name one of its columns",
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError, nearest
+from privlora.errors import ConfigError, DataError, named, nearest
 
 SCORE_STEP = 0.2
 """STS-B's scores are trained on and scored in steps of a fifth (Raffel et al. 2020, section 2.4)."""
@@ -148,7 +148,7 @@ def find_task(name: str) -> Task:
     """A row of TASKS. Raises ConfigError with the nearest name."""
     if name in TASKS:
         return TASKS[name]
-    raise ConfigError(f"unknown task {name!r}", fix=nearest(name, TASKS))
+    raise ConfigError(f"unknown task {named(name)}", fix=nearest(name, TASKS))
 
 
 def questions(task: Task, records: Sequence[Mapping[str, Any]]) -> list[Question]:

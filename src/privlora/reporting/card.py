@@ -12,15 +12,17 @@ from privlora.reporting.wording import Report, is_private, method_table, nats, n
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 
-def card(report: Report) -> str:
-    """README.md, as Markdown."""
-    stamp = report["stamp"]["text"]
+def card(report: Report, *, merged: bool = False) -> str:
+    """README.md, as Markdown. merged: of the whole model that base and adapter make, without the page of figures."""
+    stamp, base = report["stamp"]["text"], plain(report["adapter"]["base_model"])
     lines = [
         "---",
-        yaml.safe_dump(_front_matter(report), sort_keys=False, allow_unicode=True).strip(),
+        yaml.safe_dump(_front_matter(report, merged), sort_keys=False, allow_unicode=True).strip(),
         "---",
         "",
-        f"# {stamp}: LoRA adapter for {plain(report['adapter']['base_model'])}",
+        f"# {stamp}: {base} with a LoRA adapter merged in"
+        if merged
+        else f"# {stamp}: LoRA adapter for {base}",
         "",
         f"**{plain(sentence(report))}**",
         "",
@@ -28,7 +30,8 @@ def card(report: Report) -> str:
         "",
         *_table(privacy_table(report)),
         "",
-        "`privacy_report.json` says the same to machines, `report.html` shows it with figures.",
+        "`privacy_report.json` says the same to machines"
+        + ("." if merged else ", `report.html` shows it with figures."),
         "",
         "### What is not protected",
         "",
@@ -37,10 +40,7 @@ def card(report: Report) -> str:
         "## Use",
         "",
         "```python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
-        f"base = AutoModelForCausalLM.from_pretrained({_base(report)})",
-        'model = PeftModel.from_pretrained(base, ".")  # this folder',
+        *(_USE_MERGED if merged else _use(report)),
         "```",
         "",
         "## Training",
@@ -61,10 +61,26 @@ def plain(text: object) -> str:
     return _SPECIAL.sub(r"\\\1", line)
 
 
-def _front_matter(report: Report) -> dict[str, object]:
+_USE_MERGED = (
+    "from transformers import AutoModelForCausalLM",
+    'model = AutoModelForCausalLM.from_pretrained(".")  # this folder',
+)
+
+
+def _use(report: Report) -> list[str]:
+    return [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        f"base = AutoModelForCausalLM.from_pretrained({_base(report)})",
+        'model = PeftModel.from_pretrained(base, ".")  # this folder',
+    ]
+
+
+def _front_matter(report: Report, merged: bool) -> dict[str, object]:
     name, local = report["adapter"]["base_model"], report["adapter"]["base_is_local"]
     tags = ["lora", "privlora", "differential-privacy" if is_private(report) else "not-private"]
-    front: dict[str, object] = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": tags}
+    library = "transformers" if merged else "peft"
+    front: dict[str, object] = {"library_name": library, "pipeline_tag": "text-generation", "tags": tags}
     if not local and HUB_NAME.fullmatch(name):  # hubs take this for one of their models
         front = {"base_model": name, **front}
     return front

@@ -43,10 +43,12 @@ def rewrite_report(folder: RunFolder) -> Path:
 
     No model is needed. The ledger decides: if it shows more than the report, the statement is made anew.
 
-    Raises RunError if the run has no report, or one of another version or run; PrivacyError if the ledger
-    shows less than the report.
+    Raises RunError if there is no run, or it has no report, or one of another version or run; PrivacyError if the
+    ledger shows less than the report.
     """
-    report = _read_report(folder.report)
+    if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
+        raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
+    report = read_report(folder.report)
     statement, summary = report["statement"], None
     if statement is not None:
         summary = read_ledger(folder.ledger)
@@ -74,7 +76,8 @@ def _check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> Non
         )
 
 
-def _read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> dict[str, Any]:
+    """privacy_report.json of an ended run. Raises RunError if it cannot be read, or is of another schema version."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

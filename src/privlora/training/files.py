@@ -57,6 +57,10 @@ class RunFolder:
         return self.private / "data_summary.json"
 
     @property
+    def identity(self) -> Path:
+        return self.private / "identity.json"
+
+    @property
     def evaluations(self) -> Path:
         return self.release / "evaluations.jsonl"
 
@@ -200,12 +204,19 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows written by ``append_line``; a line torn by a crash is skipped. Raises RunError for other damage."""
+    """Rows written by ``append_line``; a line torn by a crash is skipped. Raises RunError for other damage.
+
+    Every row is an object with the number of its step.
+    """
     if not path.exists():
         return []
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        for row in rows:
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError
+        return rows
     except ValueError as error:
         raise RunError(
             f"{str(path)!r} is damaged ({type(error).__name__})", fix="restore it, or remove the damaged line"

@@ -35,12 +35,13 @@ _NO_RUN = "non-private"
 
 @dataclass(frozen=True)
 class StepReport:
-    """What may be shown while a run goes on: public numbers only."""
+    """What is shown to whoever trains while a run goes on: no loss, no count."""
 
     step: int
     steps: int
     learning_rate: float
     seconds: float
+    """PRIVATE, unlike the rest: a step takes as long as the batch that was drawn is large. Never publish it."""
 
 
 class Observer(Protocol):

@@ -38,6 +38,17 @@ def refuse_float16(model: torch.nn.Module) -> None:
         )
 
 
+def refuse_adapted(model: torch.nn.Module) -> None:
+    """Raise ModelError for a model that holds an adapter already: peft's, or any LoRA layer."""
+    adapted = hasattr(model, "peft_config") or any("lora_" in name for name, _ in model.named_parameters())
+    if adapted:
+        raise ModelError(
+            "the model holds an adapter already",
+            why="what is released would fit this adapted model alone, and no base model could load it",
+            fix="give the base model, or merge the adapter first (model = model.merge_and_unload())",
+        )
+
+
 def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: int) -> None:
     """Raise ModelError for records longer than the model reads, or a tokenizer whose ids it does not know.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,18 +21,19 @@ from privlora.config import DataSettings, ModelSettings, PrivacySettings, Settin
 from privlora.coordinates import Coordinates
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.batching import pad_token
-from privlora.data.examples import Examples, Template, build_examples
+from privlora.data.examples import Examples, Template, build_examples, token_hashes
 from privlora.data.records import as_records, content_hashes, load_records, refuse_missing
 from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
-from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.errors import ConfigError, ModelError, PrivacyError, named
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
 from privlora.training.model_checks import (
     positions_of,
+    refuse_adapted,
     refuse_coupled,
     refuse_float16,
     refuse_out_of_reach,
@@ -126,13 +127,14 @@ def given_or_loaded(
 ) -> tuple[torch.nn.Module, Any]:
     """A caller's model and its tokenizer, or those of the settings.
 
-    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded or is in float16.
+    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded, holds an adapter or is
+    in float16.
     """
     if model is None:
-        loaded: tuple[torch.nn.Module, Any] = load_model(settings)
-        return loaded
+        model, tokenizer = load_model(settings)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     return model, tokenizer
 
@@ -183,7 +185,9 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
-        raise ConfigError(f"model.device={name!r} is not available here", fix="use auto or cpu") from None
+        raise ConfigError(
+            f"model.device={named(name)} is not available here", fix="use auto or cpu"
+        ) from None
     return name
 
 
@@ -222,12 +226,23 @@ def load_data(
             fix="set it to a tenth of 1 / number of units, or less",
         )
     sampler(privacy, len(units))  # refuses more units than the cap was accounted for, before the run exists
-    if privacy.private:
-        _refuse_shared(settings, records, evaluation)
+    public = _public(settings, evaluation) if privacy.private else {}
+    columns = Template(**data.columns).used
+    _refuse_shared(
+        content_hashes(_of_task(records, data), columns),
+        {name: content_hashes(_of_task(given, data), columns) for name, given in public.items()},
+        f"in {', '.join(sorted(columns))}",
+    )
     loaded = Data(
         tokenise(records, data, tokenizer),
         units,
         tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
+    )
+    # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
+    _refuse_shared(
+        token_hashes(loaded.examples),
+        {name: token_hashes(tokenise(given, data, tokenizer)) for name, given in public.items()},
+        "once they are tokenised",
     )
     if model is not None:
         refuse_unknown_tokens(model, chain(loaded.examples, loaded.evaluation))
@@ -238,26 +253,33 @@ def load_data(
     return loaded
 
 
-def _refuse_shared(
-    settings: Settings, records: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]
-) -> None:
-    """Raise PrivacyError if records that count as public say what private ones say; which and how many is not told."""
-    data, lora = settings.data, settings.adapter
-    public: dict[str, tuple[Sequence[Mapping[str, Any]], str]] = {}
+_REVEALED: Final = {
+    "data.evaluation": "their held-out loss would be published",
+    "adapter.public_text": "the start of the training would reveal them",
+}
+
+
+def _public(
+    settings: Settings, evaluation: Sequence[Mapping[str, Any]]
+) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The records that count as public, by the setting that names them."""
+    lora = settings.adapter
+    public: dict[str, Sequence[Mapping[str, Any]]] = {}
     if evaluation:
-        public["data.evaluation"] = (evaluation, "their held-out loss would be published")
+        public["data.evaluation"] = evaluation
     if lora.public_text is not None:
-        texts = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
-        public["adapter.public_text"] = (texts, "the start of the training would reveal them")
-    if not public:
-        return
-    columns = Template(**data.columns).used
-    private = content_hashes(_of_task(records, data), columns)
-    for name, (given, why) in public.items():
-        if not private.isdisjoint(content_hashes(_of_task(given, data), columns)):
+        texts = load_records(lora.public_text, format=settings.data.format, limit=lora.public_texts)
+        public["adapter.public_text"] = texts
+    return public
+
+
+def _refuse_shared(private: Set[bytes], public: Mapping[str, Set[bytes]], how: str) -> None:
+    """Raise PrivacyError if a public hash is that of a private record; which and how many is not told."""
+    for name, hashes in public.items():
+        if not private.isdisjoint(hashes):
             raise PrivacyError(
-                f"some records of {name} are the same as private ones in {', '.join(sorted(columns))}",
-                why=why,
+                f"some records of {name} are the same as private ones {how}",
+                why=_REVEALED[name],
                 fix="remove them from the public records; give others, or none",
             )
 
