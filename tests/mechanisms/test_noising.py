@@ -31,6 +31,11 @@ def test_the_grid_is_a_power_of_two_below_tau_over_4096(tau: float) -> None:
     assert tau / 8192 < width <= tau / 4096
 
 
+@pytest.mark.parametrize("tau", [5e-324, 1e-323, 1e-320, 1e-319, 1e-310])
+def test_the_grid_of_tiny_noise_is_not_wider_than_the_noise(tau: float) -> None:
+    assert 0 <= grid_width(tau) <= tau
+
+
 def test_without_noise_there_is_no_grid() -> None:
     assert grid_width(0.0) == 0.0
     total = torch.randn(50, dtype=torch.float64)

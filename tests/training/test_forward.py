@@ -187,6 +187,16 @@ def test_every_generator_is_keyed_afresh_and_given_back() -> None:
     assert len({x for each in (0, 1, 2, 5) for x in seen[each]}) == 4 * 5
 
 
+def test_states_of_many_batches_differ() -> None:
+    """A key of 8 bits would repeat itself."""
+    generator, states = private_generator(), []
+    for _ in range(200):
+        with forward._keyed(generator):
+            states.append((torch.get_rng_state().numpy().tobytes(), random.getrandbits(64), np.random.rand()))
+    for kind in zip(*states, strict=True):
+        assert len(set(kind)) == 200
+
+
 def test_all_words_of_torchs_generator_are_fresh() -> None:
     """mt19937 has 624 words of 32 bits; torch.manual_seed fills them from 32 bits in all."""
     state = forward._cpu_state(counter_generator(3))

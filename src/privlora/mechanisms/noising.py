@@ -18,8 +18,12 @@ _STEPS = 4096
 
 
 def grid_width(noise_std: float) -> float:
-    """The power of two in (tau / 8192, tau / 4096] for noise of standard deviation tau; 0, no grid, without noise."""
-    return math.ldexp(1.0, math.frexp(noise_std / _STEPS)[1] - 1) if noise_std > 0 else 0.0
+    """The power of two in (tau / 8192, tau / 4096] for noise of standard deviation tau; 0, no grid, without noise.
+
+    Also 0 where float64 has no such power (tau below 1e-319).
+    """
+    # Of exponents: tau / 4096 itself may underflow.
+    return math.ldexp(1.0, math.frexp(noise_std)[1] - math.frexp(_STEPS)[1]) if noise_std > 0 else 0.0
 
 
 def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype: torch.dtype) -> Tensor:
