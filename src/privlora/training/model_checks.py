@@ -195,7 +195,7 @@ def routes_tokens(model: Any) -> bool:
     A choice jumps where its scores tie. So the rounding that the width of a micro-batch changes could move a record's
     whole gradient, alike for records that are alike, and each unit is computed by itself, at its own width.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return _has_experts(config.to_dict() if hasattr(config, "to_dict") else {}) or any(
         _ROUTING.search(type(module).__name__) for module in model.modules()
     )
