@@ -31,7 +31,7 @@ _REDUCED_SLACK = 0.02
 
 
 # Roots bring small gradients up, and with them what float32 rounds (docs/sharp-edges.md).
-_SPECTRAL_SLACK = 1e-3
+_SPECTRAL_SLACK = 0.01
 
 
 def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
