@@ -590,7 +590,9 @@ def _injected() -> Any:
     return peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"]), tiny_model())
 
 
-@pytest.mark.parametrize("make", [_adapted, _injected, lambda: _adapted().base_model.model], ids=["wrapped", "injected", "inside"])
+@pytest.mark.parametrize(
+    "make", [_adapted, _injected, lambda: _adapted().base_model.model], ids=["wrapped", "injected", "inside"]
+)
 def test_a_model_that_holds_an_adapter_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
     told = refused(tmp_path, ModelError, "holds an adapter already", model=make())
     assert "merge_and_unload" in told
