@@ -77,7 +77,7 @@ def test_without_a_file_it_takes_generated_records(
         (["--figures", "sweep"], "unknown figure 'sweep'"),
         (["--also", "ffa"], "'ffa' is not a private method on both factors"),
         (["--steps", "2"], "'--steps'"),
-        (["privacy.stepz=3"], "unknown setting privacy.stepz"),
+        (["privacy.stepz=3"], "unknown setting 'privacy.stepz'"),
         (["privacy.private=false", "privacy.noise_multiplier=null"], "no noise to diagnose"),
         (["adapter.init=spectral-split"], "spectral-split"),
         (["data.path=nowhere.jsonl"], "nowhere.jsonl"),

@@ -78,6 +78,7 @@ def test_a_run_publishes_what_is_public_and_nothing_else(bench: Bench, tmp_path:
         "checkpoint.safetensors",
         "config.resolved.yaml",
         "data_summary.json",
+        "identity.json",
         "training_loss.jsonl",
     }
 

@@ -86,7 +86,7 @@ def test_nobody_moves_the_sum_by_more_than_c_whatever_was_seeded(
         run(model, tmp_path / str(left_out), rest, method=method)
     changes = [float((seen[0] - other).norm()) / CLIP_NORM for other in seen[1:]]
     assert max(changes) <= 1 + 1e-5
-    assert min(changes) > 0.999
+    assert min(changes) > 0.98
 
 
 def masks(monkeypatch: pytest.MonkeyPatch) -> list[str]:

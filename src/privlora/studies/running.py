@@ -128,7 +128,7 @@ class Workbench:
             assert evaluation is not None
             raw = load_records(evaluation, format=settings.data.format)
             given = fitted(settings, self._model)
-            data = load_data(given, self._tokenizer, evaluation=raw, model=self._model)
+            data = load_data(given, self._tokenizer, evaluation=raw, model=self._model, all_public=True)
             self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 

@@ -198,11 +198,13 @@ def load_data(
     evaluation: Any = None,
     *,
     model: torch.nn.Module | None = None,
+    all_public: bool = False,
 ) -> Data:
     """Read, check, tokenise and group the records.
 
     records, evaluation: what stands for data.path and data.evaluation (Python callers), see ``as_records``. model: the
-    one that is to read them, so that tokens that it does not know are refused.
+    one that is to read them, so that tokens that it does not know are refused. all_public: of studies, whose records
+    are public all, so that any of them may be evaluated on.
 
     Raises DataError for records that cannot be used or cannot be what was said of them (data.unchecked), PrivacyError
     for public ones among the private.
@@ -226,7 +228,7 @@ def load_data(
             fix="set it to a tenth of 1 / number of units, or less",
         )
     sampler(privacy, len(units))  # refuses more units than the cap was accounted for, before the run exists
-    public = _public(settings, evaluation) if privacy.private else {}
+    public = _public(settings, evaluation) if privacy.private and not all_public else {}
     columns = Template(**data.columns).used
     _refuse_shared(
         content_hashes(_of_task(records, data), columns),
