@@ -157,7 +157,7 @@ def test_one_record_where_the_clipping_norm_has_moved_far(
     changes = check_remove_one(
         case, uneven_examples(), units, clip_norm=1e-5, clipping=clipping, adaptive=adaptive
     )
-    assert min(changes) > (0.9989 if clipping == "spectral" else 0.9999)
+    assert min(changes) > (0.9899 if clipping == "spectral" else 0.9999)
 
 
 @by_space
