@@ -627,7 +627,7 @@ def test_settings_that_are_no_mapping(name: str, given: Any, tmp_path: Path) -> 
 def test_an_unfit_model_is_refused_before_a_record_is_tokenised(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privlora.training.session.build_examples", lambda *_, **__: pytest.fail("tokenised"))
+    monkeypatch.setattr("privlora.training.inputs.build_examples", lambda *_, **__: pytest.fail("tokenised"))
     make, options, match = UNFIT[name]
     refused(tmp_path, ModelError, match, model=make(), **options)
 

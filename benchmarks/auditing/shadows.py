@@ -20,17 +20,19 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from privlora.auditing.one_step import Uncharged
 from privlora.auditing.shadows import audit_shadows
 from privlora.config import Settings, settings_from
 from privlora.data.batching import micro_batches, pad_token
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.mechanisms import GaussianMechanism
+from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_method
-from privlora.shadows import train_adapters
+from privlora.stacked import train_adapters
+from privlora.training.assembly import build_parts, plan_privacy
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.session import build_parts, load_data, plan_privacy, unchanged_afterwards
+from privlora.training.inputs import load_data
+from privlora.training.models import unchanged_afterwards
 
 RECORDS, STEPS, BATCH, TOKENS, RANK, KIND = 30, 12, 6, 32, 4, "codes"
 CELLS = [("adamw", None)] + [

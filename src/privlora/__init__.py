@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from privlora.version import __version__
+
 if TYPE_CHECKING:
     from privlora.api import Result, fine_tune, resume_run, train_run
 
-__version__ = "0.1.0"
 __all__ = ["Result", "__version__", "fine_tune", "resume_run", "train_run"]
 
 

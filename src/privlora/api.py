@@ -17,21 +17,12 @@ from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError
 from privlora.reporting import write_release
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
+from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
-from privlora.training.session import (
-    Parts,
-    PublicStart,
-    build_parts,
-    check_model,
-    check_sources,
-    fitted,
-    given_or_loaded,
-    load_data,
-    plan_privacy,
-    unchanged_afterwards,
-)
+from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
 
 
 @dataclass(frozen=True)

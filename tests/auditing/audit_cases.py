@@ -11,9 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
-from privlora.auditing.one_step import StepAudit, Uncharged, audit_step
+from privlora.auditing.one_step import StepAudit, audit_step
 from privlora.coordinates import Vector, WishartCoordinates
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
+from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 
 Setting = tuple[GaussianMechanism, GradientCanaries, GradientCanaries]

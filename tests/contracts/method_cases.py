@@ -28,7 +28,7 @@ from privlora.mechanisms import (
     NoiseSource,
     Release,
 )
-from privlora.mechanisms.gaussian import Charges
+from privlora.mechanisms.charges import Charges
 from privlora.methods import METHODS, Method, build
 from privlora.optimizers import Optimizer
 from privlora.training.gradients import micro_batch_gradients

@@ -18,7 +18,7 @@ from privlora.data.examples import IGNORED, encode_completions, encode_prompts
 from privlora.data.records import load_records
 from privlora.data.tasks import TASKS, find_task, questions, task_records
 from privlora.errors import ConfigError, DataError
-from privlora.training.session import tokenise
+from privlora.training.inputs import tokenise
 
 ASSETS = Path(os.environ.get("PRIVLORA_ASSETS") or Path(__file__).parents[3] / "shared") / "assets"
 

@@ -14,8 +14,8 @@ from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import settings_from
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.reporting import write_release
+from privlora.training.assembly import Parts, build_parts, plan_privacy
 from privlora.training.files import RunFolder, append_line
-from privlora.training.session import Parts, build_parts, plan_privacy
 
 STEPS = 3
 

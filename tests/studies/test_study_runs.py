@@ -27,7 +27,7 @@ from privlora.studies.results import Row, read_results
 from privlora.studies.settings import Cell, Study, study_from
 from privlora.studies.study import Findings, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
-from privlora.training import session
+from privlora.training import assembly
 from privlora.training.loop import Interrupted
 
 SMALL: dict[str, Any] = {
@@ -92,13 +92,13 @@ def test_every_method_gets_the_same_public_start(tmp_path: Path, monkeypatch: py
     content["tasks"] = {"one": None}
     content["methods"].append({"name": "ffa", "adapter.init": "random", "adapter.public_text": None})
     seeds: list[int] = []
-    find = session.mean_gradient_subspaces
+    find = assembly.mean_gradient_subspaces
 
     def noted(*args: Any, seed: int, **options: Any) -> Any:
         seeds.append(seed)
         return find(*args, seed=seed, **options)
 
-    monkeypatch.setattr(session, "mean_gradient_subspaces", noted)
+    monkeypatch.setattr(assembly, "mean_gradient_subspaces", noted)
     log = Log()
     run_study(study_from(content), tmp_path / "found", watcher=log)
     assert [row.error for row in log.rows] == [None] * 6

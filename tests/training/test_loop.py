@@ -25,8 +25,8 @@ from privlora.mechanisms import Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import load_checkpoint
 from privlora.training.files import read_lines
+from privlora.training.inputs import sampler
 from privlora.training.loop import Interrupted, StepReport
-from privlora.training.session import sampler
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 

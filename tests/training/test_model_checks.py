@@ -23,7 +23,7 @@ from privlora.training.model_checks import (
     refuse_unknown_tokens,
     routes_tokens,
 )
-from privlora.training.session import check_model
+from privlora.training.models import check_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -20,9 +20,10 @@ from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.examples import Example
 from privlora.errors import ConfigError, DataError
 from privlora.methods import METHODS
-from privlora.training import public_start, session
+from privlora.training import assembly, public_start
+from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.models import unchanged_afterwards
 from privlora.training.public_start import mean_gradient_subspaces
-from privlora.training.session import PublicStart, build_parts, unchanged_afterwards
 
 TEXTS = [example for seed in (1, 2, 3) for example in uneven_examples(seed)]
 PUBLIC = [f"a note about nothing, number {i}." for i in range(12)]
@@ -252,7 +253,7 @@ def test_a_start_is_shared_where_it_is_the_same(tmp_path: Path, monkeypatch: pyt
         ranks.append(adapter.rank)
         return mean_gradient_subspaces(adapter, *args, **options)
 
-    monkeypatch.setattr(session, "mean_gradient_subspaces", counted)
+    monkeypatch.setattr(assembly, "mean_gradient_subspaces", counted)
     model, public = tiny_model(), PublicStart(tiny_tokenizer())
     one = public.subspaces(settings(tmp_path), model)
     assert public.subspaces(settings(tmp_path, "ffa", method={"learning_rate": 0.1}), model) is one
@@ -271,7 +272,7 @@ def test_no_more_texts_than_the_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         counts.append(len(texts))
         return {}
 
-    monkeypatch.setattr(session, "mean_gradient_subspaces", counted)
+    monkeypatch.setattr(assembly, "mean_gradient_subspaces", counted)
     public = PublicStart(tiny_tokenizer())
     public.subspaces(settings(tmp_path, adapter={"public_text_limit": 5}), tiny_model())
     chosen = settings(tmp_path)

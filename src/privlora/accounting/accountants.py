@@ -29,9 +29,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
-import privlora
 from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.errors import PrivacyError
+from privlora.version import __version__
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
@@ -163,7 +163,7 @@ def accountant_versions(accountant: Accountant = "pld") -> dict[str, str]:
     if accountant == "prv":
         _require_prv()
     package = _PACKAGES[accountant]
-    return {"privlora": privlora.__version__, package: version(package)}
+    return {"privlora": __version__, package: version(package)}
 
 
 def rough_epsilon(events: dict[StepEvent, int]) -> float:

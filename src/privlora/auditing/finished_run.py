@@ -24,7 +24,8 @@ from privlora.data.batching import pad_token
 from privlora.data.records import load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError
 from privlora.training.files import RunFolder
-from privlora.training.session import load_model, tokenise
+from privlora.training.inputs import tokenise
+from privlora.training.models import load_model
 
 _GUESSED = 0.2  # of the records; chosen before any score was seen
 _DELTA = 1e-5  # of the bound, for a run that claims nothing

@@ -72,17 +72,6 @@ class StepAudit:
         return self.epsilon_lower > self.epsilon_claimed
 
 
-class Uncharged:
-    """Stands in for a ledger where nothing is published: an audit plays on data of its own."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def charge(self, event: StepEvent) -> int:
-        self._count += 1
-        return self._count
-
-
 def trials_for(
     noise_multiplier: float, delta: float, *, share: float = 0.85, confidence: float = 0.95
 ) -> int:

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-import privlora
 from privlora.accounting.accountants import delta_curve, rough_epsilon
 from privlora.accounting.events import StepEvent
 from privlora.auditing.bounds import Floats, curve_floor
@@ -27,6 +26,7 @@ from privlora.reporting.plots import ACCENT, GRID, INK, MUTED, SECOND, STYLE, in
 from privlora.reporting.render import page_template
 from privlora.reporting.wording import number, rounded_up
 from privlora.training.files import RunFolder, write_atomically
+from privlora.version import __version__
 
 PAGE, JSON = "audit.html", "audit.json"
 _COLOURS = {"before": MUTED, "after": ACCENT, "canaries": ACCENT}
@@ -71,7 +71,7 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
         caption=_ROC_CAPTION,
         tables=_tables(audit),
         notes=_NOTES_OF_RUN,
-        version=privlora.__version__,
+        version=__version__,
     )
     return _write(folder, page, audit.to_dict())
 
@@ -99,7 +99,7 @@ def write_one_run(
         caption=_ROC_CAPTION,
         tables=[("Numbers", ("", ""), rows)],
         notes=_NOTES_OF_CANARIES,
-        version=privlora.__version__,
+        version=__version__,
     )
     return _write(RunFolder(root), page, {**audit.to_dict(), "violated": audit.violated, "kind": kind})
 
@@ -129,7 +129,7 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
         caption=_ROC_CAPTION,
         tables=[("Numbers", ("", ""), rows)],
         notes=_NOTES_OF_SHADOWS,
-        version=privlora.__version__,
+        version=__version__,
     )
     folder = RunFolder(root)
     folder.create()

@@ -18,21 +18,11 @@ from privlora.data.batching import pad_token
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
-from privlora.training.session import (
-    Data,
-    Parts,
-    PublicStart,
-    build_parts,
-    check_model,
-    check_sources,
-    fitted,
-    given_or_loaded,
-    load_data,
-    plan_privacy,
-    unchanged_afterwards,
-)
+from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
 
 KINDS = ("gradient", *TEXT_CANARIES)
 MARK = "AUDIT-NOT-FOR-RELEASE.txt"

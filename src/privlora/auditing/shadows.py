@@ -33,15 +33,10 @@ from privlora.data.batching import pad_token
 from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError
 from privlora.randomness import private_generator
-from privlora.shadows import train_adapters
-from privlora.training.session import (
-    PublicStart,
-    check_model,
-    check_sources,
-    fitted,
-    given_or_loaded,
-    load_data,
-)
+from privlora.stacked import train_adapters
+from privlora.training.assembly import PublicStart
+from privlora.training.inputs import check_sources, fitted, load_data
+from privlora.training.models import check_model, given_or_loaded
 
 LEAST_LIKELY = "least-likely"
 KINDS = (*TEXT_CANARIES, LEAST_LIKELY)

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-import privlora
 from privlora.cli.accounting import budget, calibrate
 from privlora.cli.auditing import audit
 from privlora.cli.comparing import compare
@@ -22,6 +21,7 @@ from privlora.cli.models import export
 from privlora.cli.planning import plan
 from privlora.cli.training import Stopped, resume, train
 from privlora.errors import PrivloraError
+from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -53,7 +53,7 @@ for command in (
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"privlora {privlora.__version__}")
+        typer.echo(f"privlora {__version__}")
         raise typer.Exit
 
 

@@ -170,9 +170,9 @@ def _one_run(
         from privlora.accounting import read_ledger
         from privlora.auditing.page import write_one_run
         from privlora.auditing.run_audit import audit_run, read_state
+        from privlora.training.assembly import plan_privacy
         from privlora.training.files import RunFolder
         from privlora.training.progress import RichObserver
-        from privlora.training.session import plan_privacy
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         console = err()

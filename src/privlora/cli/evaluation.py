@@ -198,7 +198,7 @@ def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataS
     from privlora.data.batching import pad_token
     from privlora.data.records import load_records
     from privlora.evaluation import evaluate_next_token
-    from privlora.training.session import tokenise
+    from privlora.training.inputs import tokenise
 
     records = load_records(data.path, format=data.format, limit=data.limit)
     model, tokenizer = _load(model_settings, adapter)
@@ -223,7 +223,7 @@ def _task(
 
 
 def _load(settings: ModelSettings, adapter: Path | None) -> tuple[torch.nn.Module, Any]:
-    from privlora.training.session import load_model
+    from privlora.training.models import load_model
 
     model, tokenizer = load_model(settings)
     return (model if adapter is None else _with_adapter(model, adapter)), tokenizer

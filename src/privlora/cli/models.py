@@ -62,7 +62,7 @@ def _write_merged(settings: ModelSettings, run: RunFolder, folder: Path) -> None
     from privlora.adapters.peft_files import merge, read_adapter
     from privlora.reporting.card import card
     from privlora.reporting.release import CARD_NAME, read_report
-    from privlora.training.session import load_model
+    from privlora.training.models import load_model
 
     report, factors = read_report(run.report), read_adapter(run.release)
     model, tokenizer = load_model(settings.model_copy(update={"device": "cpu"}))

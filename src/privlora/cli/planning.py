@@ -38,7 +38,7 @@ def plan(
         from privlora.cli.memory import estimate_memory
         from privlora.methods import find_method
         from privlora.reporting.limits import not_protected
-        from privlora.training.session import plan_privacy
+        from privlora.training.assembly import plan_privacy
 
         method = find_method(settings.method.name)
         hyper = method.resolve(
@@ -75,8 +75,9 @@ def _local_model(settings: Settings) -> tuple[Settings, Any]:
 
     Also the settings, as far as they follow from the model.
     """
+    from privlora.training.inputs import fitted
     from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.session import fitted, load_skeleton, load_tokenizer
+    from privlora.training.models import load_skeleton, load_tokenizer
 
     refuse_unknown_model(settings.model.name)
     if not Path(settings.model.name).expanduser().is_dir():

@@ -40,7 +40,7 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
-        from privlora.training.session import plan_privacy
+        from privlora.training.assembly import plan_privacy
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         result = _observed(
@@ -60,7 +60,7 @@ def resume(
     settings = load_run_settings(folder)
     with quiet_libraries():
         from privlora.api import resume_run
-        from privlora.training.session import plan_privacy
+        from privlora.training.assembly import plan_privacy
 
         plan = None
         if settings.privacy.private:

@@ -18,7 +18,6 @@ from torch import Tensor
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Plan
 from privlora.adapters import LowRankAdapter
-from privlora.auditing.one_step import Uncharged
 from privlora.config import MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.data.batching import micro_batches, pad_token
@@ -26,24 +25,16 @@ from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statist
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import noised
 from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.session import (
-    Data,
-    PublicStart,
-    build_parts,
-    check_model,
-    fitted,
-    load_data,
-    load_model,
-    plan_privacy,
-    sampler,
-    unchanged_afterwards,
-)
+from privlora.training.inputs import Data, fitted, load_data, sampler
+from privlora.training.models import check_model, load_model, unchanged_afterwards
 
 BASELINE: Final = "dp-adamw"
 PRISM: Final = "prism"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import privlora
 from privlora.diagnostics.findings import TEXTS
 from privlora.diagnostics.study import Diagnostics
 from privlora.diagnostics.style import as_png, as_svg
@@ -16,6 +15,7 @@ from privlora.errors import RunError
 from privlora.reporting.render import page_template
 from privlora.reporting.wording import number
 from privlora.training.files import write_atomically
+from privlora.version import __version__
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def render(diagnostics: Diagnostics) -> str:
         seed=diagnostics.facts["seed"],
         facts=_fact_table(diagnostics.facts),
         figures=figures,
-        version=privlora.__version__,
+        version=__version__,
     )
 
 

@@ -17,7 +17,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.heads.releases import RELEASES, Batch
 from privlora.heads.settings import HeadSettings
-from privlora.mechanisms.gaussian import Charges
+from privlora.mechanisms.charges import Charges
 from privlora.randomness import private_generator
 
 # Above this sampling rate it is faster to compute every row for every head than to gather the rows of each batch.

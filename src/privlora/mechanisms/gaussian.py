@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import Coordinates, Vector, add_vectors, float64_device
 from privlora.errors import ConfigError, PrivacyError
+from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import noised
@@ -39,13 +38,6 @@ def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
     if adapter.reduced_precision:
         return _REDUCED_SLACK
     return _SPECTRAL_SLACK if clipping == "spectral" else _SLACK
-
-
-class Charges(Protocol):
-    """What a mechanism needs of a ledger."""
-
-    def charge(self, event: StepEvent) -> int:
-        """Write the event durably, or raise; returns the number of the step."""
 
 
 class GaussianMechanism(Mechanism):

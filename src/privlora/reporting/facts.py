@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import privlora
 from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
@@ -25,7 +24,8 @@ from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
-from privlora.training.session import Parts
+from privlora.training.assembly import Parts
+from privlora.version import __version__
 
 SCHEMA_VERSION = 2
 PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
@@ -215,7 +215,7 @@ def versions() -> dict[str, str]:
     """Of the software that made the statement."""
     packages = ("dp-accounting", "torch", "transformers", "peft")
     return {
-        "privlora": privlora.__version__,
+        "privlora": __version__,
         **{name: version(name) for name in packages},
         "python": platform.python_version(),
     }

@@ -17,8 +17,8 @@ from privlora.errors import PrivacyError, RunError
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.render import render
+from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, read_lines, set_times, write_atomically
-from privlora.training.session import Parts
 
 CARD_NAME, HTML_NAME = "README.md", "report.html"
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-import privlora
 from privlora.accounting import read_ledger
 from privlora.adapters import write_adapter
 from privlora.config import Settings
@@ -26,20 +25,12 @@ from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
 from privlora.studies.results import Role, Row, finite
 from privlora.studies.settings import Cell, Records
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, set_times, write_atomically
+from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
-from privlora.training.session import (
-    Data,
-    Parts,
-    PublicStart,
-    build_parts,
-    check_model,
-    fitted,
-    load_data,
-    load_model,
-    plan_privacy,
-    unchanged_afterwards,
-)
+from privlora.training.models import check_model, load_model, unchanged_afterwards
+from privlora.version import __version__
 
 
 @dataclass(frozen=True)
@@ -250,7 +241,7 @@ def _clear(folder: RunFolder) -> None:
 def versions() -> dict[str, str]:
     """Of the software that made a run."""
     packages = ("torch", "transformers", "peft", "dp-accounting")
-    return {"privlora": privlora.__version__, **{name: version(name) for name in packages}}
+    return {"privlora": __version__, **{name: version(name) for name in packages}}
 
 
 @cache

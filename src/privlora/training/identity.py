@@ -13,7 +13,7 @@ import torch
 
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.session import Data
+from privlora.training.inputs import Data
 
 _VALUES = 64  # of each parameter
 

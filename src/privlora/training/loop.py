@@ -22,12 +22,13 @@ from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.randomness import private_generator
+from privlora.training.assembly import Parts
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.session import Data, Parts, sampler
+from privlora.training.inputs import Data, sampler
 
 # A non-private run has no ledger; its checkpoints belong to it all the same.
 _NO_RUN = "non-private"

@@ -14,7 +14,6 @@ from torch import Tensor
 from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
-from privlora.auditing.one_step import Uncharged
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, settings_from
 from privlora.data.batching import micro_batches
@@ -23,12 +22,13 @@ from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError, PrivacyError, PrivloraError
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource, Release
+from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import grid_width
 from privlora.optimizers import Optimizer
-from privlora.shadows import TrainedAdapters, train_adapters
-from privlora.shadows.adapter import StackedAdapter
+from privlora.stacked import TrainedAdapters, train_adapters
+from privlora.stacked.adapter import StackedAdapter
+from privlora.training.assembly import build_parts
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.session import build_parts
 
 SIGMA, SEEDS = 0.3, (5, 6, 7)
 # Name of the method, and what is set otherwise than by its row.

@@ -14,17 +14,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 from privlora.mechanisms import NoiseSource
-from privlora.mechanisms.gaussian import Charges
 from privlora.methods import make_optimizer
 from privlora.optimizers import IterateAverage
-from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
-from privlora.training.session import Parts
+from privlora.stacked.adapter import OwnedCaptured, StackedAdapter
+from privlora.training.assembly import Parts
 
 
 def stack_parts(parts: Parts, count: int) -> Parts:
@@ -150,17 +148,3 @@ class StackedNoise(NoiseSource):
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
         each = (shape[0] // len(self._sources), *shape[1:])
         return torch.cat([source.standard_normal(each) for source in self._sources])
-
-
-class ChargeAll:
-    """Every adapter's ledger, or none in a study: charged before the noise of a step that all of them take."""
-
-    def __init__(self, ledgers: Sequence[Charges]) -> None:
-        self._ledgers = ledgers
-        self._count = 0
-
-    def charge(self, event: StepEvent) -> int:
-        self._count += 1
-        for ledger in self._ledgers:
-            ledger.charge(event)
-        return self._count

@@ -22,14 +22,15 @@ from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
-from privlora.mechanisms.gaussian import Charges
+from privlora.mechanisms.charges import ChargeAll, Charges
 from privlora.randomness import private_generator
-from privlora.shadows.adapter import OwnedCaptured, StackedAdapter
-from privlora.shadows.coordinates import ChargeAll, StackedCoordinates, StackedNoise, stack_parts
+from privlora.stacked.adapter import OwnedCaptured, StackedAdapter
+from privlora.stacked.coordinates import StackedCoordinates, StackedNoise, stack_parts
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.forward import training_passes
 from privlora.training.gradients import steadied
 from privlora.training.model_checks import routes_tokens
-from privlora.training.session import Parts, PublicStart, build_parts, plan_privacy, unchanged_afterwards
+from privlora.training.models import unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
 _TOGETHER = 16

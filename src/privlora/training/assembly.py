@@ -1,0 +1,182 @@
+"""A run put together from its settings: what it will release and cost, and the parts of its method on a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger import Plan
+from privlora.adapters import LowRankAdapter
+from privlora.config import Settings
+from privlora.coordinates import Coordinates
+from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
+from privlora.data.batching import pad_token
+from privlora.data.records import load_records
+from privlora.errors import ConfigError
+from privlora.mechanisms import AdaptiveClipNorm
+from privlora.methods import Hyperparameters, Method, build, find_method
+from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
+from privlora.training.inputs import sampler, tokenise
+from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.public_start import mean_gradient_subspaces
+
+ADJACENCY: Final = "add-or-remove-one"
+
+
+@dataclass
+class Parts:
+    """A method on a model: what the loop drives and a checkpoint holds."""
+
+    method: Method
+    adapter: LowRankAdapter
+    coordinates: Coordinates
+    optimizer: Optimizer
+    average: IterateAverage | None
+    settings: Settings
+    hyper: Hyperparameters
+    adaptive: AdaptiveClipNorm | None = None
+    """Where privacy.clip_quantile is set."""
+
+    def learning_rate(self, step: int) -> float:
+        """Of step 1, 2, …; a function of public numbers."""
+        hyper = self.hyper
+        return learning_rate_at(
+            step, self.settings.privacy.steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+        )
+
+    def named_factors(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """What is exported, relative to W0: the averaged update where averaging is on, else the last iterate."""
+        trained = self.average or self.coordinates
+        return self.adapter.relative_to_w0(trained.named_factors())
+
+    def install_result(self) -> None:
+        """Let the model compute with what would be exported; ``coordinates.install`` goes back to training."""
+        if self.average is not None:
+            for group, (a, b) in zip(self.adapter.groups, self.average.factors(), strict=True):
+                self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+
+def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tuple[Plan, Calibration | None]:
+    """What the run will release and cost, before any record is read.
+
+    model: the base model where it is at hand; else its configuration is read if the cost depends on it.
+    """
+    privacy = settings.privacy
+    assert privacy.private
+    assert privacy.delta is not None
+    method = find_method(settings.method.name)
+    if not method.private:
+        raise ConfigError(
+            f"method {method.name!r} adds no noise, so it cannot meet a privacy target",
+            fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
+        )
+    sampling = sampler(privacy, 0).sampling
+
+    def skeleton() -> LowRankAdapter:
+        return adapter_for(settings, load_skeleton(settings.model) if model is None else model, dropout=0.0)
+
+    projections = method.event_layers(skeleton)
+    if privacy.clip_quantile is not None and projections:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method {method.name!r}",
+            why="the count of norms is not projected, so the projection's event would not cover it",
+            fix="remove clip_quantile, or use another method",
+        )
+    calibration = None
+    sigma = privacy.noise_multiplier
+    if sigma is None:
+        assert privacy.target_epsilon is not None
+        calibration = calibrate_noise_multiplier(
+            sampling,
+            privacy.steps,
+            privacy.target_epsilon,
+            privacy.delta,
+            adjacency=ADJACENCY,
+            projections=projections,
+        )
+        sigma = calibration.noise_multiplier
+    plan = Plan(
+        event=StepEvent(sampling, sigma, projections),
+        steps=privacy.steps,
+        delta=privacy.delta,
+        target_epsilon=privacy.target_epsilon,
+        adjacency=ADJACENCY,
+        unit=privacy.unit,
+        records_per_user=privacy.max_records_per_user if privacy.unit == "user" else None,
+        clip_norm=privacy.clip_norm,
+        expected_batch_size=privacy.b,
+        method=method.name,
+        dataset=settings.run.label or "unnamed",
+        insecure_noise=privacy.insecure_noise_seed is not None,
+    )
+    return plan, calibration
+
+
+class PublicStart:
+    """Finds the subspaces of adapter.init=public-gradient for one model that does not change.
+
+    Keeps those of the last adapter and texts, one for each seed: runs that differ in method, privacy or learning rate
+    share them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._key = ""
+        self._found: dict[int, Subspaces] = {}
+
+    def subspaces(self, settings: Settings, model: torch.nn.Module) -> Subspaces:
+        """A function of the model, the public texts, the adapter's shape and the public seed alone.
+
+        Raises DataError for texts that cannot be read or used.
+        """
+        lora, data, run = settings.adapter, settings.data, settings.run
+        template = data.model_dump_json(exclude={"path", "evaluation", "limit"})
+        key = f"{settings.model.model_dump_json()} {lora.model_dump_json()} {template} {run.tokens_per_micro_batch}"
+        if key != self._key:
+            self._key, self._found = key, {}
+        if run.seed not in self._found:
+            assert lora.public_text is not None
+            records = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
+            self._found[run.seed] = mean_gradient_subspaces(
+                adapter_for(settings, model, dropout=0.0),
+                tokenise(records, data, self._tokenizer),
+                seed=run.seed,
+                max_tokens=run.tokens_per_micro_batch,
+                pad_token_id=pad_token(self._tokenizer),
+            )
+        return self._found[run.seed]
+
+
+def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart | None = None) -> Parts:
+    """Attach the adapter and start the method's state. public: needed where adapter.init=public-gradient."""
+    method = find_method(settings.method.name)
+    lora = settings.adapter
+    privacy = settings.privacy
+    hyper = method.resolve(settings.method, lora.init, privacy.steps, private=privacy.private)
+    set_checkpointing(model, settings.model.gradient_checkpointing)
+    subspaces = None
+    if hyper.init == PUBLIC_GRADIENT and public is not None:
+        subspaces = public.subspaces(settings, model)
+    adapter = adapter_for(settings, model, dropout=lora.lora_dropout)
+    double = next(model.parameters()).dtype == torch.float64
+    coordinates, optimizer = build(
+        method,
+        adapter,
+        optimizer=hyper.optimizer,
+        init=hyper.init,
+        seed=settings.run.seed,
+        lora_alpha=lora.lora_alpha,
+        use_rslora=lora.use_rslora,
+        settings=hyper.settings,
+        dtype=torch.float64 if double else torch.float32,
+        subspaces=subspaces,
+    )
+    average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
+    quantile = privacy.clip_quantile
+    adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
+    adapter.attach()  # last: a setting that is refused leaves the model alone
+    return Parts(method, adapter, coordinates, optimizer, average, settings, hyper, adaptive)

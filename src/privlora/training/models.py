@@ -1,0 +1,176 @@
+"""The base model: loaded, checked, given back as it was."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from privlora.adapters import LowRankAdapter
+from privlora.config import ModelSettings, Settings
+from privlora.data.batching import pad_token
+from privlora.errors import ConfigError, ModelError, named
+from privlora.training.model_checks import (
+    refuse_adapted,
+    refuse_coupled,
+    refuse_float16,
+    refuse_out_of_reach,
+    refuse_too_short,
+)
+from privlora.training.model_names import model_source
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(settings: ModelSettings) -> tuple[Any, Any]:
+    """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
+    source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
+    tokenizer = load_tokenizer(settings)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise ModelError(
+            f"cannot load model {settings.name!r}: {_reason(error)}",
+            fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
+        ) from None
+    refuse_float16(model)
+    return model.to(_device(settings.device)), tokenizer
+
+
+def load_tokenizer(settings: ModelSettings) -> Any:
+    """The base model's tokenizer alone. Raises ModelError in one line."""
+    source = model_source(settings)
+    try:
+        return AutoTokenizer.from_pretrained(**source)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise ModelError(
+            f"cannot load model {settings.name!r}, its tokenizer: {_reason(error)}",
+            fix="give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
+            "can be reached",
+        ) from None
+
+
+def given_or_loaded(
+    settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any
+) -> tuple[torch.nn.Module, Any]:
+    """A caller's model and its tokenizer, or those of the settings.
+
+    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded, holds an adapter or is
+    in float16.
+    """
+    if model is None:
+        model, tokenizer = load_model(settings)
+    if tokenizer is None:
+        raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    refuse_adapted(model)  # a folder with an adapter is loaded with it
+    refuse_float16(model)
+    return model, tokenizer
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says, not too long."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> None:
+    """Refuse a model that cannot be trained as ``settings`` say, before a record is read; it stays as it was.
+
+    Raises ModelError or PrivacyError: targets or rank that do not fit, records longer than its positions, token ids
+    beyond its vocabulary, rows that are coupled, or predictions from later tokens.
+    """
+    refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
+    adapter = adapter_for(settings, model, dropout=0.0)
+    with unchanged_afterwards(model):
+        model.eval()
+        refuse_coupled(adapter, tokenizer, pad_token_id=pad_token(tokenizer))
+        refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"model.device={named(name)} is not available here", fix="use auto or cpu"
+        ) from None
+    return name
+
+
+def load_skeleton(settings: ModelSettings) -> Any:
+    """The base model without weights, from its configuration alone. Raises ModelError in one line."""
+    source = model_source(settings)
+    try:
+        config = AutoConfig.from_pretrained(**source)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise ModelError(
+            f"cannot read the configuration of model {settings.name!r}: {_reason(error)}",
+            fix="check its config.json",
+        ) from None
+
+
+# What transformers sets on modules when checkpointing is switched on, and cannot all take back itself.
+_CHECKPOINTING = (
+    "gradient_checkpointing",
+    "_gradient_checkpointing_func",
+    "_require_grads_hook",
+    "_require_grads_hooks",
+)
+
+
+@contextmanager
+def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
+    """Give a model back as it was: training flags, hooks and gradient checkpointing of every module."""
+    names = ("training", *_CHECKPOINTING)
+    before = [
+        (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, values, hooks in before:
+            for name in names:
+                if name in values:
+                    setattr(module, name, values[name])
+                elif name in vars(module):
+                    delattr(module, name)
+            module._forward_hooks.clear()
+            module._forward_hooks.update(hooks)
+
+
+def adapter_for(settings: Settings, model: torch.nn.Module, *, dropout: float) -> LowRankAdapter:
+    lora = settings.adapter
+    return LowRankAdapter(
+        model,
+        rank=lora.r,
+        target_modules=lora.target_modules,
+        exclude_modules=lora.exclude_modules,
+        layers_to_transform=lora.layers_to_transform,
+        dropout=dropout,
+    )
+
+
+def set_checkpointing(model: Any, kind: str) -> None:
+    if kind == "none":
+        return
+    arguments = {"use_reentrant": kind == "reentrant"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # renamed in transformers 5; both names are supported
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        if enable is None:
+            enable = model.gradient_checkpointing_enable
+        try:
+            enable(arguments)
+        except ValueError as error:
+            raise ModelError(
+                f"this model has no gradient checkpointing ({error})",
+                fix="set model.gradient_checkpointing=none",
+            ) from None

@@ -1,0 +1,3 @@
+"""Which privlora this is."""
+
+__version__ = "0.1.0"
