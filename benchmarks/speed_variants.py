@@ -122,9 +122,7 @@ class Privlora:
     def step(self) -> None:
         self.sampler.draw()  # its cost counts; the batch itself is the same for every variant
         batch = collate(self.setting, self.records)
-        captured, _ = micro_batch_gradients(
-            self.model, self.adapter, batch, summed=not self.mechanism.needs_examples
-        )
+        captured, _ = micro_batch_gradients(self.adapter, batch, summed=not self.mechanism.needs_examples)
         self.mechanism.accumulate(captured)
         self.optimizer.step(self.mechanism.release(), LEARNING_RATE)
         if self.average is not None:

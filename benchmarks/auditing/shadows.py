@@ -176,7 +176,7 @@ def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples
             for step in range(1, privacy.steps + 1):
                 drawn = [np.array([record]) for record in sampler.draw()]
                 for batch in micro_batches(drawn, examples, max_tokens=4096, pad_token_id=pad):
-                    mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch)[0])
+                    mechanism.accumulate(micro_batch_gradients(parts.adapter, batch)[0])
                 parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
 
 

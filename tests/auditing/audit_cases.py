@@ -126,7 +126,7 @@ def tensor_without_noise(mechanism: GaussianMechanism) -> None:
 
 def fixed_seed(mechanism: GaussianMechanism) -> None:
     """Noise comes from a seed that every process has."""
-    mechanism.noise = NoiseSource(insecure_seed=0)
+    mechanism.noising.noise = NoiseSource(insecure_seed=0)
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,7 @@ class Case:
         chosen = range(len(examples)) if units is None else units
         count = 0
         for batch in micro_batches(chosen, examples, max_tokens=max_tokens, pad_token_id=0):
-            captured, _ = micro_batch_gradients(
-                self.adapter.model, self.adapter, batch, summed=not mechanism.needs_examples
-            )
+            captured, _ = micro_batch_gradients(self.adapter, batch, summed=not mechanism.needs_examples)
             mechanism.accumulate(captured)
             count += 1
         return count

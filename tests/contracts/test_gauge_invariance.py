@@ -95,7 +95,7 @@ def private_steps(
     )
     for step in range(steps):
         batch = in_double(one_batch(uneven_examples(step)))
-        mechanism.accumulate(micro_batch_gradients(adapter.model, adapter, batch)[0])
+        mechanism.accumulate(micro_batch_gradients(adapter, batch)[0])
         optimizer.step(mechanism.release(), LEARNING_RATE)
         if average is not None:
             average.update()

@@ -105,7 +105,7 @@ def ordinary(
         drawn = units.draw_records(own[sampler.draw()], sampler.generator)
         for batch in micro_batches(drawn, examples, max_tokens=50, pad_token_id=0):
             summed = not mechanism.needs_examples
-            mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch, summed=summed)[0])
+            mechanism.accumulate(micro_batch_gradients(parts.adapter, batch, summed=summed)[0])
         parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
         if parts.average is not None:
             parts.average.update()
@@ -305,7 +305,7 @@ def test_the_model_is_left_as_it_was_and_progress_is_told() -> None:
 
 def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
     model = tiny_model()
-    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2)
+    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2, records=1)
     for group in adapter.groups:
         sizes = 2 * len(group.sites)
         adapter.install(
