@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privlora.auditing.membership import judge_membership
+from privlora.wishart import HeadData, HeadSettings, TrainedHeads, static_poison, train_heads
 from privlora.wishart.bounds.matrix import examine
-from privlora.wishart.canaries import static_poison
-from privlora.wishart.heads import HeadData, HeadSettings, TrainedHeads, train_heads
 
 DIMENSIONS = 512  # of the heads' features
 RECORDS = {"lora-fa": 200, "m2": 1000, "m1": 1000, "networks": 100, "one update": 200}

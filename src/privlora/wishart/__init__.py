@@ -3,17 +3,9 @@
 No run of `privlora train` needs any of it: there the paper's M2 is the method `wishart-m2`.
 """
 
-from privlora.wishart.canaries import StaticPoison, static_poison
-from privlora.wishart.heads import HEAD_METHODS, HeadData, HeadSettings, TrainedHeads, train_heads
+from privlora.wishart.canaries import static_poison
+from privlora.wishart.heads.settings import HeadSettings
+from privlora.wishart.heads.training import HeadData, TrainedHeads, train_heads
 from privlora.wishart.mechanism import WishartProjection
 
-__all__ = [
-    "HEAD_METHODS",
-    "HeadData",
-    "HeadSettings",
-    "StaticPoison",
-    "TrainedHeads",
-    "WishartProjection",
-    "static_poison",
-    "train_heads",
-]
+__all__ = ["HeadData", "HeadSettings", "TrainedHeads", "WishartProjection", "static_poison", "train_heads"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privlora.wishart.heads import HeadData, HeadSettings
+from privlora.wishart import HeadData, HeadSettings
 from privlora.wishart.heads.releases import RELEASES, HeadRelease
 
 RECORDS, COLUMNS, CLASSES = 24, 12, 3

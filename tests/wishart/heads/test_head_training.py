@@ -15,9 +15,10 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
 from privlora.mechanisms.noising import grid_width
-from privlora.wishart.heads import HEAD_METHODS, HeadData, HeadSettings, TrainedHeads, train_heads
+from privlora.wishart import HeadData, HeadSettings, TrainedHeads, train_heads
 from privlora.wishart.heads.projections import gaussian_factors
 from privlora.wishart.heads.releases import RELEASES, Batch
+from privlora.wishart.heads.settings import HEAD_METHODS
 
 
 def trained(settings: HeadSettings, members: Tensor, *, sample_rate: float = 1.0) -> TrainedHeads:

@@ -1,4 +1,1 @@
-"""What Hu et al. (2026) prove of random projections, corrected where it is wrong, and the exact cost at rank one.
-
-What the accountants need is in `privlora.accounting.projection`.
-"""
+"""The bounds of Hu et al. (2026), corrected where they fail, and the exact cost of M2 where differences have rank one."""

@@ -18,8 +18,6 @@ HEAD_METHODS = {
 SCHEDULES = ("constant", "cosine")
 PROJECTIONS = ("haar", "wishart")
 
-_NEEDS_RANK = ("lora-fa", "m2", "m1", "project-then-clip")
-
 
 @dataclass(frozen=True)
 class HeadSettings:
@@ -122,7 +120,7 @@ class HeadSettings:
         return self.learning_rate
 
     def _check_rank(self) -> None:
-        if self.method in _NEEDS_RANK and (self.rank is None or self.rank < 1):
+        if self.method != "dp-sgd" and (self.rank is None or self.rank < 1):
             raise ConfigError(f"{self.method} with rank={self.rank}", fix="give a rank of at least 1")
         if self.method == "dp-sgd" and self.rank is not None:
             raise ConfigError("dp-sgd has no rank", fix="leave rank out, or choose another method")

@@ -135,10 +135,9 @@ def train_heads(
         ConfigError: a setting is out of range or the shapes do not fit.
         PrivacyError: a ledger refuses; or ledgers are given with seeds, or for a method that states no epsilon.
     """
-    check_members(members, len(data.features), seeds=seeds, ledgers=ledgers, models="heads")
+    check_members(members, len(data.features), seeds=seeds, ledgers=ledgers)
     columns = data.features.shape[1]
     settings.check_fit(data.classes, columns)
-    event = None if ledgers is None else settings.step_event(sample_rate, columns)
     everything = sample_rate >= _GATHER_BELOW or not len(data.features)
     turn = _heads_per_turn(data, settings, sample_rate, everything=everything)
 
@@ -153,7 +152,8 @@ def train_heads(
         ]
         noise = [private_generator(None if key is None else 2 * key + 1) for key in keys]
         public = [np.random.default_rng([_PUBLIC_SEED, n]) for n in chosen]
-        charges = [] if ledgers is None or event is None else [(ledgers[n], event) for n in chosen]
+        own_ledgers = [] if ledgers is None else ledgers[chosen.start : chosen.stop]
+        charges = [(ledger, settings.step_event(sample_rate, columns)) for ledger in own_ledgers]
         release = RELEASES[settings.method](settings, columns, trained.dtype, noise, public, charges)
         values = trained.new_zeros(len(chosen), data.classes, release.width)
         velocity = torch.zeros_like(values)
