@@ -102,7 +102,7 @@ class HeadRelease(ABC):
         """(N, c, width): the released sum, before the division by the expected batch size."""
 
     def weights(self, trained: Tensor) -> Tensor:
-        """What the trained values (N, c, width) add to the starting weights, (N, c, d)."""
+        """The heads (N, c, d) of the trained values (N, c, width)."""
         return trained
 
     @property
