@@ -1,1 +1,1 @@
-"""The bounds of Hu et al. (2026), corrected where they fail, and the exact cost of M2 where differences have rank one."""
+"""The bounds of Hu et al. (2026), corrected where they fail, and what M2 costs exactly at rank one."""
