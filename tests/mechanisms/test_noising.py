@@ -18,7 +18,7 @@ from privlora.coordinates.starts import tangent_start
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import grid_width, noised
-from privlora.mechanisms.wishart import WishartProjection
+from privlora.wishart.mechanism import WishartProjection
 
 
 def on_grid(values: Tensor, width: float) -> bool:
