@@ -323,7 +323,7 @@ def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
         ("members are", {"members": torch.ones(2, 3, dtype=torch.bool)}, {}),
         ("2 seeds for 3", {"seeds": (1, 2)}, {}),
         ("same seed", {"seeds": (1, 1, 2)}, {}),
-        ("seeds or without noise", {"ledgers": [Ledger()] * 3}, {}),
+        ("with seeds cannot be charged", {"ledgers": [Ledger()] * 3}, {}),
         ("together=0", {"together": 0}, {}),
         ("insecure_noise_seed does not go", {}, {"insecure_noise_seed": 1}),
         ("clip_quantile does not go", {}, {"clip_quantile": 0.5}),

@@ -17,6 +17,7 @@ from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.data.batching import MicroBatch, sequential_batches
 from privlora.data.examples import Example, Examples
+from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivacyError
@@ -134,7 +135,8 @@ def train_adapters(
         ModelError: a gradient is not finite in the non-private mode, which clips nothing.
     """
     units = Units(np.arange(len(examples))) if units is None else units
-    _check(settings, len(units), members, seeds, ledgers, together)
+    check_members(members, len(units), seeds=seeds, ledgers=ledgers)
+    _check(settings, ledgers, together)
     event = plan_privacy(settings, model)[0].event if settings.privacy.private else None
     factors: list[list[tuple[Tensor, Tensor]]] = []
     with unchanged_afterwards(model):
@@ -277,31 +279,11 @@ def _row_losses(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
     return (found.per_row(losses) / found.where.sum(dim=1).clamp_min(1)).double()
 
 
-def _check(
-    settings: Settings,
-    units: int,
-    members: Tensor,
-    seeds: Sequence[int] | None,
-    ledgers: Sequence[Charges] | None,
-    together: int,
-) -> None:
+def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int) -> None:
     privacy = settings.privacy
-    if members.dtype != torch.bool or members.dim() != 2 or members.shape[1] != units or not len(members):
-        raise ConfigError(
-            f"members are {tuple(members.shape)} {members.dtype}", fix=f"give bool (adapters, {units})"
-        )
-    for name, given in (("seeds", seeds), ("ledgers", ledgers)):
-        if given is not None and len(given) != len(members):
-            raise ConfigError(
-                f"{len(given)} {name} for {len(members)} adapters", fix="give one for each adapter"
-            )
-    if seeds is not None and len(set(seeds)) < len(seeds):
-        raise ConfigError("two adapters have the same seed", fix="give each adapter its own")
-    if ledgers is not None and (seeds is not None or not privacy.private):
+    if ledgers is not None and not privacy.private:
         raise PrivacyError(
-            "adapters with seeds or without noise cannot be charged to ledgers",
-            why="whoever knows a seed can subtract the noise",
-            fix="leave seeds out, or ledgers if this is a study",
+            "adapters without noise cannot be charged to ledgers", fix="leave ledgers out if this is a study"
         )
     if together < 1:
         raise ConfigError(f"together={together} is below 1", fix="train at least one adapter at a time")

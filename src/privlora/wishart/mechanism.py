@@ -28,7 +28,7 @@ from torch import Tensor
 
 from privlora.errors import PrivacyError
 from privlora.mechanisms.noise import NoiseSource
-from privlora.mechanisms.noising import noised
+from privlora.mechanisms.noising import Charged
 from privlora.wishart.bounds.alignment import alignment_of_mean, guaranteed_epsilon
 from privlora.wishart.bounds.use import check_sizes
 from privlora.wishart.bounds.vector import VectorQuery
@@ -146,7 +146,8 @@ class WishartProjection:
         return self._apply(self._noised(values, noise_std))
 
     def _noised(self, values: Tensor, noise_std: float) -> Tensor:
-        return noised(values, self._noise.standard_normal(tuple(values.shape)), noise_std, 1.0, torch.float64)
+        # No ledger: `_spend` allows one release, and the caller accounts for it.
+        return Charged(1, self._noise).tensor(values, scale=noise_std, divisor=1.0, dtype=torch.float64)
 
     def _apply(self, values: Tensor) -> Tensor:
         return self._factor @ (self._factor.mT @ values)

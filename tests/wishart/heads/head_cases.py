@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.mechanisms import NoiseSource, Noising
+from privlora.mechanisms.charges import Uncharged
 from privlora.wishart import HeadData, HeadSettings
 from privlora.wishart.heads.releases import RELEASES, HeadRelease
 
@@ -37,8 +40,10 @@ def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
 
 
 def release(settings: HeadSettings, heads: int, columns: int = COLUMNS, seed: int = 0) -> HeadRelease:
-    noise, public = generators(heads, seed), generators(heads, seed + 1)
-    return RELEASES[settings.method](settings, columns, torch.float64, noise, public)
+    pens = [Noising(Uncharged(), NoiseSource(100 * seed + n)) for n in range(heads)]
+    hidden, public = generators(heads, seed), generators(heads, seed + 1)
+    event = StepEvent(PoissonSampling(1.0), settings.noise_multiplier)
+    return RELEASES[settings.method](settings, columns, torch.float64, pens, event, hidden, public)
 
 
 def everyone(heads: int, records: int = RECORDS) -> Tensor:

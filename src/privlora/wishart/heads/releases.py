@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from privlora.accounting.events import StepEvent
-from privlora.mechanisms.charges import Charges
-from privlora.mechanisms.noising import noised
+from privlora.mechanisms.noising import Noising
 from privlora.wishart.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
 from privlora.wishart.heads.settings import HeadSettings
 
@@ -74,10 +73,10 @@ class Batch:
 
 
 class HeadRelease(ABC):
-    """One method for one head per generator. ``width``: columns of what is trained.
+    """One method for one head per pen. ``width``: columns of what is trained.
 
-    noise: private generators. public: they draw frozen or published projections. charges: the ledger of each head and
-    what one release costs; empty if none is kept.
+    pens: each head's ledger and noise. event: what one release of one head costs. hidden: generators of projections
+    that stay secret. public: of frozen or published ones.
     """
 
     def __init__(
@@ -85,12 +84,13 @@ class HeadRelease(ABC):
         settings: HeadSettings,
         columns: int,
         dtype: torch.dtype,
-        noise: Sequence[np.random.Generator],
+        pens: Sequence[Noising],
+        event: StepEvent,
+        hidden: Sequence[np.random.Generator],
         public: Sequence[np.random.Generator],
-        charges: Sequence[tuple[Charges, StepEvent]] = (),
     ) -> None:
         self.settings, self.columns, self.dtype = settings, columns, dtype
-        self.noise, self.public, self.charges = noise, public, charges
+        self.pens, self.event, self.hidden, self.public = pens, event, hidden, public
         self._begin()
 
     def _begin(self) -> None:
@@ -129,13 +129,11 @@ class HeadRelease(ABC):
 
         Every ledger is charged before any noise is drawn.
         """
-        for ledger, event in self.charges:
-            ledger.charge(event)
+        charged = [pen.charge(self.event) for pen in self.pens]
         if self.settings.noise_multiplier > 0:
             scale = self.settings.noise_multiplier * self.bound
-            for values, generator in zip(total, self.noise, strict=True):
-                drawn = torch.from_numpy(generator.standard_normal(tuple(values.shape)))
-                values.copy_(noised(values, drawn, scale, 1.0, self.dtype))
+            for values, each in zip(total, charged, strict=True):
+                values.copy_(each.tensor(values, scale=scale, divisor=1.0, dtype=self.dtype))
         return total.to(self.dtype)
 
 
@@ -149,7 +147,7 @@ class DenseRelease(HeadRelease):
         return batch.gradient(self._clipped(residuals, _lengths(batch.features, -1)))
 
     def _projected(self, values: Tensor) -> Tensor:
-        return project_afresh(values, self.rank, self.settings.projection, self.noise)
+        return project_afresh(values, self.rank, self.settings.projection, self.hidden)
 
 
 class NoiseThenProject(DenseRelease):

@@ -12,17 +12,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privlora.accounting.accountants import epsilon
-from privlora.accounting.events import StepEvent
+from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, DataError
-from privlora.mechanisms.charges import Charges
+from privlora.mechanisms.charges import Charges, Uncharged
+from privlora.mechanisms.noise import NoiseSource
+from privlora.mechanisms.noising import Noising
 from privlora.randomness import private_generator
 from privlora.wishart.heads.releases import RELEASES, Batch
 from privlora.wishart.heads.settings import HeadSettings
 
 # Above this sampling rate it is faster to compute every row for every head than to gather the rows of each batch.
 _GATHER_BELOW = 0.25
+_HIDDEN = 1 << 100  # added to a seed: of secret projections, apart from batches and noise
 _PUBLIC_SEED = 0  # of the frozen A (lora-fa) and the subspaces (project-then-clip)
 _MEMORY = 1 << 30  # bytes for the heads that are under way together
 
@@ -141,6 +144,9 @@ def train_heads(
     everything = sample_rate >= _GATHER_BELOW or not len(data.features)
     turn = _heads_per_turn(data, settings, sample_rate, everything=everything)
 
+    event = StepEvent(PoissonSampling(sample_rate), settings.noise_multiplier)
+    if ledgers is not None:
+        event = settings.step_event(sample_rate, columns)
     trained = data.features.new_empty(len(members), data.classes, columns)
     for first in range(0, len(members), turn):
         chosen = range(first, min(first + turn, len(members)))
@@ -150,11 +156,16 @@ def train_heads(
             PoissonSampler(len(own), sample_rate, insecure_seed=None if key is None else 2 * key)
             for own, key in zip(rows, keys, strict=True)
         ]
-        noise = [private_generator(None if key is None else 2 * key + 1) for key in keys]
+        hidden = [private_generator(None if key is None else _HIDDEN + key) for key in keys]
         public = [np.random.default_rng([_PUBLIC_SEED, n]) for n in chosen]
-        own_ledgers = [] if ledgers is None else ledgers[chosen.start : chosen.stop]
-        charges = [(ledger, settings.step_event(sample_rate, columns)) for ledger in own_ledgers]
-        release = RELEASES[settings.method](settings, columns, trained.dtype, noise, public, charges)
+        pens = [
+            Noising(
+                Uncharged() if ledgers is None else ledgers[n],
+                NoiseSource(None if key is None else 2 * key + 1),
+            )
+            for n, key in zip(chosen, keys, strict=True)
+        ]
+        release = RELEASES[settings.method](settings, columns, trained.dtype, pens, event, hidden, public)
         values = trained.new_zeros(len(chosen), data.classes, release.width)
         velocity = torch.zeros_like(values)
         for step in range(settings.steps):
