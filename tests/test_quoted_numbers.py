@@ -95,3 +95,37 @@ def test_audits_are_quoted() -> None:
         area, lower = row["area"], row["epsilon_lower"]
         quoted = f"{area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f})"
         assert f"{quoted} | {row['correct']} of {row['judged']} | {lower:.2f} |" in text, row["method"]
+    runs = result("auditing/one_run.json")["rows"]
+    seconds = [row["cpu_seconds"] for row in runs if row["noise"] == 1.0]
+    quoted = f"({len(seconds)} audits; {min(seconds):.0f} to {max(seconds):.0f} CPU seconds each)"
+    assert quoted in text
+
+
+def test_projection_studies_are_quoted() -> None:
+    text = page("docs/projection-studies.md")
+    heads = result("projection/heads.json")
+    for row in heads["against_epsilon"] + heads["against_rank"]:
+        assert f"{row['test_mean']:.3f} ± {row['test_deviation']:.3f}" in text, row["cell"]
+    for rows in result("projection/attacks.json")["tables"].values():
+        for row in rows:
+            low, high = row["auc_interval"]
+            assert f"{row['auc']:.3f} [{low:.3f}, {high:.3f}]" in text or row["cell"]["table"] == "one update"
+
+
+def test_noise_of_projected_steps_is_quoted() -> None:
+    quoted = [line for line in page("docs/projection-accounting.md").splitlines() if line.startswith("| ")]
+    made = set()
+    for row in result("projection/accounting.json")["many_steps"]:
+        ratios = (row[key] for key in ("rank_free", "rank_one"))
+        cells = [f"{found:.4f} ({found / row['plain']:.4f})" for found in (*ratios, row["theorem_5"]["1"])]
+        after = f"{row['project_then_clip']:.4f} ({row['project_then_clip'] / row['plain']:.4f})"
+        noise = " | ".join([*cells, f"{row['plain']:.4f}", after])
+        made.add(f"{row['dimension']} | {row['rank']} | {row['epsilon']:g} | {noise}")
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in quoted
+        if line[2:].partition(" ")[0] in ("768", "2048", "4096")
+    ]
+    assert rows
+    for dimension, rank, _, *rest in rows:
+        assert " | ".join([dimension, rank, *rest]) in made

@@ -93,7 +93,9 @@ def table_of_methods(name: str, rule: Rule, epsilons: tuple[float, ...]) -> str:
     for method in (method for method in SHOWN if method in means[0]):
         cells = [f"`{method}`" if method.islower() and " " not in method else method]
         for of, mean in zip(by_epsilon, means, strict=True):
-            cells.append(f"{mean[method]:.3f}" + ("" if method == BEST else f" ({words(behind(of, method))})"))
+            cells.append(
+                f"{mean[method]:.3f}" + ("" if method == BEST else f" ({words(behind(of, method))})")
+            )
         rows.append(cells)
     return markdown(["method", *(f"ε = {epsilon:g}" for epsilon in epsilons)], rows)
 
@@ -165,7 +167,9 @@ def draw(by_epsilon: dict[float, dict[str, Lead]], palette: Palette) -> Figure:
     axes.set_yticks(np.arange(len(methods)), methods)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("behind prism, as a share of the best method's gain (bars: two standard errors over seeds)")
+    axes.set_xlabel(
+        "behind prism, as a share of the best method's gain (bars: two standard errors over seeds)"
+    )
     axes.legend(frameon=False, loc="upper right")
     return figure
 
