@@ -102,9 +102,8 @@ class DataSettings(_Group):
     """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as hf://name:split."""
     format: Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"] = "auto"
     task: str | None = None
-    """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It makes
-    prompt and completion from the records' usual columns, sets loss_on=completion, and brings its metric for
-    `privlora evaluate`."""
+    """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
+    prompt and completion from the records' usual columns, loss_on=completion, and its metric in `privlora evaluate`."""
     text: str | None = None
     """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
     prompt: str | None = None
@@ -114,8 +113,7 @@ class DataSettings(_Group):
     """Column of chat messages, rendered by the tokenizer's chat template."""
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
-    """Longest text in tokens; prompts are cut before completions. Unless you set it, it is lowered to the model's own
-    limit."""
+    """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
     """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
@@ -188,9 +186,8 @@ class PrivacySettings(_Group):
     clip_norm: float = Field(default=1.0, gt=0)
     """C: bound on the norm of one unit's gradient over all modules."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
-    """Clip at this quantile of the units' gradient norms, 0.5 for the median, instead of at a fixed clip_norm. The
-    threshold starts at clip_norm and is learnt privately during training. Epsilon stays the same: 0.5 % more noise pays
-    for it. Null keeps clip_norm."""
+    """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
+    stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
     steps: int = Field(ge=1)
     """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training."""
     expected_batch_size: float | None = Field(default=None, gt=0)
@@ -306,11 +303,9 @@ class MethodSettings(_Group):
     floor: float | None = Field(default=None, gt=0)
     """dp-adambc: lower bound on the second moment under the root, in units of the noise's variance."""
     error_feedback: float | None = Field(default=None, ge=0)
-    """prism: how much of what each step's truncation to rank r cuts off is kept for the next steps: its rank, as a
-    multiple of adapter.r. 0 keeps nothing."""
+    """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
     right_weight: float | None = Field(default=None, gt=0, le=10)
-    """prism: weight of the gradient's component that rotates the input subspace V, applied before clipping; 1 changes
-    nothing, 10 is the largest."""
+    """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none."""
 
 
 class RunSettings(_Group):
