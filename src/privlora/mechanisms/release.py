@@ -14,7 +14,7 @@ class Release:
     """One noisy mean gradient. Made by a mechanism, read by an optimizer; no private quantity is left in it.
 
     vector: coordinates in the space that made it. noise_std: the standard deviation tau = sigma C / b of the noise in
-    every coordinate (0 if the mode is not private). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
+    every coordinate (0 if there is no privacy). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
     norm at which units were clipped, public; infinite where none was.
     """
 
@@ -29,14 +29,14 @@ class Mechanism(ABC):
 
     coordinates: Coordinates
 
-    # The non-private mean needs no gradient per example, which lets the adapter add rows up at once.
+    # False lets the adapter sum over rows at once: the non-private mean needs no per-example gradients.
     needs_examples: bool
 
-    # The private sum of the logical batch under way.
+    # The private sum of the current logical batch.
     _sum: Vector | None = None
 
     def discard(self) -> None:
-        """Forget a logical batch that was abandoned half-way; in the next sum its units would count twice."""
+        """Forget an unfinished logical batch, so that its units do not count again in the next sum."""
         self._sum = None
 
     @abstractmethod
@@ -45,8 +45,8 @@ class Mechanism(ABC):
 
     @abstractmethod
     def release(self) -> Release:
-        """End the logical batch, also an empty one."""
+        """End the logical batch and release it, even if it is empty."""
 
     @abstractmethod
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
-        """Largest norm by which one privacy unit moves the sum; infinite if it is not bounded."""
+        """How far one privacy unit can move the sum, in norm; infinite if nothing bounds it."""
