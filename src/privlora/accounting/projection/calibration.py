@@ -22,7 +22,7 @@ def rank_one_epsilon(event: StepEvent, steps: int, delta: float, *, grid: float 
     """epsilon of `steps` projected steps whose differences all have rank one: exact, but for rounding upwards.
 
     Only for linear heads on one feature vector per unit. It is a property of the model, which the accountants
-    cannot check, so events, ledgers and `epsilon` always state the rank-free bound, which is at most a little larger.
+    cannot check, so events, ledgers and `epsilon` always state the rank-free bound, which is at worst a little larger.
 
     Args:
         event: a step with one projection; its sampling is plain Poisson.

@@ -153,7 +153,7 @@ def _tangent(eps: Floats, at: Floats, sigma: float, points: Floats) -> Floats:
 
 
 def _best_tangent(eps: Floats, values: Floats, sigma: float, law: EnergyLaw) -> Floats:
-    """Where (n,) the tangent touches whose majorant of F has the least mean; `values` (n, m) is F at the points.
+    """(n,) tangent points, chosen so that the tangent's upper bound on F has the smallest mean; `values` (n, m) is F.
 
     Any place from s* on is valid. The best one is the mean of the points at which the tangent is above F, or such
     that tangent and F meet in a point, which then belongs to both sides.

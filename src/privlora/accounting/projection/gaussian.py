@@ -33,7 +33,7 @@ def gaussian_delta(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
         eta: squared sensitivity over noise variance, at least 0 (0 gives max(0, 1 - e^epsilon)), inf gives 1.
 
     Returns:
-        delta in [0, 1], float64, in the shape to which the arguments broadcast.
+        delta in [0, 1], float64, in the broadcast shape of the arguments.
 
     Raises:
         PrivacyError: eta is negative or NaN, or epsilon is NaN.
@@ -53,7 +53,7 @@ def gaussian_delta(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
 
 
 def one_sided_tail(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
-    """P(L > epsilon) = Phi(mu/2 - epsilon/mu); never below `gaussian_delta`. Arguments and errors as there."""
+    """P(L > epsilon) = Phi(mu/2 - epsilon/mu), at least `gaussian_delta`, whose arguments and errors it shares."""
     eps, mu = _arguments(epsilon, eta)
     return _beyond(eps, mu, 1.0)
 
