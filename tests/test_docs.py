@@ -48,5 +48,24 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "benchmarks/results/README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(place), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as a hub for code makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_terms_of_the_glossary_are_used() -> None:
+    terms = re.findall(r"^\| \*\*(.*?)\*\*", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert terms
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name != "glossary.md"]
+    files = [ROOT / "README.md", *pages, *(ROOT / "src").rglob("*.py")]
+    used = " ".join(file.read_text(encoding="utf-8").lower() for file in files)
+    for term in terms:
+        assert re.search(rf"\b{term.replace(' ', '[ _]')}", used), term
