@@ -129,3 +129,17 @@ def test_noise_of_projected_steps_is_quoted() -> None:
     assert rows
     for dimension, rank, _, *rest in rows:
         assert " | ".join([dimension, rank, *rest]) in made
+
+
+def test_results_page_says_where_prism_does_not_win(findings: Any) -> None:
+    at_3 = findings.scores("private_methods", 3.0)
+    solutions = {"math-solutions": at_3["math-solutions"]}
+    older, borrowed = findings.SHOWN[1], findings.SHOWN[3]
+    assert findings.behind(solutions, older).in_errors < -2
+    assert findings.behind(solutions, borrowed).in_errors < -2
+    assert findings.behind(at_3, borrowed).in_errors < 2
+    assert findings.behind(findings.scores("private_methods", 6.0), findings.SHOWN[2]).in_errors < 2
+    larger = findings.scores("second_model", 3.0)
+    assert all(abs(findings.behind(larger, m).in_errors) < 2 for m in (borrowed, findings.SHOWN[2], "dp-sgd"))
+    edges = findings.progress("second_model").chosen("own-best").values()
+    assert all(choice.at_edge for choice in edges)
