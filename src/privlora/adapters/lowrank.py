@@ -280,12 +280,12 @@ class LowRankAdapter:
         return whole
 
     @contextmanager
-    def capture(self, rows: int, *, summed: bool = False) -> Iterator[None]:
-        """Gather P and Q in the backward passes inside; ``rows`` is the micro-batch's number of sequences.
+    def capture(self, records: Tensor, *, summed: bool = False) -> Iterator[None]:
+        """Gather P and Q in the backward passes inside, of a micro-batch whose row i is record records[i], (rows,).
 
         ``summed`` adds the rows up at once (the non-private mode needs no per-example gradients).
         """
-        self._rows, self._summed = rows, summed
+        self._rows, self._summed = len(records), summed
         for site in self.sites:
             site.p = site.q = site.norms = None
         try:
@@ -354,7 +354,7 @@ class LowRankAdapter:
             raise PrivacyError(
                 "a backward pass ran outside LowRankAdapter.capture",
                 why="its gradients would escape clipping",
-                fix="compute losses inside `with adapter.capture(rows):`",
+                fix="compute losses inside `with adapter.capture(records):`",
             )
         if x.dim() != 3 or x.shape[0] != self._rows:
             raise PrivacyError(

@@ -91,6 +91,9 @@ class Coordinates(ABC):
     def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called by a mechanism whose noise is secure, when it is made."""
 
+    def advance(self) -> None:  # noqa: B027 - most coordinates have nothing to do
+        """Called once after each step: draw what the next release needs."""
+
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
         """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
 

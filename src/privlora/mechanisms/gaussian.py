@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates import Coordinates, Vector, add_vectors, float64_device
+from privlora.coordinates import Coordinates, add_vectors
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
-from privlora.mechanisms.noising import noised
-from privlora.mechanisms.release import Mechanism, Release
+from privlora.mechanisms.noising import Noising
+from privlora.mechanisms.release import Mechanism, PrivateSum, Release
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
 # 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
@@ -107,12 +109,11 @@ class GaussianMechanism(Mechanism):
         self.clip_norm = clip_norm
         self.event = event
         self.expected_batch_size = expected_batch_size
-        self.ledger = ledger
-        self.noise = noise or NoiseSource()
+        self.noising = Noising(ledger, noise or NoiseSource())
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
         self._last_draw: int | None = None
-        if self.noise.secure:
+        if self.noising.noise.secure:
             coordinates.begin()
         self.adaptive = adaptive
         self._sum_multiplier, self._count_std = event.noise_multiplier, 0.0
@@ -146,34 +147,38 @@ class GaussianMechanism(Mechanism):
         part = self.coordinates.weighted_sum(captured, weights)
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
-    def clipped_sum(self) -> Vector | None:
-        """PRIVATE. The float64 sum so far, in a release's coordinates, before noise; None if there was no unit yet.
+    def take(self) -> PrivateSum:
+        count = self._count
+        return replace(super().take(), count=count)
 
-        For audits, whose attacker knows the records' part of it.
-        """
-        # In float64: rounding error in directions that coordinates project out would get no noise.
-        return None if self._sum is None else self.coordinates.to_vector(self._sum)
-
-    def release(self) -> Release:
-        try:
-            total, count = self.clipped_sum(), self._count
-        finally:
-            # A batch whose release fails must not stay in the next sum, where its units would count twice.
-            self.discard()
-        step = self.ledger.charge(self.event)
+    def release(self, total: PrivateSum | None = None) -> Release:
+        if total is None:
+            total = self.take()
+        elif self._sum is not None:
+            raise PrivacyError(
+                "a sum from elsewhere is released while units stand here",
+                why="they would count in this release or in the next one, and nobody knows in which",
+                fix="add take() of every mechanism that has a part of the batch, then release the total",
+            )
+        charged = self.noising.charge(self.event)
         self._refuse_used_projection()
-        noise = self.coordinates.standard_normal(self._draw)
-        vector: Vector = []
-        for g, parts in enumerate(noise):
-            clipped = (None,) * len(parts) if total is None else total[g]
-            vector.append(tuple(self._noised(c, xi) for c, xi in zip(clipped, parts, strict=True)))
-        if self.adaptive is None:
-            return Release(vector, self.noise_std, step, self.clip_norm)
-        clipped_at = self.adaptive.value
-        counted, xi = torch.tensor([count], dtype=torch.float64), self.noise.standard_normal((1,))
-        share = noised(counted, xi, self._count_std, self.expected_batch_size, torch.float64)
-        self.adaptive.update(0.5 + float(share))
-        return Release(vector, self.noise_std, step, clipped_at)
+        vector = charged.vector(
+            total.vector,
+            self.coordinates.standard_normal,
+            scale=self._sum_multiplier * self.clip_norm,
+            divisor=self.expected_batch_size,
+            dtype=self.coordinates.dtype,
+            device=self.coordinates.adapter.device,
+        )
+        clipped_at = self.clip_norm
+        if self.adaptive is not None:
+            clipped_at = self.adaptive.value
+            count = torch.tensor([total.count], dtype=torch.float64)
+            share = charged.tensor(
+                count, scale=self._count_std, divisor=self.expected_batch_size, dtype=torch.float64
+            )
+            self.adaptive.update(0.5 + float(share))
+        return Release(vector, self.noise_std, charged.step, clipped_at)
 
     def _refuse_used_projection(self) -> None:
         if self.coordinates.draws is not None and self.coordinates.draws == self._last_draw:
@@ -202,11 +207,3 @@ class GaussianMechanism(Mechanism):
     def _norms(self, captured: Captured) -> Tensor:
         # The root of a negative square is NaN, and that unit counts as zero.
         return self.coordinates.norms_squared(captured).sqrt()
-
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        return self.noise.standard_normal(shape).to(float64_device(self.coordinates.adapter.device))
-
-    def _noised(self, clipped: Tensor | None, xi: Tensor) -> Tensor:
-        scale = self._sum_multiplier * self.clip_norm
-        made = noised(clipped, xi, scale, self.expected_batch_size, self.coordinates.dtype)
-        return made.to(self.coordinates.adapter.device)

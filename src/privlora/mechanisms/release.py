@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector
+from privlora.coordinates import Coordinates, Vector, add_vectors
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,23 @@ class Release:
     clip_norm: float = float("inf")
 
 
+@dataclass(frozen=True)
+class PrivateSum:
+    """PRIVATE. What a logical batch comes to before noise; sums of disjoint parts of it add up, wherever they are.
+
+    vector: float64, in a release's coordinates; None for no unit. count: +1/2 for each norm of C_t at most and -1/2 for
+    others, where the clipping norm is adaptive.
+    """
+
+    vector: Vector | None
+    count: float = 0.0
+
+    def __add__(self, other: PrivateSum) -> PrivateSum:
+        given = [each.vector for each in (self, other) if each.vector is not None]
+        vector = add_vectors(*given) if len(given) == 2 else given[0] if given else None
+        return PrivateSum(vector, self.count + other.count)
+
+
 class Mechanism(ABC):
     """Takes captured gradients of a logical batch in any number of micro-batches; gives one Release."""
 
@@ -39,14 +56,58 @@ class Mechanism(ABC):
         """Forget an unfinished logical batch, so that its units do not count again in the next sum."""
         self._sum = None
 
+    def clipped_sum(self) -> Vector | None:
+        """PRIVATE. The float64 sum so far, in a release's coordinates, before noise; None if there was no unit yet.
+
+        For audits, whose attacker knows the records' part of it.
+        """
+        # In float64: rounding error in directions that coordinates project out would get no noise.
+        return None if self._sum is None else self.coordinates.to_vector(self._sum)
+
+    def take(self) -> PrivateSum:
+        """PRIVATE. End the logical batch and hand out its sum; nothing of it stays here."""
+        try:
+            return PrivateSum(self.clipped_sum())
+        finally:
+            # Also where this fails: in the next sum the batch's units would count twice.
+            self.discard()
+
     @abstractmethod
     def accumulate(self, captured: Captured) -> None:
         """Add one micro-batch's units to the sum."""
 
     @abstractmethod
-    def release(self) -> Release:
-        """End the logical batch and release it, even if it is empty."""
+    def release(self, total: PrivateSum | None = None) -> Release:
+        """End the logical batch and release it, even if it is empty.
+
+        total: what ``take`` gave here plus what it gave elsewhere (other processes, other clients), for one batch that
+        is spread over all of them; None for a batch that is here alone.
+        """
 
     @abstractmethod
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
         """How far one privacy unit can move the sum, in norm; infinite if nothing bounds it."""
+
+
+class Instrument(Mechanism):
+    """Wraps another mechanism to observe it, for audits and diagnostics; ``inner`` does all the work."""
+
+    needs_examples = True
+
+    def __init__(self, inner: Mechanism) -> None:
+        self.coordinates, self.inner = inner.coordinates, inner
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+    def take(self) -> PrivateSum:
+        return self.inner.take()
+
+    def accumulate(self, captured: Captured) -> None:
+        self.inner.accumulate(captured)
+
+    def release(self, total: PrivateSum | None = None) -> Release:
+        return self.inner.release(self.take() if total is None else total)
+
+    def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
+        return self.inner.sensitivity(adjacency)

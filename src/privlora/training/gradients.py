@@ -15,7 +15,7 @@ _COLUMNS = 32
 
 
 def micro_batch_gradients(
-    model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False
+    adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False
 ) -> tuple[Captured, Tensor]:
     """Gradients of each privacy unit, and its loss (units,); both are private.
 
@@ -24,13 +24,13 @@ def micro_batch_gradients(
     tokens each unit is computed by itself (`model_checks.routes_tokens`).
     """
     batch = batch.to(adapter.device)
-    if summed or not routes_tokens(model):
-        captured, losses = _run(model, adapter, batch, summed)
+    if summed or not routes_tokens(adapter.model):
+        captured, losses = _run(adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
         if summed or batch.unit_count == 1 or bool(captured.finite().all()):
             return captured, losses
-    parts = [_run(model, adapter, unit, summed) for unit in batch.each_unit()]
-    return Captured.cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
+    parts = [_run(adapter, unit, summed) for unit in batch.each_unit()]
+    return parts[0][0].cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
 
 
 def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
@@ -47,12 +47,10 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
     return batch.widened(width if positions is None else min(width, positions))
 
 
-def _run(
-    model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, summed: bool
-) -> tuple[Captured, Tensor]:
+def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
     batch = steadied(adapter, batch)
-    with adapter.capture(batch.input_ids.shape[0], summed=summed):
-        found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+    with adapter.capture(batch.record_index, summed=summed):
+        found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
         total, losses = weighted_cross_entropy(found, batch.token_weight)
         weighted = losses * batch.token_weight[:, 1:][found.where]
         row_losses = found.per_row(weighted)

@@ -99,7 +99,7 @@ class _SumOfGradients:
         for batch in sequential_batches(
             self.texts, max_tokens=self.max_tokens, pad_token_id=self.pad_token_id
         ):
-            captured, _ = micro_batch_gradients(self.adapter.model, self.adapter, batch)
+            captured, _ = micro_batch_gradients(self.adapter, batch)
             captured.zero(~captured.finite())
             if self.weights is None:
                 weights[batch.record_index] = _inverse_norms(captured)

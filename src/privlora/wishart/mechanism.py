@@ -26,11 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privlora.accounting.projection.alignment import alignment_of_mean, guaranteed_epsilon
-from privlora.accounting.projection.vector import VectorQuery
 from privlora.errors import PrivacyError
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import noised
+from privlora.wishart.bounds.alignment import alignment_of_mean, guaranteed_epsilon
+from privlora.wishart.bounds.use import check_sizes
+from privlora.wishart.bounds.vector import VectorQuery
 
 # Of a unit norm, from rounding in float32. The vector is brought to norm 1 in float64 before it is released.
 _NORM_TOLERANCE = 1e-5
@@ -60,7 +61,7 @@ class WishartProjection:
     """
 
     def __init__(self, dimension: int, rank: int, *, insecure_seed: int | None = None) -> None:
-        VectorQuery(dimension, rank, 1.0)  # checks the sizes
+        check_sizes(dimension=dimension, rank=rank)
         self.dimension, self.rank = dimension, rank
         keys = (None, None) if insecure_seed is None else (2 * insecure_seed, 2 * insecure_seed + 1)
         self._factor = NoiseSource(keys[0]).standard_normal((dimension, rank)) / math.sqrt(rank)
@@ -116,7 +117,7 @@ class WishartProjection:
         return VectorRelease(self._apply(unit)[:, 0], epsilon, delta, alignment)
 
     def project_then_noise(self, matrix: Tensor, noise_std: float) -> Tensor:
-        """M1: M V + E (d, m) for V with unit columns. For study; account by `accounting.projection.chained.theorem_4`.
+        """M1: M V + E (d, m) for V with unit columns. For study; account by `bounds.chained.theorem_4`.
 
         noise_std: of E's entries, above 0.
 
@@ -129,8 +130,8 @@ class WishartProjection:
         return self._noised(self._apply(unit), noise_std)
 
     def noise_then_project(self, matrix: Tensor, noise_std: float) -> Tensor:
-        """M2: M (V + E) (d, m). M may be published. Account by `accounting.projection.noisy.theorem_5`, or better by
-        `accounting.projection.composition`, with noise_multiplier = noise_std / sensitivity.
+        """M2: M (V + E) (d, m). M may be published. Account by `bounds.noisy.theorem_5`, or better by
+        `privlora.accounting.projection.composition`, with noise_multiplier = noise_std / sensitivity.
 
         Args:
             matrix: V, a sum of contributions that were clipped before; the caller knows its sensitivity.
@@ -190,7 +191,7 @@ def normalised_mean(rows: Tensor, smallest_norm: float) -> tuple[Tensor, float]:
 def ball_noise(vector: Tensor, radius: float, *, insecure_seed: int | None = None) -> Tensor:
     """(v + z) / ||v + z|| (d,) float64, z uniform in the ball of `radius`: a better aligned query (Lemma 10).
 
-    The new alignment is `accounting.projection.alignment.ball_noise_alignment`, whose failure is added to delta. The
+    The new alignment is `bounds.alignment.ball_noise_alignment`, whose failure is added to delta. The
     noise is private: it must not be shown.
 
     Raises:
@@ -214,32 +215,6 @@ class Descent:
     delta: float
 
 
-def projected_gradient_step(
-    weights: Tensor,
-    mean_gradient: Tensor,
-    learning_rate: float,
-    projection: WishartProjection,
-    *,
-    alignment: float,
-    delta: float,
-) -> tuple[Tensor, VectorRelease]:
-    """One step of RP-GD (B.2): w - lr M g / ||g||, for weights and mean gradient (d,). Spends the projection.
-
-    Raises:
-        PrivacyError: the gradient is zero or not finite, or see `WishartProjection.release_vector`.
-    """
-    gradient = mean_gradient.double()
-    length = float(gradient.norm())
-    if not 0 < length < math.inf:
-        raise PrivacyError(
-            "the mean gradient is zero or not finite, so it has no direction",
-            why="the step is private only for gradients that are aligned at neighbouring data sets",
-            fix="stop before the optimum",
-        )
-    release = projection.release_vector(gradient / length, alignment=alignment, delta=delta)
-    return weights - learning_rate * release.value.to(weights), release
-
-
 def projected_gradient_descent(
     gradient: Callable[[Tensor], Tensor],
     start: Tensor,
@@ -251,7 +226,9 @@ def projected_gradient_descent(
     delta: float,
     insecure_seed: int | None = None,
 ) -> Descent:
-    """RP-GD with a fresh secret M in every step; one M for all of them, as the paper words it, would not be private.
+    """RP-GD (B.2), w - lr M g / ||g||, with a fresh secret M in every step.
+
+    One M for all steps, as the paper words it, would not be private.
 
     Args:
         gradient: mean gradient (d,) of the private loss at weights (d,).
@@ -260,7 +237,7 @@ def projected_gradient_descent(
         delta: of all steps together, spent evenly.
 
     Raises:
-        PrivacyError: steps is below 1, or see `projected_gradient_step`.
+        PrivacyError: steps is below 1, a gradient is zero or not finite, or see `WishartProjection.release_vector`.
     """
     if steps < 1:
         raise PrivacyError(f"steps={steps} is not positive", fix="give the number of steps, at least 1")
@@ -268,9 +245,16 @@ def projected_gradient_descent(
     for step in range(steps):
         seed = None if insecure_seed is None else insecure_seed + step
         projection = WishartProjection(start.shape[0], rank, insecure_seed=seed)
-        weights, release = projected_gradient_step(
-            weights, gradient(weights), learning_rate, projection, alignment=alignment, delta=delta / steps
-        )
+        direction = gradient(weights).double()
+        length = float(direction.norm())
+        if not 0 < length < math.inf:
+            raise PrivacyError(
+                "the mean gradient is zero or not finite, so it has no direction",
+                why="the step is private only for gradients that are aligned at neighbouring data sets",
+                fix="stop before the optimum",
+            )
+        release = projection.release_vector(direction / length, alignment=alignment, delta=delta / steps)
+        weights = weights - learning_rate * release.value.to(weights)
         epsilon += release.epsilon
     return Descent(weights, epsilon, delta)
 

@@ -17,23 +17,14 @@ from privlora.errors import ModelError
 
 @dataclass(frozen=True)
 class StaticPoison:
-    """One canary. inputs: of the given shape; label: the reference model's least likely class.
-
-    reference_loss: cross-entropy in nats of the label under the reference model, which a model without the canary
-    will roughly have.
-    """
+    """One canary. inputs: of the given shape, float32; label: the reference model's least likely class."""
 
     inputs: Tensor
     label: int
-    reference_loss: float
 
 
 def static_poison(
-    reference: Callable[[Tensor], Tensor],
-    shape: tuple[int, ...],
-    generator: torch.Generator,
-    *,
-    dtype: torch.dtype = torch.float32,
+    reference: Callable[[Tensor], Tensor], shape: tuple[int, ...], generator: torch.Generator
 ) -> StaticPoison:
     """A canary with independent N(0, 1) entries: noise in the space of normalised inputs.
 
@@ -46,7 +37,7 @@ def static_poison(
     Raises:
         ModelError: the logits are not finite, or not of shape (1, classes).
     """
-    inputs = torch.randn(shape, generator=generator, dtype=dtype)
+    inputs = torch.randn(shape, generator=generator)
     logits = reference(inputs[None])
     if logits.dim() != 2 or len(logits) != 1 or not logits.isfinite().all():
         raise ModelError(
@@ -54,5 +45,4 @@ def static_poison(
             why="the canary's label is its least likely class",
             fix="train the reference model longer, or at a lower rate",
         )
-    label = int(logits.argmin())
-    return StaticPoison(inputs, label, float(torch.logsumexp(logits[0], 0) - logits[0, label]))
+    return StaticPoison(inputs, int(logits.argmin()))

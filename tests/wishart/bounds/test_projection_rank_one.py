@@ -1,19 +1,13 @@
 import json
-import math
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from scipy import stats
 
-import privlora.accounting.projection.calibration as calibration
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
-from privlora.accounting.projection.calibration import (
-    rank_one_epsilon,
-    rank_one_noise_multiplier,
-    split_noise_multiplier,
-)
 from privlora.errors import PrivacyError
+from privlora.wishart.bounds.rank_one import energy_cells, rank_one_epsilon, rank_one_noise_multiplier
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "projection" / "accounting.json"
 
@@ -21,6 +15,21 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "projection" / 
 @pytest.fixture(autouse=True)
 def cache_root(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVLORA_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rank", "dimension"), [(1, 2), (4, 20), (8, 4096), (64, 2048), (31, 32), (2047, 2048), (1, 100_000)]
+)
+def test_cells_share_out_the_beta_law(rank, dimension):
+    cells = energy_cells(rank, dimension)
+    assert cells.edges[0] == 0
+    assert cells.edges[-1] == 1
+    assert np.all(np.diff(cells.edges) > 0)
+    assert cells.probabilities.sum() == pytest.approx(1, abs=1e-13)
+    assert cells.probabilities @ cells.means == pytest.approx(rank / dimension, rel=1e-13)
+    inside = cells.edges[1:-1]
+    below = stats.beta.cdf(inside, rank / 2, (dimension - rank) / 2)
+    np.testing.assert_allclose(np.cumsum(cells.probabilities)[:-1], below, atol=1e-12)
 
 
 def test_rank_one_is_a_little_below_the_rank_free_bound():
@@ -40,42 +49,6 @@ def test_rank_one_noise_meets_its_target():
 def test_rank_one_is_refused_where_it_does_not_hold(projections):
     with pytest.raises(PrivacyError, match="rank"):
         rank_one_epsilon(StepEvent(PoissonSampling(0.1), 1.0, projections), 5, 1e-5)
-
-
-@pytest.fixture
-def noise_by_delta(monkeypatch):
-    """Plain calibration replaced by sigma = 1 - log10(delta), to be fast."""
-
-    def calibrate(sampling, steps, target, delta):
-        return SimpleNamespace(noise_multiplier=1 - math.log10(delta))
-
-    monkeypatch.setattr(calibration, "calibrate_noise_multiplier", calibrate)
-    return lambda delta: calibrate(None, None, None, delta).noise_multiplier
-
-
-def test_split_takes_the_best_share_of_delta(noise_by_delta):
-    def with_share(share, ranks):
-        energy = stats.beta.isf(share * 1e-5 / (500 * ranks), 32, 992)
-        return noise_by_delta((1 - share) * 1e-5) * energy**0.5
-
-    for ranks in (1, 128):
-        best = min(with_share(share, ranks) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5))
-        found = split_noise_multiplier(
-            PoissonSampling(0.02), 500, 2.0, 1e-5, ((64, 2048),), gradient_rank=ranks
-        )
-        assert found == pytest.approx(best, rel=1e-9)
-
-
-def test_split_sums_the_failures_of_layers_and_never_exceeds_no_projection(noise_by_delta):
-    arguments = (PoissonSampling(0.02), 500, 2.0, 1e-5)
-    one, two = (
-        split_noise_multiplier(*arguments, sizes) for sizes in (((64, 2048),), ((64, 2048), (64, 2049)))
-    )
-    assert one < two < 1.02 * one
-    assert split_noise_multiplier(*arguments, ((60, 64),)) == noise_by_delta(1e-5)
-    assert split_noise_multiplier(*arguments, ((64, 64),)) == noise_by_delta(1e-5)
-    with pytest.raises(PrivacyError, match="gradient_rank"):
-        split_noise_multiplier(*arguments, ((64, 2048),), gradient_rank=0)
 
 
 def test_published_table_holds_what_it_must():

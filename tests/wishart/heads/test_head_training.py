@@ -14,26 +14,16 @@ from torch.nn.functional import cross_entropy
 from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
-from privlora.heads import HEAD_METHODS, HeadSettings, TrainedHeads, train_heads
-from privlora.heads.projections import gaussian_factors
-from privlora.heads.releases import RELEASES, Batch
 from privlora.mechanisms.noising import grid_width
+from privlora.wishart import HeadData, HeadSettings, TrainedHeads, train_heads
+from privlora.wishart.heads.projections import gaussian_factors
+from privlora.wishart.heads.releases import RELEASES, Batch
+from privlora.wishart.heads.settings import HEAD_METHODS
 
 
-def trained(
-    settings: HeadSettings, members: Tensor, *, sample_rate: float = 1.0, memory: int = 1 << 30
-) -> TrainedHeads:
-    features, labels = problem()
+def trained(settings: HeadSettings, members: Tensor, *, sample_rate: float = 1.0) -> TrainedHeads:
     return train_heads(
-        features,
-        labels,
-        settings,
-        classes=CLASSES,
-        members=members,
-        expected_batch_size=sample_rate * RECORDS,
-        sample_rate=sample_rate,
-        seeds=seeds(len(members)),
-        memory=memory,
+        problem(), settings, members=members, sample_rate=sample_rate, seeds=seeds(len(members))
     )
 
 
@@ -44,7 +34,7 @@ def test_noise_free_heads_are_those_of_torch(method: str, schedule: str) -> None
     settings = HeadSettings(method, 6, 0.8, rank=rank, momentum=0.9, schedule=schedule)
     members = torch.rand(3, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.7
     heads = trained(settings, members)
-    features, labels = problem()
+    features, labels = problem().features, problem().labels
     for n, own in enumerate(members):
         a = (
             gaussian_factors(rank, COLUMNS, torch.float64, [np.random.default_rng([0, n])])[0]
@@ -70,17 +60,18 @@ REPEATABLE = [name for name in NOISY if name != "m1"]
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
-def test_a_head_does_not_depend_on_its_company(name: str) -> None:
+def test_a_head_does_not_depend_on_its_company(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     members = torch.rand(5, RECORDS, generator=torch.Generator().manual_seed(2)) < 0.8
     together = trained(NOISY[name], members, sample_rate=0.2)
-    in_turns = trained(NOISY[name], members, sample_rate=0.2, memory=1)
+    monkeypatch.setattr("privlora.wishart.heads.training._MEMORY", 1)
+    in_turns = trained(NOISY[name], members, sample_rate=0.2)
     torch.testing.assert_close(together.weights, in_turns.weights)
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_gathered_batches_are_the_weighted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = trained(NOISY[name], everyone(3), sample_rate=0.2)
-    monkeypatch.setattr("privlora.heads.training._GATHER_BELOW", 0.1)
+    monkeypatch.setattr("privlora.wishart.heads.training._GATHER_BELOW", 0.1)
     weighted = trained(NOISY[name], everyone(3), sample_rate=0.2)
     torch.testing.assert_close(gathered.weights, weighted.weights)
 
@@ -92,7 +83,7 @@ def batch_of(features: Tensor, labels: Tensor, present: Tensor) -> Batch:
 @pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "m2", "m1", "project-then-clip"])
 def test_one_record_moves_what_is_noised_by_the_bound_at_most(name: str) -> None:
     """The sum before noise, and for m2 and m1 before the projection, in the coordinates that are noised."""
-    features, labels = problem()
+    features, labels = problem().features, problem().labels
     features = torch.cat([1e4 * features, 1e-3 * features])
     labels = torch.cat([labels, labels])
     settings = replace(NOISY[name], method="dp-sgd", rank=None) if name in ("m1", "m2") else NOISY[name]
@@ -120,7 +111,7 @@ def test_one_record_moves_what_is_noised_by_the_bound_at_most(name: str) -> None
 @pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "m1"])
 def test_what_is_released_lies_on_the_grid_of_its_noise(name: str) -> None:
     """Of the methods that add noise last; the others project what lay on it."""
-    features, labels = problem()
+    features, labels = problem().features, problem().labels
     found = release(NOISY[name], 2)
     batch = Batch(features, labels, torch.ones(2, RECORDS, dtype=torch.float64))
     made = found.noisy_sum(batch, batch.residuals(torch.zeros(2, CLASSES, COLUMNS, dtype=torch.float64)))
@@ -131,7 +122,7 @@ def test_what_is_released_lies_on_the_grid_of_its_noise(name: str) -> None:
 @pytest.mark.parametrize("name", ["dp-sgd", "lora-fa", "project-then-clip", "m2", "m1", "m2 wishart"])
 def test_an_empty_batch_is_released_with_full_noise(name: str) -> None:
     count, settings = 600, NOISY[name]
-    features, labels = problem()
+    features, labels = problem().features, problem().labels
     nobody = Batch(features, labels, torch.zeros(count, RECORDS, dtype=torch.float64))
     heads = torch.zeros(count, CLASSES, COLUMNS, dtype=torch.float64)
     found = release(settings, count)
@@ -154,19 +145,9 @@ def test_an_empty_batch_is_released_with_full_noise(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "dimensions"), [("project-then-clip", 4), ("project-then-clip fresh", 9)])
 def test_project_then_clip_stays_in_its_subspace_or_draws_another(name: str, dimensions: int) -> None:
-    features, labels = problem()
     runs = [
-        train_heads(
-            features,
-            labels,
-            NOISY[name],
-            classes=CLASSES,
-            members=everyone(1),
-            expected_batch_size=RECORDS,
-            sample_rate=1.0,
-            seeds=[seed],
-        ).weights[0]
-        for seed in (1, 2, 3)  # the subspaces follow projection_seed alone
+        train_heads(problem(), NOISY[name], members=everyone(1), sample_rate=1.0, seeds=[seed]).weights[0]
+        for seed in (1, 2, 3)  # the subspaces are public
     ]
     assert torch.linalg.matrix_rank(torch.cat(runs), rtol=1e-9) == dimensions
 
@@ -175,11 +156,8 @@ def test_each_head_has_its_own_noise_batches_and_factors() -> None:
     for name in ("dp-sgd", "lora-fa"):
         weights = trained(NOISY[name], everyone(2)).weights
         assert not torch.allclose(weights[0], weights[1])
-    private = train_heads(
-        *problem(), NOISY["m2"], classes=CLASSES, members=everyone(2), expected_batch_size=6, sample_rate=0.25
-    )
-    again = train_heads(
-        *problem(), NOISY["m2"], classes=CLASSES, members=everyone(2), expected_batch_size=6, sample_rate=0.25
+    private, again = (
+        train_heads(problem(), NOISY["m2"], members=everyone(2), sample_rate=0.25) for _ in range(2)
     )
     assert not private.insecure
     assert not torch.allclose(private.weights, again.weights)
@@ -188,8 +166,8 @@ def test_each_head_has_its_own_noise_batches_and_factors() -> None:
 
 def test_batches_are_each_heads_own_and_cannot_be_foreseen() -> None:
     silent = replace(NOISY["dp-sgd"], noise_multiplier=0.0)  # so that equal batches would give equal heads
-    options = {"classes": CLASSES, "members": everyone(2), "expected_batch_size": 12, "sample_rate": 0.5}
-    heads = torch.cat([train_heads(*problem(), silent, **options).weights for _ in range(2)]).flatten(1)
+    runs = [train_heads(problem(), silent, members=everyone(2), sample_rate=0.5) for _ in range(2)]
+    heads = torch.cat([run.weights for run in runs]).flatten(1)
     assert float(torch.pdist(heads).min()) > 1e-6
 
 
@@ -206,17 +184,31 @@ class Counts:
 
 def test_ledgers_are_charged_for_every_head_and_step() -> None:
     ledgers = [Counts(4), Counts(4)]
-    options = {"classes": CLASSES, "members": everyone(2), "expected_batch_size": 12, "sample_rate": 0.5}
-    heads = train_heads(*problem(), NOISY["m2"], ledgers=ledgers, **options)
+    options = {"members": everyone(2), "sample_rate": 0.5}
+    heads = train_heads(problem(), NOISY["m2"], ledgers=ledgers, **options)
     event = StepEvent(PoissonSampling(0.5), 0.7, projections=((4, COLUMNS),))
     assert heads.event == event
     assert [ledger.events for ledger in ledgers] == [[event] * 4] * 2
     with pytest.raises(PrivacyError, match="spent"):
-        train_heads(*problem(), NOISY["m2"], ledgers=[Counts(4), Counts(3)], **options)
+        train_heads(problem(), NOISY["m2"], ledgers=[Counts(4), Counts(3)], **options)
     with pytest.raises(PrivacyError, match="seeds cannot be charged"):
-        train_heads(*problem(), NOISY["m2"], ledgers=ledgers, seeds=[1, 2], **options)
+        train_heads(problem(), NOISY["m2"], ledgers=ledgers, seeds=[1, 2], **options)
     with pytest.raises(PrivacyError, match="m1 states no epsilon"):
-        train_heads(*problem(), NOISY["m1"], ledgers=[Counts(4), Counts(4)], **options)
+        train_heads(problem(), NOISY["m1"], ledgers=[Counts(4), Counts(4)], **options)
+
+
+@pytest.mark.parametrize("name", list(NOISY))
+def test_no_noise_is_drawn_before_every_ledger_is_charged(name: str) -> None:
+    batch = Batch(problem().features, problem().labels, torch.ones(2, RECORDS, dtype=torch.float64))
+    residuals = batch.residuals(torch.zeros(2, CLASSES, COLUMNS, dtype=torch.float64))
+    event = StepEvent(PoissonSampling(1.0), 0.7)
+    found = release(NOISY[name], 2)
+    found.charges = [(Counts(1), event), (Counts(0), event)]
+    before = [generator.bit_generator.state for generator in found.noise]
+    with pytest.raises(PrivacyError, match="spent"):
+        found.noisy_sum(batch, residuals)
+    drawn = [generator.bit_generator.state for generator in found.noise] != before
+    assert drawn == (name == "m1")  # which draws its projection first, and states no epsilon
 
 
 def test_what_a_head_costs() -> None:
@@ -236,19 +228,17 @@ def test_what_a_head_costs() -> None:
 
 
 def test_rows_that_are_not_finite_count_as_nothing() -> None:
-    features, labels = problem()
-    options = {
-        "classes": CLASSES,
-        "members": everyone(1),
-        "expected_batch_size": RECORDS,
-        "sample_rate": 1.0,
-        "seeds": [1],
-    }
-    features[3] = 0.0
-    expected = train_heads(features, labels, NOISY["dp-sgd"], **options)
-    features[3, 2] = torch.nan
-    found = train_heads(features, labels, NOISY["dp-sgd"], **options)
-    torch.testing.assert_close(found.weights, expected.weights)
+    good = problem()
+    runs = []
+    for value in (0.0, torch.nan):
+        features = good.features.clone()
+        features[3] = 0.0
+        features[3, 2] = value
+        data = replace(good, features=features)
+        runs.append(
+            train_heads(data, NOISY["dp-sgd"], members=everyone(1), sample_rate=1.0, seeds=[1]).weights
+        )
+    torch.testing.assert_close(runs[1], runs[0])
 
 
 def test_a_record_whose_norm_bounds_nothing_counts_as_nothing() -> None:
@@ -278,28 +268,8 @@ def test_records_are_summed_in_double_precision(together: bool) -> None:
     assert float(batch.gradient(torch.ones(1, 1, 2))) == large + small
 
 
-def test_progress_and_public_start() -> None:
-    features, labels = problem()
-    finished: list[int] = []
-    start = torch.ones(CLASSES, COLUMNS, dtype=torch.float64)
-    heads = train_heads(
-        features,
-        labels,
-        HeadSettings("lora-fa", 1, 1e-9, rank=2),
-        classes=CLASSES,
-        members=everyone(3),
-        expected_batch_size=RECORDS,
-        sample_rate=1.0,
-        initial=start,
-        memory=1,
-        progress=finished.append,
-    )
-    assert finished == [1, 2, 3]
-    torch.testing.assert_close(heads.weights, start.expand(3, -1, -1))
-
-
 def test_scores_of_heads() -> None:
-    features, labels = problem()
+    features, labels = problem().features, problem().labels
     heads = trained(replace(NOISY["dp-sgd"], steps=20), everyone(2))
     for n, weights in enumerate(heads.weights):
         losses = cross_entropy(features @ weights.T, labels, reduction="none")
@@ -309,17 +279,12 @@ def test_scores_of_heads() -> None:
 
 
 def test_single_precision_learns_the_same() -> None:
-    features, labels = problem()
+    data = problem()
     settings = HeadSettings("m2", 10, 0.5, noise_multiplier=0.05, clip_norm=1.0, rank=6)
-    options = {
-        "classes": CLASSES,
-        "members": everyone(2),
-        "expected_batch_size": 24,
-        "sample_rate": 1.0,
-        "seeds": [1, 2],
-    }
-    double = train_heads(features, labels, settings, **options).weights
-    single = train_heads(features.float(), labels, settings, **options).weights
+    double, single = (
+        train_heads(each, settings, members=everyone(2), sample_rate=1.0, seeds=[1, 2]).weights
+        for each in (data, replace(data, features=data.features.float()))
+    )
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-4)
 
@@ -346,38 +311,41 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, object]) -> 
         replace(NOISY["m2"], **changes)
 
 
-def test_data_that_make_no_sense_are_refused() -> None:
-    features, labels = problem()
-    good = {"classes": CLASSES, "members": everyone(2), "expected_batch_size": 6.0, "sample_rate": 0.25}
-    bad: list[tuple[Tensor, Tensor, HeadSettings, dict[str, object]]] = [
-        (features.half(), labels, NOISY["m2"], good),
-        (features, labels[:-1], NOISY["m2"], good),
-        (features, labels, NOISY["m2"], {**good, "members": everyone(2)[:, :-1]}),
-        (features, labels, NOISY["m2"], {**good, "expected_batch_size": 0.0}),
-        (features, labels, NOISY["m2"], {**good, "sample_rate": 0.0}),
-        (features, labels, NOISY["m2"], {**good, "seeds": [1]}),
-        (features, labels, NOISY["m2"], {**good, "seeds": [1, 1]}),
-        (features, labels, NOISY["m2"], {**good, "initial": torch.zeros(2, 2)}),
-        (features, labels, replace(NOISY["m2"], rank=13), good),
-        (features[:, :5], labels, NOISY["m2"], good),
-    ]
-    for x, y, settings, options in bad:
-        with pytest.raises(ConfigError):
-            train_heads(x, y, settings, **options)
-    with pytest.raises(DataError):
-        train_heads(features, labels, NOISY["m2"], **{**good, "classes": 2})
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [
+        (ConfigError, {"features": problem().features.half()}),
+        (ConfigError, {"labels": problem().labels[:-1]}),
+        (ConfigError, {"dataset_size": 0}),
+        (DataError, {"classes": 2}),
+    ],
+)
+def test_data_that_make_no_sense_are_refused(error: type[PrivloraError], changes: dict[str, object]) -> None:
+    with pytest.raises(error):
+        replace(problem(), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"members": everyone(2)[:, :-1]},
+        {"members": everyone(2).float()},
+        {"sample_rate": 0.0},
+        {"seeds": [1]},
+        {"seeds": [1, 1]},
+        {"settings": replace(NOISY["m2"], rank=13)},
+        {"data": replace(problem(), features=problem().features[:, :5])},
+    ],
+)
+def test_calls_that_make_no_sense_are_refused(changes: dict[str, object]) -> None:
+    good = {"data": problem(), "settings": NOISY["m2"], "members": everyone(2), "sample_rate": 0.25}
+    with pytest.raises(ConfigError):
+        train_heads(**{**good, **changes})
 
 
 def test_no_records_at_all_still_release() -> None:
-    heads = train_heads(
-        torch.zeros(0, COLUMNS),
-        torch.zeros(0, dtype=torch.int64),
-        NOISY["m2"],
-        classes=CLASSES,
-        members=everyone(2, 0),
-        expected_batch_size=4.0,
-        sample_rate=0.1,
-    )
+    nobody = HeadData(torch.zeros(0, COLUMNS), torch.zeros(0, dtype=torch.int64), CLASSES, dataset_size=40)
+    heads = train_heads(nobody, NOISY["m2"], members=everyone(2, 0), sample_rate=0.1)
     assert (heads.weights.abs() > 0).all()
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from privlora.accounting.projection.chisquare import log_chi2_cdf, log_chi2_sf
-from privlora.accounting.projection.use import Use
-from privlora.accounting.projection.vector import (
+from privlora.errors import PrivacyError
+from privlora.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
+from privlora.wishart.bounds.use import Use
+from privlora.wishart.bounds.vector import (
     VectorQuery,
     exact_delta,
     exact_epsilon,
@@ -18,7 +19,6 @@ from privlora.accounting.projection.vector import (
     theorem_1,
     theorem_1_at,
 )
-from privlora.errors import PrivacyError
 
 SECRET = Use.FRESH_SECRET
 

@@ -3,8 +3,3 @@
 Features are computed beforehand by something public and frozen, so a head's gradient for one record is rank one,
 (softmax - one-hot) x^T, its norm has a closed form, and N heads train as one batched matrix product.
 """
-
-from privlora.heads.settings import HEAD_METHODS, HeadSettings
-from privlora.heads.training import TrainedHeads, train_heads
-
-__all__ = ["HEAD_METHODS", "HeadSettings", "TrainedHeads", "train_heads"]

@@ -1,4 +1,6 @@
-"""The release of one step for N heads at once: bound each record, sum, add noise, project, in each method's order.
+"""The release of one step for N heads at once: bound each record, sum, charge, add noise, project.
+
+Where a method projects before it adds noise, or before it bounds records, its class says so.
 
 Shapes: N heads, c classes, d features, b places of a batch (the longest of the N batches; shorter ones are padded with
 places of weight zero), r the rank. Residuals are softmax - one-hot; a record's gradient is residual x^T.
@@ -14,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privlora.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
-from privlora.heads.settings import HeadSettings
+from privlora.accounting.events import StepEvent
+from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.noising import noised
+from privlora.wishart.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
+from privlora.wishart.heads.settings import HeadSettings
 
 # What a record contributes is rounded in the features' precision; shrinking by more than that keeps it within C.
 _SLACK = 1e-5
@@ -72,7 +76,8 @@ class Batch:
 class HeadRelease(ABC):
     """One method for one head per generator. ``width``: columns of what is trained.
 
-    noise: private generators. public: they draw frozen or published projections.
+    noise: private generators. public: they draw frozen or published projections. charges: the ledger of each head and
+    what one release costs; empty if none is kept.
     """
 
     def __init__(
@@ -82,9 +87,10 @@ class HeadRelease(ABC):
         dtype: torch.dtype,
         noise: Sequence[np.random.Generator],
         public: Sequence[np.random.Generator],
+        charges: Sequence[tuple[Charges, StepEvent]] = (),
     ) -> None:
         self.settings, self.columns, self.dtype = settings, columns, dtype
-        self.noise, self.public = noise, public
+        self.noise, self.public, self.charges = noise, public, charges
         self._begin()
 
     def _begin(self) -> None:
@@ -96,7 +102,7 @@ class HeadRelease(ABC):
         """(N, c, width): the released sum, before the division by the expected batch size."""
 
     def weights(self, trained: Tensor) -> Tensor:
-        """What the trained values (N, c, width) add to the starting weights, (N, c, d)."""
+        """The heads (N, c, d) of the trained values (N, c, width)."""
         return trained
 
     @property
@@ -119,7 +125,12 @@ class HeadRelease(ABC):
         return residuals * torch.where((norms > 0) & norms.isfinite(), factors, 0.0)[:, None, :]
 
     def _noised(self, total: Tensor) -> Tensor:
-        """``total`` (N, c, k) float64 with noise where there is any, in the features' precision."""
+        """``total`` (N, c, k) float64 with noise where there is any, in the features' precision.
+
+        Every ledger is charged before any noise is drawn.
+        """
+        for ledger, event in self.charges:
+            ledger.charge(event)
         if self.settings.noise_multiplier > 0:
             scale = self.settings.noise_multiplier * self.bound
             for values, generator in zip(total, self.noise, strict=True):
@@ -164,7 +175,7 @@ class FrozenFactor(HeadRelease):
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
         if self.settings.clip_norm is None:
-            return (batch.gradient(residuals) @ self.factors.mT.double()).to(self.dtype)
+            return self._noised(batch.gradient(residuals) @ self.factors.mT.double())
         inputs = batch.features @ self.factors.mT  # (N, b, r)
         return self._noised(_summed(self._clipped(residuals, _lengths(inputs, -1)), inputs))
 

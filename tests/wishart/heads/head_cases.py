@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privlora.heads import HeadSettings
-from privlora.heads.releases import RELEASES, HeadRelease
+from privlora.wishart import HeadData, HeadSettings
+from privlora.wishart.heads.releases import RELEASES, HeadRelease
 
 RECORDS, COLUMNS, CLASSES = 24, 12, 3
 
@@ -25,11 +25,11 @@ NOISY = {
 }
 
 
-def problem(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(RECORDS, COLUMNS, generator=generator, dtype=dtype)
+def problem() -> HeadData:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(RECORDS, COLUMNS, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (RECORDS,), generator=generator)
-    return features, labels
+    return HeadData(features, labels, CLASSES, dataset_size=RECORDS)
 
 
 def generators(count: int, seed: int = 0) -> list[np.random.Generator]:

@@ -26,8 +26,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammainc
 
-from privlora.accounting.projection.vector import VectorQuery, exact_delta, solve_epsilon, student_rule
 from privlora.errors import PrivacyError
+from privlora.wishart.bounds.gaussian import solve_epsilon
+from privlora.wishart.bounds.vector import VectorQuery, exact_delta, student_rule
 
 _LARGEST = 20.0  # of ln c: the slack at c = e^20 is nothing
 

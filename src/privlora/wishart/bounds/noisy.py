@@ -22,14 +22,19 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betaincc
 
+from privlora.accounting.calibration import calibrate_noise_multiplier
+from privlora.accounting.events import PoissonSampling, Projections, StepEvent
 from privlora.accounting.projection.energy import stop_loss
-from privlora.accounting.projection.gaussian import Floats, gaussian_delta, one_sided_tail, two_sided_tail
-from privlora.accounting.projection.use import Use, require
+from privlora.accounting.projection.gaussian import Floats, gaussian_delta
 from privlora.errors import PrivacyError
+from privlora.wishart.bounds.gaussian import one_sided_tail, solve_noise, two_sided_tail
+from privlora.wishart.bounds.use import Use, check_sizes, require
 
 Form = Literal["two-sided", "one-sided", "exact"]
 """What stands for the Gaussian part: the paper's tau, the tail P(L > epsilon), or the exact delta_G, each smaller."""
 
+# Of delta: tried for the event that a projection captures too much.
+_FAILURE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _CURVES = {"two-sided": two_sided_tail, "one-sided": one_sided_tail, "exact": gaussian_delta}
 
 
@@ -59,7 +64,9 @@ def captured_tail(threshold: ArrayLike, rank: int, dimension: int, difference_ra
         PrivacyError: an argument is out of range.
     """
     s = np.asarray(threshold, np.float64)
-    _check_sizes(rank, dimension, difference_rank)
+    check_sizes(
+        rank=rank, dimension=dimension, difference_rank=1 if difference_rank is None else difference_rank
+    )
     if not np.all((s >= 0) & (s <= 1)):
         raise PrivacyError("a threshold is outside [0, 1]", fix="give shares of the squared norm")
     if rank >= dimension:
@@ -125,20 +132,45 @@ def theorem_5_noise_multiplier(
     form: Form = "exact",
 ) -> float:
     """The sigma at which Theorem 5 with the best threshold gives (epsilon, delta). Arguments as in `theorem_5`."""
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta={delta} is not between 0 and 1", fix="give 0 < delta < 1")
+    return solve_noise(
+        lambda sigma: theorem_5(epsilon, sigma, rank, dimension, difference_rank, use, form=form).delta, delta
+    )
 
-    def excess(log_sigma: float) -> float:
-        sigma = math.exp(log_sigma)
-        bound = theorem_5(epsilon, sigma, rank, dimension, difference_rank, use, form=form).delta
-        return math.log(max(bound, 1e-300) / delta)
 
-    low = high = 0.0
-    while excess(high) > 0:
-        high += 1
-    while excess(low) < 0:
-        low -= 1
-    return math.exp(float(brentq(excess, low, high, xtol=1e-10)))
+def split_noise_multiplier(
+    sampling: PoissonSampling,
+    steps: int,
+    target_epsilon: float,
+    delta: float,
+    projections: Projections,
+    *,
+    gradient_rank: int = 1,
+) -> float:
+    """The noise multiplier that Theorem 5 of Hu et al. (2026) asks for over many steps (their Appendix F.2).
+
+    A share of delta pays, by a union over steps, layers and singular directions, for the event that some
+    projection captures more than s of the energy; otherwise the steps are Gaussian with sensitivity C sqrt(s).
+    The best of seven shares, or no projection at all.
+
+    Args:
+        sampling, steps, target_epsilon, delta, projections: as in `calibrate_noise_multiplier`.
+        gradient_rank: k, the largest rank of one unit's gradient in one layer.
+
+    Raises:
+        PrivacyError: `gradient_rank` is not positive, or as `calibrate_noise_multiplier`.
+    """
+    if gradient_rank < 1:
+        raise PrivacyError(f"gradient_rank={gradient_rank} is not positive", fix="give 1 for a linear head")
+    event = StepEvent(sampling, 0.0, projections)  # checks the projections
+    plain = calibrate_noise_multiplier(sampling, steps, target_epsilon, delta).noise_multiplier
+    if not event.is_cheaper_by_projection:
+        return plain
+    found = [plain]
+    for share in _FAILURE_SHARES:
+        energy = _energy_exceeded_with(share * delta / (steps * gradient_rank), event.projections)
+        rest = calibrate_noise_multiplier(sampling, steps, target_epsilon, (1 - share) * delta)
+        found.append(rest.noise_multiplier * math.sqrt(energy))
+    return min(found)
 
 
 @dataclass(frozen=True)
@@ -220,10 +252,11 @@ def _quotients(depth: Floats, s: Floats, rank: int, dimension: int) -> Floats:
         return np.where(depth > 0, excess / depth, 1.0)
 
 
-def _check_sizes(rank: int, dimension: int, difference_rank: int | None) -> None:
-    known = {"rank": rank, "dimension": dimension}
-    if difference_rank is not None:
-        known["difference_rank"] = difference_rank
-    for name, value in known.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PrivacyError(f"{name}={value!r} is not a positive integer", fix="give a whole number >= 1")
+def _energy_exceeded_with(probability: float, projections: Projections) -> float:
+    """s with sum over layers of P(X_l > s) = probability, rounded up by less than 1e-12; 1 if none is below."""
+    low, high = 0.0, 1.0
+    for _ in range(48):
+        s = (low + high) / 2
+        exceeded = sum(float(betaincc(r / 2, (d - r) / 2, s)) for r, d in projections)
+        low, high = (s, high) if exceeded > probability else (low, s)
+    return high

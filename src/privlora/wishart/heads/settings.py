@@ -18,8 +18,6 @@ HEAD_METHODS = {
 SCHEDULES = ("constant", "cosine")
 PROJECTIONS = ("haar", "wishart")
 
-_NEEDS_RANK = ("lora-fa", "m2", "m1", "project-then-clip")
-
 
 @dataclass(frozen=True)
 class HeadSettings:
@@ -101,6 +99,20 @@ class HeadSettings:
             return StepEvent(sampling, self.noise_multiplier, projections=((self.rank, dimensions),))
         return StepEvent(sampling, self.noise_multiplier)
 
+    def check_fit(self, classes: int, dimensions: int) -> None:
+        """ConfigError unless heads of ``classes`` rows and ``dimensions`` columns can be trained like this."""
+        if self.method in ("m1", "m2") and dimensions < 2 * classes:
+            raise ConfigError(
+                f"{self.method} with {dimensions} features and {classes} classes",
+                why="projections are drawn by a law that needs two features for each class",
+                fix="use dp-sgd: so few features leave nothing to project",
+            )
+        wishart = self.method in ("m1", "m2") and self.projection == "wishart"  # any rank
+        if self.method != "lora-fa" and not wishart and (self.rank or 0) > dimensions:
+            raise ConfigError(
+                f"rank={self.rank} is above the {dimensions} features", fix="choose a lower rank, or dp-sgd"
+            )
+
     def rate(self, step: int) -> float:
         """Learning rate of step 0, 1, …, T - 1."""
         if self.schedule == "cosine":
@@ -108,7 +120,7 @@ class HeadSettings:
         return self.learning_rate
 
     def _check_rank(self) -> None:
-        if self.method in _NEEDS_RANK and (self.rank is None or self.rank < 1):
+        if self.method != "dp-sgd" and (self.rank is None or self.rank < 1):
             raise ConfigError(f"{self.method} with rank={self.rank}", fix="give a rank of at least 1")
         if self.method == "dp-sgd" and self.rank is not None:
             raise ConfigError("dp-sgd has no rank", fix="leave rank out, or choose another method")

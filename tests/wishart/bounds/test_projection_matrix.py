@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from privlora.accounting.projection.matrix import degenerate, examine, misfit, tell_apart
 from privlora.errors import PrivacyError
+from privlora.wishart.bounds.matrix import degenerate, examine, misfit, tell_apart
 
 
 def project(rng: np.random.Generator, v: np.ndarray, r: int) -> np.ndarray:

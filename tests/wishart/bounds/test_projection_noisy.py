@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import beta
 
-from privlora.accounting.projection.gaussian import gaussian_delta, gaussian_noise_multiplier
-from privlora.accounting.projection.noisy import (
+import privlora.wishart.bounds.noisy as noisy
+from privlora.accounting import PoissonSampling
+from privlora.accounting.projection.gaussian import gaussian_delta
+from privlora.errors import PrivacyError
+from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.wishart.bounds.noisy import (
     Form,
     captured_tail,
     corollary_1,
+    split_noise_multiplier,
     theorem_5,
     theorem_5_noise_multiplier,
 )
-from privlora.accounting.projection.use import Use
-from privlora.errors import PrivacyError
+from privlora.wishart.bounds.use import Use
 
 PUBLIC = Use.FRESH_PUBLIC
 
@@ -183,3 +189,41 @@ def test_refuses_what_is_no_argument() -> None:
         theorem_5_noise_multiplier(1.0, 0.0, 4, 8, 1, PUBLIC)
     with pytest.raises(PrivacyError):
         captured_tail(1.5, 4, 8, 1)
+
+
+@pytest.fixture
+def noise_by_delta(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], float]:
+    """Plain calibration replaced by sigma = 1 - log10(delta), to be fast."""
+
+    def calibrate(sampling: object, steps: object, target: object, delta: float) -> SimpleNamespace:
+        return SimpleNamespace(noise_multiplier=1 - math.log10(delta))
+
+    monkeypatch.setattr(noisy, "calibrate_noise_multiplier", calibrate)
+    return lambda delta: calibrate(None, None, None, delta).noise_multiplier
+
+
+def test_split_takes_the_best_share_of_delta(noise_by_delta: Callable[[float], float]) -> None:
+    def with_share(share: float, ranks: int) -> float:
+        energy = beta.isf(share * 1e-5 / (500 * ranks), 32, 992)
+        return noise_by_delta((1 - share) * 1e-5) * energy**0.5
+
+    for ranks in (1, 128):
+        best = min(with_share(share, ranks) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5))
+        found = split_noise_multiplier(
+            PoissonSampling(0.02), 500, 2.0, 1e-5, ((64, 2048),), gradient_rank=ranks
+        )
+        assert found == pytest.approx(best, rel=1e-9)
+
+
+def test_split_sums_the_failures_of_layers_and_never_exceeds_no_projection(
+    noise_by_delta: Callable[[float], float],
+) -> None:
+    arguments = (PoissonSampling(0.02), 500, 2.0, 1e-5)
+    one, two = (
+        split_noise_multiplier(*arguments, sizes) for sizes in (((64, 2048),), ((64, 2048), (64, 2049)))
+    )
+    assert one < two < 1.02 * one
+    assert split_noise_multiplier(*arguments, ((60, 64),)) == noise_by_delta(1e-5)
+    assert split_noise_multiplier(*arguments, ((64, 64),)) == noise_by_delta(1e-5)
+    with pytest.raises(PrivacyError, match="gradient_rank"):
+        split_noise_multiplier(*arguments, ((64, 2048),), gradient_rank=0)

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import chdtri, stdtr, stdtrit
 
-from privlora.accounting.projection.chisquare import log_chi2_cdf, log_chi2_sf
 from privlora.accounting.projection.gaussian import Floats
-from privlora.accounting.projection.use import Use, require
 from privlora.errors import PrivacyError
+from privlora.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
+from privlora.wishart.bounds.gaussian import solve_epsilon
+from privlora.wishart.bounds.use import Use, check_sizes, require
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
@@ -46,11 +45,7 @@ class VectorQuery:
     alignment: float
 
     def __post_init__(self) -> None:
-        for name, value in (("dimension", self.dimension), ("rank", self.rank)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise PrivacyError(
-                    f"{name}={value!r} is not a positive integer", fix="give a whole number >= 1"
-                )
+        check_sizes(dimension=self.dimension, rank=self.rank)
         if not 0 < self.alignment <= 1:
             raise PrivacyError(
                 f"alignment={self.alignment} is not in (0, 1]",
@@ -194,28 +189,6 @@ def exact_epsilon(delta: float, query: VectorQuery, *, quantile_of_loss: bool = 
     """
     curve = loss_tail if quantile_of_loss else exact_delta
     return solve_epsilon(lambda epsilon: curve(epsilon, query), delta, query.support_failure)
-
-
-def solve_epsilon(curve: Callable[[float], float], delta: float, limit: float) -> float:
-    """The least epsilon >= 0 with curve(epsilon) <= delta, for a curve that falls to `limit`; inf if there is none.
-
-    Raises:
-        PrivacyError: delta is not in (0, 1).
-    """
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta={delta} is not between 0 and 1", fix="give 0 < delta < 1")
-    if limit >= delta:
-        return math.inf
-    if curve(0.0) <= delta:
-        return 0.0
-    high = 1.0
-    while curve(high) > delta:
-        high *= 2
-
-    def excess(epsilon: float) -> float:
-        return math.log(max(curve(epsilon), 1e-300) / delta)
-
-    return float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-12))
 
 
 def student_rule(rank: int, *points: float) -> tuple[Floats, Floats]:

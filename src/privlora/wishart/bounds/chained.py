@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privlora.accounting.projection.gaussian import Floats, gaussian_delta, gaussian_epsilon
-from privlora.accounting.projection.use import Use, require
-from privlora.accounting.projection.vector import Bound, VectorQuery, theorem_1
+from privlora.accounting.projection.gaussian import Floats, gaussian_delta
 from privlora.errors import PrivacyError
+from privlora.wishart.bounds.gaussian import gaussian_epsilon
+from privlora.wishart.bounds.use import Use, require
+from privlora.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,6 @@ class ColumnChange:
     def outside_distance(self) -> float:
         """Largest ||w - w'|| = sqrt(2 tau (1 - rho_perp))."""
         return math.sqrt(2 * self.outside_share * (1 - self.outside_alignment))
-
-    @property
-    def distance(self) -> float:
-        """D of Lemma 15, the largest ||v_j - v'_j||; over a chain of q columns ||V - V'||_F <= sqrt(q) D (eq. 4)."""
-        return math.hypot(self.inside_distance, self.outside_distance)
 
 
 @dataclass(frozen=True)
@@ -130,12 +126,6 @@ def exposed_sensitivity(
     root_k = math.sqrt(p)
     spread = math.hypot(math.sqrt(r) + root_k + t, math.sqrt(d - p) + root_k + t)
     return spread * ((math.sqrt(r) + t) * inside + (root_k + t) * outside) / r
-
-
-def operator_norm_sensitivity(dimension: int, rank: int, distance: float, failure: float) -> float:
-    """The baseline of the paper's comparison, ||M||_op ||V - V'||_F <= (sqrt d + sqrt r + t)^2 / r ||V - V'||_F."""
-    t = math.sqrt(2 * math.log(2 / failure))
-    return (math.sqrt(dimension) + math.sqrt(rank) + t) ** 2 / rank * distance
 
 
 def theorem_4(

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from privlora.accounting.projection.alignment import (
+from privlora.errors import PrivacyError
+from privlora.wishart.bounds.alignment import (
     alignment_of_mean,
     alignment_slack,
     ball_noise_alignment,
@@ -15,9 +16,8 @@ from privlora.accounting.projection.alignment import (
     guaranteed_epsilon,
     largest_rise,
 )
-from privlora.accounting.projection.gaussian import gaussian_epsilon
-from privlora.accounting.projection.vector import VectorQuery, exact_delta, exact_epsilon
-from privlora.errors import PrivacyError
+from privlora.wishart.bounds.gaussian import gaussian_epsilon
+from privlora.wishart.bounds.vector import VectorQuery, exact_delta, exact_epsilon
 
 
 def psi(phi: np.ndarray, a: float, kappa: float) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privlora.auditing.canaries import static_poison
 from privlora.errors import ModelError
+from privlora.wishart.canaries import static_poison
 
 
 def test_label_is_the_least_likely_class() -> None:
@@ -15,7 +15,6 @@ def test_label_is_the_least_likely_class() -> None:
     probabilities = torch.softmax(weights @ canary.inputs.flatten(), 0)
     assert canary.inputs.shape == (3, 4)
     assert canary.label == int(probabilities.argmin())
-    assert canary.reference_loss == pytest.approx(-float(probabilities[canary.label].log()), rel=1e-5)
     again = static_poison(lambda x: x.flatten(1) @ weights.T, (3, 4), torch.Generator().manual_seed(1))
     assert torch.equal(again.inputs, canary.inputs)
 

@@ -1,4 +1,4 @@
-"""What happens to the random matrix M: the condition that every bound of this room names and checks."""
+"""What every bound here checks: what happens to the random matrix M, and that sizes are sizes."""
 
 from __future__ import annotations
 
@@ -30,3 +30,10 @@ def require(statement: str, use: Use, *allowed: Use) -> None:
             why=_WHY[use],
             fix="draw a fresh projection for each release, or clip after projecting, which holds for any M",
         )
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise PrivacyError unless every size is a positive integer."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PrivacyError(f"{name}={value!r} is not a positive integer", fix="give a whole number >= 1")
