@@ -41,7 +41,7 @@ class Site:
     mid: Tensor | None = None  # (r,)
     right: Tensor | None = None  # (n, r)
     offset: tuple[Tensor, Tensor] | None = None  # fixed A0 (m, k), B0 (n, k): the layer is W0 - A0 B0^T
-    p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the micro-batch under way
+    p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the current micro-batch
     q: Tensor | None = None  # (rows, n, r)
     norms: Tensor | None = None  # (rows,) float64: ||G_i||_F, kept where the adapter wants them
     update: Tensor | None = None  # (m, n): while attached, the layer computes with W0 + update

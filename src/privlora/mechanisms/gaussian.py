@@ -18,25 +18,25 @@ from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.release import Mechanism, PrivateSum, Release
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
-# 2023). spectral: each unit's gradient is evened out at equal norm first (coordinates.spectrum), then flat.
+# 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
 CLIPPING = ("flat", "automatic", "spectral")
 
-# Of automatic clipping: C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
+# Automatic clipping multiplies by C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
 _STABILITY = 0.01
 
 # Norms are summed in float32; shrinking by more than their rounding keeps what is summed within C.
 _SLACK = 1e-5
-# Below float32 a gradient's own rounding depends a little on who else is in its micro-batch, so a unit that leaves
-# moves more than its own part: by less than this in all that was measured (docs/sharp-edges.md).
+# Below float32 a gradient's rounding depends a little on who else is in its micro-batch, so a unit that leaves moves
+# the sum by more than its own part: by less than this in every measurement (docs/sharp-edges.md).
 _REDUCED_SLACK = 0.02
 
 
-# Roots bring small gradients up, and with them what float32 rounds (docs/sharp-edges.md).
+# Roots make small gradients larger, and the rounding error of float32 with them (docs/sharp-edges.md).
 _SPECTRAL_SLACK = 0.01
 
 
 def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
-    """s, the part of C that no unit's gradient is given: it is brought to norm C (1 - s) at most. Public."""
+    """s: a unit's gradient is clipped to norm C (1 - s), a little below C. Public."""
     if adapter.reduced_precision:
         return _REDUCED_SLACK
     return _SPECTRAL_SLACK if clipping == "spectral" else _SLACK
@@ -47,12 +47,12 @@ class GaussianMechanism(Mechanism):
 
     Guarantee: adding or removing one unit moves the sum by at most C (replacing one, by 2 C), over all modules
     together; so one release is ``event``: a Gaussian mechanism of noise_multiplier sigma on a sampled batch. The ledger
-    is charged before noise is drawn. ``clipping`` (CLIPPING) says how a unit is brought to norm C at most; whatever it
-    does to a unit is a function of that unit alone.
+    is charged before noise is drawn. ``clipping`` (CLIPPING) says how a unit's norm is bounded by C; what it does to a
+    unit is a function of that unit alone.
 
-    ``adaptive`` clips at C_t instead and scales by the public C / C_t, so that units still have norm C at most and the
-    noise of all steps is equal. The same release then holds a noisy count of the norms that were C_t at most, from
-    which C_{t+1} follows; ``event`` stays what both cost together (``split_noise_multiplier``).
+    ``adaptive`` clips at C_t instead and scales by the public C / C_t, so that no unit's norm exceeds C and all steps
+    have the same noise. The same release then holds a noisy count of the norms <= C_t, which gives C_{t+1}; ``event``
+    covers both together (``split_noise_multiplier``).
 
     | edge case                        | what happens                                            |
     |----------------------------------|---------------------------------------------------------|
@@ -119,7 +119,7 @@ class GaussianMechanism(Mechanism):
         self._sum_multiplier, self._count_std = event.noise_multiplier, 0.0
         if adaptive is not None:
             self._sum_multiplier, self._count_std = split_noise_multiplier(event.noise_multiplier)
-        # Private: of the batch under way, +1/2 for each norm of C_t at most and -1/2 for others.
+        # Private: running count of the current batch; +1/2 for a unit with norm <= C_t, else -1/2.
         self._count = 0.0
 
     @property
@@ -183,14 +183,14 @@ class GaussianMechanism(Mechanism):
     def _refuse_used_projection(self) -> None:
         if self.coordinates.draws is not None and self.coordinates.draws == self._last_draw:
             raise PrivacyError(
-                "this projection was released upon before",
+                "this projection has served for a release before",
                 why="the accounting holds for projections that are independent of all that was released",
                 fix="step the optimizer between two releases: it draws the next projection",
             )
         self._last_draw = self.coordinates.draws
 
     def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
-        """Factors (units,) that give each unit the norm of ``lengths`` (times C / C_t where adaptive), C at most."""
+        """(units,) factors that rescale each gradient to norm ``lengths`` (x C / C_t if adaptive), capped at C."""
         norms = lengths if self.clipping == "flat" else self._norms(captured)
         finite = torch.isfinite(norms) & ~torch.isnan(lengths)
         captured.zero(~finite)
@@ -205,5 +205,5 @@ class GaussianMechanism(Mechanism):
         return torch.where(finite & (norms > 0), lengths.clamp(max=bound) / norms, 0.0)
 
     def _norms(self, captured: Captured) -> Tensor:
-        # Of what is negative, NaN: that unit counts as zero.
+        # The root of a negative square is NaN, and that unit counts as zero.
         return self.coordinates.norms_squared(captured).sqrt()

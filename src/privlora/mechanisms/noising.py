@@ -86,7 +86,7 @@ def grid_width(noise_std: float) -> float:
 
     Also 0 where float64 has no such power (tau below 1e-319).
     """
-    # Of exponents: tau / 4096 itself may underflow.
+    # By exponents, because tau / 4096 itself may underflow.
     return math.ldexp(1.0, math.frexp(noise_std)[1] - math.frexp(_STEPS)[1]) if noise_std > 0 else 0.0
 
 
@@ -101,5 +101,5 @@ def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype
     noise /= divisor
     width = grid_width(scale / divisor)
     if width:
-        noise.div_(width).round_().mul_(width)  # exact but for the rounding: the width is a power of two
+        noise.div_(width).round_().mul_(width)  # only round_ is inexact: the width is a power of two
     return noise.to(dtype)

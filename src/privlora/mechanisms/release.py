@@ -14,7 +14,7 @@ class Release:
     """One noisy mean gradient. Made by a mechanism, read by an optimizer; no private quantity is left in it.
 
     vector: coordinates in the space that made it. noise_std: the standard deviation tau = sigma C / b of the noise in
-    every coordinate (0 if the mode is not private). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
+    every coordinate (0 if there is no privacy). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
     norm at which units were clipped, public; infinite where none was.
     """
 
@@ -46,26 +46,26 @@ class Mechanism(ABC):
 
     coordinates: Coordinates
 
-    # The non-private mean needs no gradient per example, which lets the adapter add rows up at once.
+    # False lets the adapter sum over rows at once: the non-private mean needs no per-example gradients.
     needs_examples: bool
 
-    # The private sum of the logical batch under way.
+    # The private sum of the current logical batch.
     _sum: Vector | None = None
 
     def discard(self) -> None:
-        """Forget a logical batch that was abandoned half-way; in the next sum its units would count twice."""
+        """Forget an unfinished logical batch, so that its units do not count again in the next sum."""
         self._sum = None
 
     def clipped_sum(self) -> Vector | None:
-        """PRIVATE. The float64 sum that noise would be added to now, in a release's coordinates; None before any unit.
+        """PRIVATE. The float64 sum so far, in a release's coordinates, before noise; None if there was no unit yet.
 
         For audits, whose attacker knows the records' part of it.
         """
-        # In float64, since what rounding leaves in directions that coordinates project out meets no noise there.
+        # In float64: rounding error in directions that coordinates project out would get no noise.
         return None if self._sum is None else self.coordinates.to_vector(self._sum)
 
     def take(self) -> PrivateSum:
-        """PRIVATE. End the logical batch: its sum, of which nothing is left here."""
+        """PRIVATE. End the logical batch and hand out its sum; nothing of it stays here."""
         try:
             return PrivateSum(self.clipped_sum())
         finally:
@@ -78,7 +78,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def release(self, total: PrivateSum | None = None) -> Release:
-        """End the logical batch, also an empty one.
+        """End the logical batch and release it, even if it is empty.
 
         total: what ``take`` gave here plus what it gave elsewhere (other processes, other clients), for one batch that
         is spread over all of them; None for a batch that is here alone.
@@ -86,11 +86,11 @@ class Mechanism(ABC):
 
     @abstractmethod
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
-        """Largest norm by which one privacy unit moves the sum; infinite if it is not bounded."""
+        """How far one privacy unit can move the sum, in norm; infinite if nothing bounds it."""
 
 
 class Instrument(Mechanism):
-    """Stands before another mechanism to look on, for audits and diagnostics; all that is done, ``inner`` does."""
+    """Wraps another mechanism to observe it, for audits and diagnostics; ``inner`` does all the work."""
 
     needs_examples = True
 

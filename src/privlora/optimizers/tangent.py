@@ -28,14 +28,14 @@ from privlora.optimizers.base import Optimizer
 
 # Keeps noiseless (non-private) preconditioners finite.
 _TINY = 1e-12
-# Smallest second moment that is divided by, relative to the largest of its module.
+# Lower bound on second moments, relative to the largest of their module.
 _LEAST = 1e-6
 
 
 class TangentOptimizer(Optimizer):
     """Transported momentum, a direction, a retraction with error feedback: Z + E <- Z + E - learning_rate * D.
 
-    betas: decay of the first and of the second moment. floor: the smallest second moment that is divided by, in units
+    betas: decay of the first and of the second moment. floor: lower bound on second moments, in units
     of the noise variance tau^2 (PRISM section 3.3: floors keep preconditioning from amplifying noise).
 
     error_feedback: rank of the residual E, as a multiple of r; 0 for none. Z is the top r singular triplets of all that

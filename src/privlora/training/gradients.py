@@ -34,11 +34,11 @@ def micro_batch_gradients(
 
 
 def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
-    """The micro-batch as it is computed: of a model below float32, wider by 1 to 32 columns of padding.
+    """The micro-batch as it is computed: for a model below float32, padded by 1 to 32 more columns.
 
-    In which order kernels sum depends on the width, and which of them attention takes on whether there is any padding:
-    on who else is in the micro-batch. In float32 that changes a gradient by 1e-6 of itself; in bfloat16 by nearly 1 %,
-    alike for records that are alike, which would add up. The model's largest position is not exceeded.
+    The order in which kernels sum depends on the width, and the choice of attention kernel on whether there is padding:
+    both depend on who else is in the micro-batch. In float32 that changes a gradient by 1e-6 of itself; in bfloat16 by
+    nearly 1 %, in the same way for similar records, so that it would add up. Stays within the model's positions.
     """
     if not adapter.reduced_precision:
         return batch

@@ -32,7 +32,7 @@ def gaussian_delta(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
         eta: squared sensitivity over noise variance, at least 0 (0 gives max(0, 1 - e^epsilon)), inf gives 1.
 
     Returns:
-        delta in [0, 1], float64, in the shape to which the arguments broadcast.
+        delta in [0, 1], float64, in the broadcast shape of the arguments.
 
     Raises:
         PrivacyError: eta is negative or NaN, or epsilon is NaN.

@@ -73,7 +73,7 @@ def alignment_slack(epsilon: float, query: VectorQuery) -> float:
 
 
 def largest_rise(log_c: float, a: float, theta: float) -> float:
-    """The most that psi rises inside its dip over a distance of at most theta, where ln c = ln(2a / kappa) >= 0."""
+    """Largest rise of psi inside its dip over a distance <= theta, for ln c = ln(2a / kappa) >= 0."""
     c = math.exp(log_c)
     x = (c + math.sqrt(c * c + 8)) / 4
     slope = a / c * math.sqrt(max(x * x - 1, 0.0)) * (c - x)

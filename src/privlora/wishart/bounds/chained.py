@@ -108,7 +108,7 @@ def exposed_sensitivity(
                  ((sqrt r + t) ||h_U|| + (sqrt k + t) ||h_perp||),                      t = sqrt(2 ln(4/failure)).
 
     The lemma's own proof takes Z B for Gaussian given B, an orthonormal basis of the exposed rows, although B is made
-    of them. Its bound, with sqrt k in place of sqrt r for h_U, is exceeded almost surely where k is far below r.
+    of them. Its bound, with sqrt k instead of sqrt r for h_U, is exceeded almost surely where k is far below r.
 
     Raises:
         PrivacyError: a size or norm is out of range, or failure is not in (0, 1).
