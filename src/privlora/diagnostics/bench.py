@@ -20,7 +20,7 @@ from privlora.accounting.ledger import Plan
 from privlora.adapters import LowRankAdapter
 from privlora.config import MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
-from privlora.data.batching import micro_batches, pad_token
+from privlora.data.batching import micro_batches
 from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
@@ -88,7 +88,6 @@ class Workbench:
     adapter: LowRankAdapter
     data: Data
     plan: Plan
-    pad_token_id: int
     start: FactorPairs
     scale: float
     dtype: torch.dtype
@@ -157,7 +156,6 @@ class Workbench:
                     records,
                     self.data.examples,
                     max_tokens=self.settings.run.tokens_per_micro_batch,
-                    pad_token_id=self.pad_token_id,
                 ):
                     captured, _ = micro_batch_gradients(model, self.adapter, batch)
                     norms.append(coordinates.norms_squared(captured).clamp_min(0).sqrt())
@@ -226,7 +224,6 @@ def open_workbench(
                 adapter=parts.adapter,
                 data=data,
                 plan=plan,
-                pad_token_id=pad_token(tokenizer),
                 start=snapshot(coordinates),
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,

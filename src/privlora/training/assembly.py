@@ -14,7 +14,6 @@ from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.coordinates import Coordinates
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
-from privlora.data.batching import pad_token
 from privlora.data.records import load_records
 from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm
@@ -146,7 +145,6 @@ class PublicStart:
                 tokenise(records, data, self._tokenizer),
                 seed=run.seed,
                 max_tokens=run.tokens_per_micro_batch,
-                pad_token_id=pad_token(self._tokenizer),
             )
         return self._found[run.seed]
 

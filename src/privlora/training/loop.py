@@ -69,7 +69,6 @@ def train(
     data: Data,
     folder: RunFolder,
     *,
-    pad_token_id: int,
     ledger: Ledger | None,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
@@ -97,7 +96,7 @@ def train(
     model = parts.adapter.model
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
-        _evaluate(parts, data, folder, done, pad_token_id, observer)
+        _evaluate(parts, data, folder, done, observer)
     masks = private_generator(privacy.insecure_noise_seed)
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
@@ -105,9 +104,7 @@ def train(
             records = data.units.draw_records(draws.draw(), draws.generator)
             losses = []
             with training_passes(model, masks, dropout=settings.model.dropout):
-                for batch in micro_batches(
-                    records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
-                ):
+                for batch in micro_batches(records, data.examples, max_tokens=run.tokens_per_micro_batch):
                     captured, unit_losses = micro_batch_gradients(
                         model, parts.adapter, batch, summed=not mechanism.needs_examples
                     )
@@ -126,10 +123,10 @@ def train(
             if last or stopping or step % run.checkpoint_every == 0:
                 save(parts, folder, Mark(step, run_id, charge))
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
-                _evaluate(parts, data, folder, step, pad_token_id, observer)
+                _evaluate(parts, data, folder, step, observer)
             if stopping and not last:
                 raise Interrupted(step)
-    _evaluate(parts, data, folder, privacy.steps, pad_token_id, observer)
+    _evaluate(parts, data, folder, privacy.steps, observer)
     return privacy.steps
 
 
@@ -139,7 +136,6 @@ def finish_training(
     folder: RunFolder,
     plan: Plan | None,
     *,
-    pad_token_id: int,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> None:
@@ -148,9 +144,7 @@ def finish_training(
     plan: of a new ledger; None goes on with the folder's. Without effect in non-private mode. For the rest see
     ``train``. Raises PrivacyError, with nothing charged, if the run's files prove more releases than its ledger shows.
     """
-    take_steps = partial(
-        train, parts, data, folder, pad_token_id=pad_token_id, observer=observer, instrument=instrument
-    )
+    take_steps = partial(train, parts, data, folder, observer=observer, instrument=instrument)
     if not parts.settings.privacy.private:
         take_steps(ledger=None)
         return
@@ -223,15 +217,13 @@ def _mechanism(parts: Parts, ledger: Ledger | None, done: int, draws: PoissonSam
     )
 
 
-def _evaluate(
-    parts: Parts, data: Data, folder: RunFolder, step: int, pad_token_id: int, observer: Observer | None
-) -> None:
+def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: Observer | None) -> None:
     """Held-out loss of what would be exported now, on public records, into release/."""
     if not len(data.evaluation) or any(row["step"] == step for row in read_lines(folder.evaluations)):
         return
     if step:
         parts.install_result()
-    result = evaluate_next_token(parts.adapter.model, data.evaluation, pad_token_id=pad_token_id)
+    result = evaluate_next_token(parts.adapter.model, data.evaluation)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **result.to_dict()})
     if observer is not None:
