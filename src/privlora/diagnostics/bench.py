@@ -18,7 +18,7 @@ from torch import Tensor
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Plan
 from privlora.adapters import LowRankAdapter
-from privlora.config import MethodSettings, Settings
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.data.batching import micro_batches
 from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
@@ -27,7 +27,7 @@ from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import noised
-from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
+from privlora.methods import SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
