@@ -294,18 +294,25 @@ class MethodSettings(_Group):
     clipping: Literal["flat", "automatic", "spectral"] | None = None
     """How a unit's gradient is brought to clip_norm: flat scales long ones down; automatic scales all to about it;
     spectral evens out modules and directions first. The same epsilon for all three."""
-    beta1: float | None = Field(default=None, ge=0, lt=1)
-    beta2: float | None = Field(default=None, ge=0, lt=1)
-    weight_decay: float | None = Field(default=None, ge=0)
-    """Decoupled, as in AdamW. Refused, as what follows, where the optimizer has no such setting."""
-    learning_rate_ratio: float | None = Field(default=None, gt=0)
+
+    # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
+    # has no such argument refuses the setting.
+    beta1: float | None = Field(default=None, title="β₁", ge=0, lt=1)
+    beta2: float | None = Field(default=None, title="β₂", ge=0, lt=1)
+    weight_decay: float | None = Field(default=None, title="weight decay", ge=0)
+    """Decoupled, as in AdamW."""
+    learning_rate_ratio: float | None = Field(default=None, title="learning-rate ratio", gt=0)
     """lora+: the left factor's learning rate over the right one's."""
-    floor: float | None = Field(default=None, gt=0)
+    floor: float | None = Field(default=None, title="floor", gt=0)
     """dp-adambc: the smallest second moment that is divided by, in units of the noise's variance."""
-    error_feedback: float | None = Field(default=None, ge=0)
+    error_feedback: float | None = Field(default=None, title="error feedback", ge=0)
     """prism: rank of the memory of what retractions cut off, as a multiple of adapter.r; 0: none."""
-    right_weight: float | None = Field(default=None, gt=0, le=10)
+    right_weight: float | None = Field(default=None, title="right weight", gt=0, le=10)
     """prism: weight of the part of a gradient that turns V, the inputs' subspace, before it is clipped; at most 10."""
+
+
+OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}
+"""Fields of MethodSettings that belong to optimizers, some to a few of them only: name -> what reports call it."""
 
 
 class RunSettings(_Group):
