@@ -1,6 +1,6 @@
 """Draw docs/rooms.svg from the source: the private step above, and below it the floors that the layer test holds.
 
-    python docs/draw_rooms.py
+python docs/draw_rooms.py
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def street() -> list[str]:
         drawn += box(x, 84, width, 62, "private" if private else "public", name, words)
         if k:
             kind = "in" if STREET[k - 1][2] else "out"
-            drawn.append(f'<path d="M{x - 24:.0f} 115H{x - 3:.0f}" class="{kind}" marker-end="url(#{kind})"/>')
+            drawn.append(
+                f'<path d="M{x - 24:.0f} 115H{x - 3:.0f}" class="{kind}" marker-end="url(#{kind})"/>'
+            )
     noise = MARGIN + 5 * (width + 26) + width / 2
     drawn.append(f'<path d="M{noise:.0f} 178V150" class="ledger" marker-end="url(#ledger)"/>')
     words = "the ledger (accounting/) has the charge on disk before noise is drawn"
@@ -75,13 +77,17 @@ def floors() -> list[str]:
         width = (WIDTH - 2 * MARGIN - (len(rooms) - 1) * GAP) / len(rooms)
         for n, room in enumerate(sorted(rooms)):
             kind = "private" if room in PRIVATE else "public" if room in PUBLIC else "plain"
-            drawn += box(MARGIN + n * (width + GAP), TOP + k * FLOOR, width, FLOOR - 10, kind, room, first_line(room))
+            drawn += box(
+                MARGIN + n * (width + GAP), TOP + k * FLOOR, width, FLOOR - 10, kind, room, first_line(room)
+            )
     return drawn
 
 
 def arrows() -> int:
     """How many pairs of rooms import one another, one way."""
-    used = {(p.relative_to(SOURCE).parts[0], room) for p in SOURCE.rglob("*.py") for room in imported_rooms(p)}
+    used = {
+        (p.relative_to(SOURCE).parts[0], room) for p in SOURCE.rglob("*.py") for room in imported_rooms(p)
+    }
     return len({(user.removesuffix(".py"), room) for user, room in used if user.removesuffix(".py") != room})
 
 

@@ -181,10 +181,10 @@ def test_text_canaries_are_units_of_their_own() -> None:
     texts = text_canaries("random-tokens", 5, 12, tokenizer, seed=3)
     again = text_canaries("random-tokens", 5, 12, tokenizer, seed=3)
     assert all((a.input_ids == b.input_ids).all() for a, b in zip(texts, again, strict=True))
-    examples, units = add_records(Examples(texts[:3]), Units(np.array([0, 1, 0])), texts[3:])
+    examples, units = add_records(Examples(texts[:3], pad_token_id=0), Units(np.array([0, 1, 0])), texts[3:])
     assert [units[u].tolist() for u in range(len(units))] == [[0, 2], [1], [3], [4]]
-    losses = record_losses(tiny_model(), examples, pad_token_id=0)
-    alone = record_losses(tiny_model(), Examples([texts[4]]), pad_token_id=0)
+    losses = record_losses(tiny_model(), examples)
+    alone = record_losses(tiny_model(), examples.like([texts[4]]))
     assert losses[4] == pytest.approx(alone[0], abs=1e-5)
 
 

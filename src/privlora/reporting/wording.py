@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from privlora.config import OPTIMIZER_SETTINGS
+
 Report = Mapping[str, Any]
 
 # What is kept back in float32 is not worth a word; more is.
@@ -175,18 +177,6 @@ def seeds(report: Report) -> str:
     return f"noise and sampling use keys of the operating system, never stored; {start}"
 
 
-# What an optimizer's settings are called; each optimizer has some of them.
-_SETTINGS = {
-    "beta1": "β₁",
-    "beta2": "β₂",
-    "weight_decay": "weight decay",
-    "learning_rate_ratio": "learning-rate ratio",
-    "floor": "floor",
-    "error_feedback": "error feedback",
-    "right_weight": "right weight",
-}
-
-
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
@@ -196,7 +186,9 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
     scale = "α/√r" if adapter["use_rslora"] else "α/r"
     lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
-    settings = [f"{symbol} {number(method[name])}" for name, symbol in _SETTINGS.items() if name in method]
+    settings = [
+        f"{title} {number(method[name])}" for name, title in OPTIMIZER_SETTINGS.items() if name in method
+    ]
     rows = [
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +18,6 @@ import torch
 from privlora.accounting import read_ledger
 from privlora.adapters import write_adapter
 from privlora.config import Settings
-from privlora.data.batching import pad_token
-from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
@@ -68,7 +66,6 @@ class Workbench:
         self._model_key: str | None = None
         self._model: Any = None
         self._tokenizer: Any = None
-        self._pad = 0
         self._start = PublicStart(None)
         self._loaded: _Loaded | None = None
 
@@ -113,7 +110,6 @@ class Workbench:
             self._model_key = self._loaded = self._model = None  # the old one's memory first
             self._model, self._tokenizer = load_model(settings.model)
             self._model_key, self._start = model_key, PublicStart(self._tokenizer)
-            self._pad = pad_token(self._tokenizer)
         if self._loaded is None or self._loaded.key != key:
             evaluation = settings.data.evaluation
             assert evaluation is not None
@@ -130,8 +126,8 @@ class Workbench:
 
     def _score(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
         """Of the model as it stands now, on these evaluation records."""
-        examples = Examples([loaded.data.evaluation[i] for i in share])
-        found = evaluate_next_token(self._model, examples, pad_token_id=self._pad)
+        evaluation = loaded.data.evaluation
+        found = evaluate_next_token(self._model, evaluation.like(evaluation[i] for i in share))
         scores: dict[str, Any] = {
             "loss": found.loss_per_example,
             "accuracy": found.accuracy,
@@ -161,7 +157,7 @@ class Workbench:
         _clear(folder)
         settings = fitted(job.settings, self._model)
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
-        data = Data(loaded.data.examples, loaded.data.units, Examples([]))  # scored here, on the role's share
+        data = replace(loaded.data, evaluation=loaded.data.evaluation[:0])  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)
         try:
             with unchanged_afterwards(self._model):
@@ -169,7 +165,7 @@ class Workbench:
                 with parts.adapter:
                     folder.create(protects=settings.privacy.protects)
                     write_atomically(folder.settings, settings.to_yaml())
-                    finish_training(parts, data, folder, plan, pad_token_id=self._pad)
+                    finish_training(parts, data, folder, plan)
                     parts.install_result()
                     scores = self._score(loaded, job, share)
                     if (

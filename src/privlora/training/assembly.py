@@ -14,7 +14,6 @@ from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
-from privlora.data.batching import pad_token
 from privlora.data.records import load_records
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
@@ -143,7 +142,6 @@ class PublicStart:
                 tokenise(records, data, self._tokenizer),
                 seed=run.seed,
                 max_tokens=run.tokens_per_micro_batch,
-                pad_token_id=pad_token(self._tokenizer),
             )
         return self._found[run.seed]
 
@@ -192,7 +190,6 @@ def build_step(
     data: Data,
     ledger: Ledger | None,
     *,
-    pad_token_id: int,
     done: int = 0,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> Step:
@@ -211,7 +208,6 @@ def build_step(
         learning_rate=parts.learning_rate,
         draw=lambda: data.units.draw_records(draws.draw(), draws.generator),
         max_tokens=settings.run.tokens_per_micro_batch,
-        pad_token_id=pad_token_id,
         dropout=settings.model.dropout,
         masks=private_generator(settings.privacy.insecure_noise_seed),
     )
