@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -33,6 +32,7 @@ from privlora.diagnostics.preconditioning import (
 from privlora.diagnostics.sweep import GaugeSweep, gauge_sweep
 from privlora.errors import ConfigError, nearest
 from privlora.methods import METHODS
+from privlora.pages.numbers import finite
 
 SCHEMA_VERSION: Final = 1
 FIGURES: Final = (
@@ -62,7 +62,7 @@ class Diagnostics:
     def to_dict(self) -> dict[str, Any]:
         """Every series, for JSON; numbers that JSON does not have become None."""
         plain = {name: _plain(result) for name, result in self.figures.items()}
-        found: dict[str, Any] = _finite(
+        found: dict[str, Any] = finite(
             {
                 "schema_version": SCHEMA_VERSION,
                 "kind": "privlora diagnostics",
@@ -260,11 +260,3 @@ def _plain(result: Any) -> Any:
         for row, run in zip(found["runs"], result.runs, strict=True):
             row["amplification"] = run.amplification
     return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.errors import PrivacyError, RunError
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
-from privlora.reporting.render import render
+from privlora.reporting.page import render
 from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, read_lines, set_times, write_atomically
 
