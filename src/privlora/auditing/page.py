@@ -172,7 +172,7 @@ def roc_picture(
     return inline_svg(figure, "true against false positives of the attack, and what the claim allows")
 
 
-_PRIVATE = ("PRIVATE", "This page holds facts about private records. Keep it where the records are.")
+_PRIVATE = ("PRIVATE", "This page holds facts about private records. Keep it where the records are")
 _ROC_CAPTION = (
     "True positives against false positives of the attack, at every threshold. The shaded region is what the run's "
     "privacy curve rules out for any attack; the dashed line has the slope e^ε of the lower bound. Single curves "

@@ -19,7 +19,7 @@ from privlora.version import __version__
 
 _PRIVATE = (
     "Computed from private records with noise of a known seed: keep this page, its pictures and its numbers where the "
-    "records are."
+    "records are"
 )
 
 

@@ -25,7 +25,7 @@ COLOURS = {
     "fifth": ("#6f7d12", "#b9c75a"),
     "sixth": ("#8a5a2b", "#cfa074"),
     "seventh": ("#59636b", "#9da6ad"),
-    "eighth": ("#2f8fc4", "#6fc1ee"),
+    "eighth": ("#1d7bb0", "#6fc1ee"),
 }
 """CSS variable -> its value in the light theme, and in the dark one."""
 INK, MUTED, GRID, *HUES = (light for light, _ in COLOURS.values())

@@ -13,7 +13,7 @@ from privlora.pages.numbers import number
 def fill(template: str, package: str, *, title: str, banner: tuple[str, str] | None, **content: Any) -> str:
     """The page of a template in ``package``'s folder templates; texts are escaped, a missing name is an error.
 
-    title: of the browser's tab. banner: an alarm across the top, a word and a sentence; None for none.
+    title: of the browser's tab. banner: an alarm across the top, a word and a sentence without its full stop.
     """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("privlora.pages")]),

@@ -15,7 +15,7 @@ def render(report: Report) -> str:
         "report.html.j2",
         "privlora.reporting",
         title=f"{stamp['text']} · {report['adapter']['base_model']}",
-        banner=None if private else (stamp["text"], f"{stamp['reason'][:1].upper()}{stamp['reason'][1:]}."),
+        banner=None if private else (stamp["text"], stamp["reason"]),
         report=report,
         private=private,
         sentence=wording.sentence(report),

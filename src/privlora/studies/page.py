@@ -16,7 +16,7 @@ def render(summary: Summary) -> str:
         "study.html.j2",
         "privlora.studies",
         title=f"{summary['name']} · comparison of methods",
-        banner=("NOT PRIVATE", f"{wording.REPEATABLE}.") if summary["insecure_noise"] else None,
+        banner=("NOT PRIVATE", wording.REPEATABLE) if summary["insecure_noise"] else None,
         summary=summary,
         wording=wording,
         sections=[_section(summary, rule) for rule in summary["rules"]],

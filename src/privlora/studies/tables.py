@@ -14,7 +14,7 @@ def markdown(summary: Summary) -> str:
     """All tables of a study."""
     lines = [f"# {summary['name']}", ""]
     if summary["insecure_noise"]:
-        lines += [f"**NOT PRIVATE. {wording.REPEATABLE}.**", ""]
+        lines += [f"**NOT PRIVATE: {wording.REPEATABLE}.**", ""]
     lines += [wording.how_chosen(summary), wording.grids(summary), ""]
     lines += ["A cell is the mean ± standard deviation over seeds, and the learning rate.", wording.EDGE, ""]
     if summary["failures"]:

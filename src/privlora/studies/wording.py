@@ -12,7 +12,7 @@ RULE_WORDS = {
     "own-best": "each method at its own best learning rate for each task",
     "shared": "each method at one learning rate for all tasks",
 }
-REPEATABLE = "The noise of every run is repeatable, and the same for all methods of a (task, seed)"
+REPEATABLE = "the noise of every run is repeatable, and the same for all methods of a (task, seed)"
 STANDARDISED = (
     "A run's score is its gain over the untouched model as a share of the best private method's mean gain on that task "
     "at this ε and rank (or of the spread over seeds, where that is larger): 1 is the best method's mean, 0 no better "
