@@ -18,9 +18,8 @@ LAYERS = (
     {"training"},
     {"reporting", "stacked"},
     {"auditing"},
-    {"api", "studies"},
+    {"api", "diagnostics", "studies"},
     {"demo"},
-    {"diagnostics"},
     {"cli"},
 )
 FRONT_DOOR = ("__version__", "Result", "fine_tune", "resume_run", "train_run")
