@@ -15,9 +15,9 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from privlora.accounting.accountants import delta_curve, rough_epsilon
 from privlora.accounting.events import StepEvent
 from privlora.auditing.bounds import Floats, curve_floor
+from privlora.auditing.canary_scores import CanaryState, OneRunAudit
 from privlora.auditing.finished_run import FinishedAudit
 from privlora.auditing.membership import roc_curve
-from privlora.auditing.one_run import CanaryState, OneRunAudit
 from privlora.auditing.shadows import ShadowAudit
 from privlora.errors import RunError
 from privlora.pages.figures import ACCENT, GRID, INK, MUTED, SECOND, grid, in_style, inline_svg

@@ -138,10 +138,10 @@ def audit_shadows(
     )
     before = record_losses(model, Examples([canary]), pad_token_id=pad)
     scores = before - trained.losses([canary], pad_token_id=pad).numpy()[:, 0]
-    return judge(settings, kind, trained.event, scores[:each], scores[each:], confidence)
+    return judge_shadows(settings, kind, trained.event, scores[:each], scores[each:], confidence)
 
 
-def judge(
+def judge_shadows(
     settings: Settings,
     kind: str,
     event: StepEvent | None,
