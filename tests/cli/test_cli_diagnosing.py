@@ -124,7 +124,7 @@ def test_an_interruption(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privlora.diagnostics.study.diagnose", interrupted)
+    monkeypatch.setattr("privlora.diagnostics.experiments.diagnose", interrupted)
     config = write_config(folder, run_settings(model, folder))
     ended = call(capsys, "diagnose", config, "--output", folder / "found")
     assert ended.code == 130

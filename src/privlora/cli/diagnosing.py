@@ -54,9 +54,9 @@ def diagnose(
     """Measure what gauges, noise and preconditioning do to DP-AdamW and to PRISM; trains nothing to keep."""
     settings = load_settings(config, overrides or ()) if config is not None else None
     with quiet_libraries():
+        from privlora.diagnostics.experiments import chosen_figures, chosen_rows
+        from privlora.diagnostics.experiments import diagnose as run
         from privlora.diagnostics.page import findings, make_folder, write
-        from privlora.diagnostics.study import chosen_figures, chosen_rows
-        from privlora.diagnostics.study import diagnose as run
 
         wanted, others = chosen_figures(figures), chosen_rows(also)
         records: list[dict[str, str]] | None = None

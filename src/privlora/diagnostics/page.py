@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privlora.diagnostics.experiments import Diagnostics
 from privlora.diagnostics.findings import TEXTS
-from privlora.diagnostics.study import Diagnostics
 from privlora.errors import RunError
 from privlora.pages.figures import inline_svg, png
 from privlora.pages.numbers import number

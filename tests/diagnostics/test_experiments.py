@@ -12,14 +12,14 @@ import pytest
 from diagnostics_cases import RECORDS, tiny_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora.diagnostics.page import findings, render, write
-from privlora.diagnostics.study import (
+from privlora.diagnostics.experiments import (
     FIGURES,
     Diagnostics,
     chosen_figures,
     chosen_rows,
     diagnose,
 )
+from privlora.diagnostics.page import findings, render, write
 from privlora.errors import ConfigError, RunError
 
 STEPS = 3
