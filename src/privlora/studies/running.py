@@ -22,7 +22,7 @@ from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
-from privlora.studies.results import Role, Row, finite
+from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, set_times, write_atomically
@@ -60,7 +60,7 @@ class _Loaded:
     before: dict[tuple[int, ...], dict[str, Any]]
 
 
-class Workbench:
+class Runner:
     """Runs cells one after the other in this process and keeps the model and data that the last one used."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Workbench:
                 resamples=100,
             )
             scores |= {"task": result.metric, "task_metric": result.metric_name}
-        if not finite(scores):
+        if not all_finite(scores):
             raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
         return scores
 

@@ -39,14 +39,14 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         "tasks": [_task(progress, task) for task in study.tasks],
         "methods": [
             {
-                "label": contender.label,
-                "method": contender.method,
-                "private": contender.private,
-                "learning_rates": list(contender.learning_rates),
-                "own_grid": contender.own_grid,
-                "overrides": contender.overrides,
+                "label": arm.label,
+                "method": arm.method,
+                "private": arm.private,
+                "learning_rates": list(arm.learning_rates),
+                "own_grid": arm.own_grid,
+                "overrides": arm.overrides,
             }
-            for contender in study.contenders
+            for arm in study.arms
         ],
         "rules": rules,
         "learning_rate_curves": list(_curves(progress)),
@@ -119,7 +119,7 @@ def _overall(
 ) -> list[dict[str, Any]]:
     """Private methods with all their runs, over all tasks, best first."""
     study = progress.study
-    methods = [contender.label for contender in study.contenders if contender.private]
+    methods = [arm.label for arm in study.arms if arm.private]
     values: dict[str, dict[str, dict[int, float]]] = {}
     for method in methods:
         of_method = {}
