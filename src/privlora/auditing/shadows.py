@@ -136,10 +136,10 @@ def audit_shadows(
     )
     alone = examples[-1:]
     scores = record_losses(model, alone) - trained.losses(alone).numpy()[:, 0]
-    return judge(settings, kind, trained.event, scores[:each], scores[each:], confidence)
+    return judge_shadows(settings, kind, trained.event, scores[:each], scores[each:], confidence)
 
 
-def judge(
+def judge_shadows(
     settings: Settings,
     kind: str,
     event: StepEvent | None,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from privlora.config import OPTIMIZER_SETTINGS
+from privlora.pages.numbers import number, rounded_up
 
 Report = Mapping[str, Any]
 
@@ -22,30 +22,6 @@ _ADJACENCY = {
 def is_private(report: Report) -> bool:
     """Whether any epsilon may be stated."""
     return bool(report["stamp"]["reason"] is None)
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for reading; None, which stands for a value that is not finite, becomes a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
-        return f"{int(value)}"
-    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
-
-
-def nats(loss: float | None) -> str:
-    """A loss for reading."""
-    return "–" if loss is None else f"{loss:.3f}"
-
-
-def rounded_up(value: float | None, decimals: int = 3) -> str:
-    """An upper bound stays one: never rounded down."""
-    if value is None:
-        return "–"
-    scaled = value * 10**decimals
-    # the product itself is rounded: 4.963 * 1000 may be a hair above 4963
-    whole = round(scaled) if math.isclose(scaled, round(scaled), rel_tol=1e-12) else math.ceil(scaled)
-    return f"{whole / 10**decimals:.{decimals}f}"
 
 
 def sentence(report: Report) -> str:

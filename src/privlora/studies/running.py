@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from privlora.accounting import read_ledger
-from privlora.adapters import write_adapter
 from privlora.config import Settings
 from privlora.data.records import load_records
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
-from privlora.studies.results import Role, Row, finite
+from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
@@ -59,7 +58,7 @@ class _Loaded:
     before: dict[tuple[int, ...], dict[str, Any]]
 
 
-class Workbench:
+class Runner:
     """Runs cells one after the other in this process and keeps the model and data that the last one used."""
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class Workbench:
                 resamples=100,
             )
             scores |= {"task": result.metric, "task_metric": result.metric_name}
-        if not finite(scores):
+        if not all_finite(scores):
             raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
         return scores
 
@@ -168,10 +167,9 @@ class Workbench:
                     finish_training(parts, data, folder, plan)
                     parts.install_result()
                     scores = self._score(loaded, job, share)
-                    if (
-                        job.keep and plan is not None and not plan.insecure_noise
-                    ):  # an adapter that may be published
-                        _write_adapter(folder, parts)
+                    # Only an adapter that may be published is kept.
+                    if job.keep and plan is not None and not plan.insecure_noise:
+                        parts.write_adapter(folder.release)
         finally:
             _remove_private(folder, keep_settings=job.keep)
         if plan is None:
@@ -198,18 +196,6 @@ def _share(job: Job, count: int) -> tuple[int, ...]:
             fix='give more, or set selection.records: "all of evaluation"',
         )
     return share
-
-
-def _write_adapter(folder: RunFolder, parts: Parts) -> None:
-    lora = parts.settings.adapter
-    write_adapter(
-        folder.release,
-        parts.adapter,
-        parts.named_factors(),
-        base_model=parts.settings.model.name,
-        lora_alpha=lora.lora_alpha,
-        use_rslora=lora.use_rslora,
-    )
 
 
 def _remove_private(folder: RunFolder, *, keep_settings: bool) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from privlora.accounting import read_ledger
+from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, OneRunAudit, judge_canaries
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.one_run import CanaryMechanism, CanaryState, OneRunAudit, judge
 from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
@@ -63,7 +63,7 @@ def audit_run(
     with unchanged_afterwards(model):
         train_with(_Audit(settings, folder, state, kind, model, tokenizer, observer), data)
     plan = read_ledger(folder.ledger).plan
-    return judge(state, plan.event, plan.steps, plan.delta, confidence=confidence)
+    return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
 
 
 @dataclass(frozen=True)
