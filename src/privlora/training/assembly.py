@@ -100,8 +100,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
         )
         sigma = calibration.noise_multiplier
     plan = Plan(
-        event=StepEvent(sampling, sigma, projections),
-        steps=privacy.steps,
+        phases=((StepEvent(sampling, sigma, projections), privacy.steps),),
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
         adjacency=ADJACENCY,
