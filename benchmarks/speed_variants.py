@@ -129,6 +129,7 @@ class Privlora:
         self.optimizer.step(self.mechanism.release(), LEARNING_RATE)
         if self.average is not None:
             self.average.update()
+        self.coordinates.advance()
 
     def _mechanism(self, private: bool, method: str, clipping: str) -> Mechanism:
         steps, batch = 1_000_000, float(self.setting.batch)

@@ -178,6 +178,7 @@ def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples
                 for batch in micro_batches(drawn, examples, max_tokens=4096, pad_token_id=pad):
                     mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch)[0])
                 parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
+                parts.coordinates.advance()
 
 
 if __name__ == "__main__":

@@ -99,6 +99,7 @@ def private_steps(
         optimizer.step(mechanism.release(), LEARNING_RATE)
         if average is not None:
             average.update()
+        coordinates.advance()
     return dense(coordinates.factors()), None if average is None else dense(average.factors())
 
 

@@ -85,6 +85,7 @@ def make_run(
                 parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
                 if parts.average is not None:
                     parts.average.update()
+                parts.coordinates.advance()
         summary = read_ledger(folder.ledger)
     write_release(folder, parts, summary)
     return Run(folder, parts, summary)

@@ -109,6 +109,7 @@ def ordinary(
         parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
         if parts.average is not None:
             parts.average.update()
+        parts.coordinates.advance()
     return parts.named_factors()
 
 

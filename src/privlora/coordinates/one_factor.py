@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from privlora.adapters import Captured
-from privlora.coordinates.base import Vector
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates.base import Sums, Vector, squared_norms
 from privlora.coordinates.factors import FactorCoordinates
 
 
@@ -18,14 +20,26 @@ class OneFactorCoordinates(FactorCoordinates):
     as long as its P is: Q enters nothing (spectral clipping drops it all the same).
     """
 
+    described: ClassVar[str] = "in the entries of the trained LoRA factor"
+    noise_law = "Where the left factor alone is trained it is τ·s·√m·‖right‖."
+
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        return sum(adapter.rank * site.m for site in adapter.sites)
+
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
         for p in captured.p:
-            total += p.square().sum(dim=(-2, -1)).double()
+            total += squared_norms(p).double()
         return total * self.scale**2
 
-    def to_vector(self, raw: Vector) -> Vector:
-        return [(p * self.scale,) for p, _ in raw]
+    def to_vector(self, sums: Sums) -> Vector:
+        return [(p * self.scale,) for p, _ in sums]
+
+    def expected_squares(self) -> list[Tensor]:
+        """s^2 m ||right||^2."""
+        groups = zip(self.adapter.groups, self.right, strict=True)
+        return [self.scale**2 * g.m * squared_norms(right.double()) for g, right in groups]
 
     @property
     def trained(self) -> Vector:

@@ -36,11 +36,15 @@ def tangent_start(
     init: str,
     *,
     seed: int,
+    scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     subspaces: Subspaces | None = None,
     right_weight: float = 1.0,
 ) -> TangentCoordinates:
-    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient."""
+    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient.
+
+    scale: without effect, since the update itself is the point.
+    """
     generator = torch.Generator().manual_seed(seed)
     if init == RANDOM:
         points = [
@@ -104,12 +108,15 @@ def projected_start(
     init: str,
     *,
     seed: int,
+    scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     kind: type[ProjectedCoordinates] = ProjectedCoordinates,
+    subspaces: Subspaces | None = None,
 ) -> ProjectedCoordinates:
     """Dense updates that are zero, or those of an adapter of the same modules and rank.
 
-    ``seed`` is public; the projections of a WishartCoordinates (``kind``) follow from it in tests alone.
+    ``seed`` is public; the projections of a WishartCoordinates (``kind``) follow from it in tests alone. scale,
+    subspaces: without effect, since there are neither factors nor subspaces to start from.
     """
     if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
         raise ConfigError(

@@ -175,6 +175,7 @@ class Workbench:
                 step, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
             )
             contender.optimizer.step(release, rate)
+            coordinates.advance()
             moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
             trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
             if on_step is not None:

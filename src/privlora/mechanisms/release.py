@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector
+from privlora.coordinates import Coordinates, Sums, Vector
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Mechanism(ABC):
     needs_examples: bool
 
     # The private sum of the logical batch under way.
-    _sum: Vector | None = None
+    _sum: Sums | None = None
 
     def discard(self) -> None:
         """Forget a logical batch that was abandoned half-way; in the next sum its units would count twice."""

@@ -27,7 +27,7 @@ from privlora.reporting.noise import noise_on_weights
 from privlora.training.assembly import Parts
 from privlora.version import __version__
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
 _CURVE_POINTS = 20
 # For the curve of a large epsilon: ten times faster, less than 0.01 % above the default grid.
@@ -100,9 +100,9 @@ def evaluation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [found[step] for step in sorted(found)]
 
 
-def finite(value: float) -> float | None:
-    """``value``, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """``value``, or None where there is none or JSON has no number for it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _statement(
@@ -146,6 +146,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,
         "intrinsic": parts.coordinates.intrinsic,
+        "law": parts.coordinates.noise_law,
         "draws": effect["draws"],
         "modules": [
             {
@@ -202,6 +203,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "summary": method.summary,
         "reference": method.reference,
         "coordinates": method.space,
+        "described": method.coordinates.described,
         **{name: value for name, value in parts.hyper.to_dict().items() if name != "init"},
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,

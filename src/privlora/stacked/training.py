@@ -202,6 +202,7 @@ class _Team:
                 parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
                 if parts.average is not None:
                     parts.average.update()
+                parts.coordinates.advance()
                 if on_step is not None:
                     on_step(step)
 

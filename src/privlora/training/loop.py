@@ -117,6 +117,7 @@ def train(
             parts.optimizer.step(release, parts.learning_rate(step))
             if parts.average is not None:
                 parts.average.update()
+            parts.coordinates.advance()
             charge = None if ledger is None else ledger.summary.charge_hashes[step - 1]
             _keep_private_loss(folder, run.show_private_loss, step, charge, losses, observer)
             if observer is not None:
