@@ -79,7 +79,9 @@ def asks_for_a_space(path: Path) -> list[int]:
             sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
             asked = any(side == "space" or side.endswith((".space", "['space']")) for side in sides)
             # But whether a space is registered may be asked of the table.
-            asked = asked and "SPACES" not in sides or any("type(" in s and "oordinates" in s for s in sides)
+            asked = (asked and "SPACES" not in sides) or any(
+                "type(" in s and "oordinates" in s for s in sides
+            )
         elif isinstance(node, ast.MatchClass):
             asked = "Coordinates" in ast.unparse(node.cls)
         elif isinstance(node, ast.Dict):
