@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,8 +60,6 @@ class Coordinates(ABC):
         self.adapter = adapter
         self.dtype = dtype
 
-    # --- from an adapter's shape alone ---
-
     @classmethod
     @abstractmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
@@ -82,8 +80,6 @@ class Coordinates(ABC):
     @property
     def event_layers(self) -> tuple[tuple[int, int], ...]:
         return self.event_layers_of(lambda: self.adapter)
-
-    # --- gradients ---
 
     @abstractmethod
     def norms_squared(self, captured: Captured) -> Tensor:
@@ -134,13 +130,8 @@ class Coordinates(ABC):
         with torch.enable_grad():
             leaves = [like.new_zeros(shape).requires_grad_(True) for shape in shapes]
             there = self.to_vector(list(zip(leaves[::2], leaves[1::2], strict=True)))
-            value = torch.stack(
-                [
-                    (a * b).sum()
-                    for xs, ys in zip(there, vector, strict=True)
-                    for a, b in zip(xs, ys, strict=True)
-                ]
-            ).sum()
+            pairs = [pair for both in zip(there, vector, strict=True) for pair in zip(*both, strict=True)]
+            value = torch.stack([(a * b).sum() for a, b in pairs]).sum()
             # Coordinates that see one side alone do not depend on the other.
             grads = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
         return list(zip(grads[::2], grads[1::2], strict=True))
@@ -163,11 +154,9 @@ class Coordinates(ABC):
             effect.append((torch.cat([x, left], dim=-1), torch.cat([right, y], dim=-1)))
         return effect
 
-    def expected_squares(self) -> list[Tensor] | None:
-        """E||weight_effect of standard_normal||_F^2 of each module, (L,) float64 a group; None: no closed form."""
+    def expected_squares(self) -> list[float] | None:
+        """E||weight_effect of standard_normal||_F^2 of each of the adapter's sites; None: no closed form."""
         return None
-
-    # --- the state ---
 
     @abstractmethod
     def install(self) -> None:
@@ -190,8 +179,6 @@ class Coordinates(ABC):
         # Factors may start at zero; the directions that they lack carry no weight, so any public ones will do.
         return [point_from_factors(a, b, torch.Generator(a.device).manual_seed(0)) for a, b in self.factors()]
 
-    # --- between releases ---
-
     @property
     def draws(self) -> int | None:
         """Which projection releases go through, where each must have its own; else None."""
@@ -207,25 +194,21 @@ class Coordinates(ABC):
         """
         return False
 
-    # --- many adapters side by side (``stacked``) ---
-
     def stacked(self, adapter: LowRankAdapter, count: int) -> Coordinates:
-        """``count`` copies of this state on an ``adapter`` of so many, adapters outermost: parts have count L modules.
+        """``count`` copies of this state on an ``adapter`` of so many; parts have count L modules, adapters outermost.
 
-        Raises ConfigError where the space has none; one that has also has ``at_units``.
+        Raises ConfigError where the space has none; one that has them also has ``at_units``.
         """
-        return self._alone("the space does not say how states of several adapters make one")
+        own = "each would need a copy of the weights of its own, since updates are dense"
+        raise ConfigError(
+            f"adapters in {type(self).__name__} cannot be trained side by side",
+            why=own if self.dense else "the space does not say how states of several adapters make one",
+            fix="choose another method, or train one adapter after the other",
+        )
 
     def at_units(self, owners: Tensor, count: int) -> Coordinates:
         """Of stacked coordinates: those whose entry i of (L, units, …) is at the state of adapter owners[i]."""
         raise NotImplementedError
-
-    def _alone(self, why: str) -> NoReturn:
-        raise ConfigError(
-            f"adapters in {type(self).__name__} cannot be trained side by side",
-            why=why,
-            fix="choose another method, or train one adapter after the other",
-        )
 
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Site name -> (A (m, r), B (n, r))."""
@@ -235,11 +218,6 @@ class Coordinates(ABC):
 def squared_norms(t: Tensor) -> Tensor:
     """||matrix||_F^2 of a stack (..., k, r), (...)."""
     return t.square().sum(dim=(-2, -1))
-
-
-def copies(t: Tensor, count: int) -> Tensor:
-    """``count`` times t along its first dimension."""
-    return t.repeat(count, *(1 for _ in t.shape[1:]))
 
 
 def _in_float64(t: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Sums, Vector, copies, squared_norms
+from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 
 
@@ -68,11 +68,13 @@ class FactorCoordinates(Coordinates):
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(adapter.rank * (site.m + site.n) for site in adapter.sites)
 
-    def expected_squares(self) -> list[Tensor]:
+    def expected_squares(self) -> list[float]:
         """s^2 (m ||right||^2 + n ||left||^2): PRISM Prop. 2.2, Eq. 8."""
-        squares = [(squared_norms(a.double()), squared_norms(b.double())) for a, b in self._pairs]
-        groups = zip(self.adapter.groups, squares, strict=True)
-        return [self.scale**2 * (g.m * right + g.n * left) for g, (left, right) in groups]
+        left, right = (
+            torch.cat([squared_norms(t.double()) for t in side]) for side in (self.left, self.right)
+        )
+        sites = zip(self.adapter.sites, left.tolist(), right.tolist(), strict=True)
+        return [self.scale**2 * (site.m * b + site.n * a) for site, a, b in sites]
 
     def install(self) -> None:
         for group, left, right in zip(self.adapter.groups, self.left, self.right, strict=True):
@@ -93,7 +95,7 @@ class FactorCoordinates(Coordinates):
         self.install()
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> FactorCoordinates:
-        pairs = [(copies(a, count), copies(b, count)) for a, b in self._pairs]
+        pairs = [(torch.cat([a] * count), torch.cat([b] * count)) for a, b in self._pairs]
         return type(self)(adapter, pairs, self.scale, self.dtype)
 
     def at_units(self, owners: Tensor, count: int) -> FactorCoordinates:

@@ -36,10 +36,10 @@ class OneFactorCoordinates(FactorCoordinates):
     def to_vector(self, sums: Sums) -> Vector:
         return [(p * self.scale,) for p, _ in sums]
 
-    def expected_squares(self) -> list[Tensor]:
+    def expected_squares(self) -> list[float]:
         """s^2 m ||right||^2."""
-        groups = zip(self.adapter.groups, self.right, strict=True)
-        return [self.scale**2 * g.m * squared_norms(right.double()) for g, right in groups]
+        right = torch.cat([squared_norms(t.double()) for t in self.right]).tolist()
+        return [self.scale**2 * site.m * b for site, b in zip(self.adapter.sites, right, strict=True)]
 
     @property
     def trained(self) -> Vector:

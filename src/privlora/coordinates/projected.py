@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -98,7 +98,6 @@ class ProjectedCoordinates(Coordinates):
         """Draw the projection of the next release."""
         self._count += 1
         self._draw_projections()
-        self._install_projections()
         return True
 
     def norms_squared(self, captured: Captured) -> Tensor:
@@ -128,13 +127,10 @@ class ProjectedCoordinates(Coordinates):
         pairs = zip(vector, self.projections, strict=True)
         return [(c, self.estimate_factor(g) * q) for g, ((c,), q) in enumerate(pairs)]
 
-    def expected_squares(self) -> list[Tensor]:
-        """m r ((n / r) / scale)^2."""
-        r = self.adapter.rank
-        return [
-            torch.full((len(g.sites),), g.m * r * self.estimate_factor(k) ** 2, dtype=torch.float64)
-            for k, g in enumerate(self.adapter.groups)
-        ]
+    def expected_squares(self) -> list[float]:
+        """m r (n / r / scale)^2."""
+        sites = zip(self.adapter.sites, self._site_scales(), strict=True)
+        return [site.m / self.adapter.rank * (site.n / scale) ** 2 for site, scale in sites]
 
     def install(self) -> None:
         for group, z in zip(self.adapter.groups, self.updates, strict=True):
@@ -169,9 +165,6 @@ class ProjectedCoordinates(Coordinates):
         self._draw_projections()
         self.install()
 
-    def stacked(self, adapter: LowRankAdapter, count: int) -> NoReturn:
-        self._alone("their updates are dense, so each would need a copy of the weights of its own")
-
     def _draw_projections(self) -> None:
         generator = counter_generator(self._key, stream=self._count)
         drawn = []
@@ -180,6 +173,7 @@ class ProjectedCoordinates(Coordinates):
             columns = torch.from_numpy(normal).to(self.adapter.device, self.dtype)
             drawn.append(torch.linalg.qr(columns).Q)  # a uniform subspace, whatever the signs
         self.projections = drawn
+        self._install_projections()
 
     def _install_projections(self) -> None:
         """Let the adapter gather G Q; its own term stays zero."""
@@ -209,10 +203,7 @@ class WishartCoordinates(ProjectedCoordinates):
     """
 
     described: ClassVar[str] = "with a random projection after the clip"
-    noise_law = (
-        "As an estimate of the gradient, which would move W at rate 1, it is τ·n·√(m/r), larger for layers with more "
-        "inputs."
-    )
+    noise_law = "As an estimate of the gradient, which would move W at rate 1, it is τ·n·√(m/r): more with more inputs."
 
     def __init__(
         self,
@@ -250,7 +241,6 @@ class WishartCoordinates(ProjectedCoordinates):
         """
         self._key = secrets.randbits(2 * _HALF)
         self._draw_projections()
-        self._install_projections()
 
     def scale(self, group: int) -> float:
         """1: the basis is orthonormal, and the same noise goes on every coordinate."""

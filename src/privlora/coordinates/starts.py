@@ -41,10 +41,7 @@ def tangent_start(
     subspaces: Subspaces | None = None,
     right_weight: float = 1.0,
 ) -> TangentCoordinates:
-    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient.
-
-    scale: without effect, since the update itself is the point.
-    """
+    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient. scale: unused."""
     generator = torch.Generator().manual_seed(seed)
     if init == RANDOM:
         points = [
@@ -116,7 +113,7 @@ def projected_start(
     """Dense updates that are zero, or those of an adapter of the same modules and rank.
 
     ``seed`` is public; the projections of a WishartCoordinates (``kind``) follow from it in tests alone. scale,
-    subspaces: without effect, since there are neither factors nor subspaces to start from.
+    subspaces: unused.
     """
     if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
         raise ConfigError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Sums, Vector, copies, squared_norms
+from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import (
@@ -60,11 +60,9 @@ class TangentCoordinates(Coordinates):
             )
         self.right_weight = right_weight
         self.intrinsic = right_weight == 1
-        weighted, law = "", "m + n − r"
-        if not self.intrinsic:
-            weighted, law = f" with the right weight w = {right_weight:.4g}", "m + w²(n − r)"
         self.noise_law = (
-            f"In tangent coordinates{weighted} the closed form is τ·√(r({law})), whatever the factors are."
+            f"In tangent coordinates with the right weight w = {right_weight:.4g} the closed form is "
+            "τ·√(r(m + w²(n − r))), whatever the factors are."
         )
         self.points = points
         self.install()
@@ -124,13 +122,10 @@ class TangentCoordinates(Coordinates):
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(tangent_dimension(site.m, site.n, adapter.rank) for site in adapter.sites)
 
-    def expected_squares(self) -> list[Tensor]:
+    def expected_squares(self) -> list[float]:
         """r (m + w^2 (n - r)): PRISM Eq. 21 for w = 1."""
         r, w = self.adapter.rank, self.right_weight
-        return [
-            torch.full((len(g.sites),), r * (g.m + w**2 * (g.n - r)), dtype=torch.float64)
-            for g in self.adapter.groups
-        ]
+        return [r * (site.m + w**2 * (site.n - r)) for site in self.adapter.sites]
 
     def install(self) -> None:
         for group, point in zip(self.adapter.groups, self.points, strict=True):
@@ -150,7 +145,7 @@ class TangentCoordinates(Coordinates):
         return self.points
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
-        points = [Point(*(copies(t, count) for t in (p.U, p.S, p.V))) for p in self.points]
+        points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
         return TangentCoordinates(adapter, points, self.dtype, right_weight=self.right_weight)
 
     def at_units(self, owners: Tensor, count: int) -> TangentCoordinates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,22 +30,18 @@ def noise_on_weights(coordinates: Coordinates, noise_std: float) -> dict[str, An
         return source.standard_normal(shape).to(coordinates.adapter.device, coordinates.dtype)
 
     coordinates.install()  # effects are at the installed state
-    groups = coordinates.adapter.groups
-    squares = [
-        torch.zeros(len(g.sites), dtype=torch.float64, device=coordinates.adapter.device) for g in groups
-    ]
+    sites = coordinates.adapter.sites
+    squares = torch.zeros(len(sites), dtype=torch.float64)
     for _ in range(draws):
         effect = coordinates.weight_effect(coordinates.standard_normal(draw))
-        for total, (left, right) in zip(squares, effect, strict=True):
-            total += _product_norm_squared(left.double(), right.double())
-    known = coordinates.expected_squares()
+        squares += torch.cat([_product_norm_squared(a.double(), b.double()) for a, b in effect]).cpu()
+    known: Sequence[float | None] = coordinates.expected_squares() or [None] * len(sites)
     modules = {
         site.name: {
-            "closed_form": None if known is None else noise_std * float(known[g][k]) ** 0.5,
-            "measured": noise_std * float(total[k] / draws) ** 0.5,
+            "closed_form": None if expected is None else noise_std * expected**0.5,
+            "measured": noise_std * (total / draws) ** 0.5,
         }
-        for g, (group, total) in enumerate(zip(groups, squares, strict=True))
-        for k, site in enumerate(group.sites)
+        for site, expected, total in zip(sites, known, squares.tolist(), strict=True)
     }
     return {"draws": draws, "modules": modules}
 
