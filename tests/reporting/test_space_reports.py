@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from reporting_cases import leaf_paths, make_run
+import torch
+from peft import PeftModel
+from reporting_cases import leaf_paths, make_run, tiny_llama
 from test_facts import ALLOWED, SOMETIMES
 
 from privlora.methods import METHODS, SPACES
@@ -42,3 +44,21 @@ def test_facts_words_and_page(space: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_each_space_has_its_own_words() -> None:
     words = [space.coordinates.described for space in SPACES.values()]
     assert len(set(words)) == len(SPACES)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_what_is_evaluated_is_what_is_exported(space: str, tmp_path: Path) -> None:
+    row = METHODS[BY_SPACE[space]]
+    averaging = 0.0 if row.coordinates.dense else 0.5
+    run = make_run(tmp_path / "run", row.name, privacy={"noise_multiplier": 1.0}, averaging=averaging)
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        last = run.parts.adapter.model(ids).logits
+        run.parts.install_result()
+        ours = run.parts.adapter.model(ids).logits
+        run.parts.coordinates.install()
+        again = run.parts.adapter.model(ids).logits
+        theirs = PeftModel.from_pretrained(tiny_llama(), str(run.folder.release))(ids).logits
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
+    assert torch.equal(again, last)
+    assert torch.equal(ours, last) is row.coordinates.dense  # else the average is another adapter
