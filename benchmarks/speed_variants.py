@@ -33,7 +33,8 @@ from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism
 from privlora.methods import build, find_method
 from privlora.optimizers import IterateAverage
-from privlora.training.gradients import micro_batch_gradients
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
 RANK = 16
@@ -118,18 +119,18 @@ class Privlora:
         self.average = IterateAverage(self.coordinates, decay) if decay else None
         self.sampler = PoissonSampler(UNITS, setting.batch / UNITS)
         self.mechanism = self._mechanism(row.private, method, clipping or row.clipping)
+        self.private_step = Step(
+            state=TrainState(coordinates=self.coordinates, optimizer=self.optimizer, average=self.average),
+            mechanism=self.mechanism,
+            examples=self.records,
+            learning_rate=lambda _: LEARNING_RATE,
+            max_tokens=setting.batch * LENGTH,
+            pad_token_id=PAD,
+        )
 
     def step(self) -> None:
         self.sampler.draw()  # its cost counts; the batch itself is the same for every variant
-        batch = collate(self.setting, self.records)
-        captured, _ = micro_batch_gradients(
-            self.model, self.adapter, batch, summed=not self.mechanism.needs_examples
-        )
-        self.mechanism.accumulate(captured)
-        self.optimizer.step(self.mechanism.release(), LEARNING_RATE)
-        if self.average is not None:
-            self.average.update()
-        self.coordinates.advance()
+        self.private_step.take(range(len(self.records)))
 
     def _mechanism(self, private: bool, method: str, clipping: str) -> Mechanism:
         steps, batch = 1_000_000, float(self.setting.batch)

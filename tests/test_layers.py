@@ -16,7 +16,7 @@ LAYERS = (
     {"accounting", "adapters", "geometry"},
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},
-    {"evaluation", "heads", "optimizers"},
+    {"evaluation", "optimizers", "wishart"},
     {"methods"},
     {"training"},
     {"reporting", "stacked"},

@@ -16,13 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.auditing.shadows import audit_shadows
 from privlora.config import Settings, settings_from
-from privlora.data.batching import micro_batches, pad_token
+from privlora.data.batching import pad_token
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.mechanisms import GaussianMechanism
@@ -30,9 +29,9 @@ from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_method
 from privlora.stacked import train_adapters
 from privlora.training.assembly import build_parts, plan_privacy
-from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import load_data
 from privlora.training.models import unchanged_afterwards
+from privlora.training.step import Step
 
 RECORDS, STEPS, BATCH, TOKENS, RANK, KIND = 30, 12, 6, 32, 4, "codes"
 CELLS = [("adamw", None)] + [
@@ -171,14 +170,16 @@ def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples
             ledger=Uncharged(),
             clipping=parts.hyper.clipping,
         )
-        model.train()
+        step = Step(
+            state=parts,
+            mechanism=mechanism,
+            examples=examples,
+            learning_rate=parts.learning_rate,
+            draw=sampler.draw,
+            pad_token_id=pad,
+        )
         with parts.adapter:
-            for step in range(1, privacy.steps + 1):
-                drawn = [np.array([record]) for record in sampler.draw()]
-                for batch in micro_batches(drawn, examples, max_tokens=4096, pad_token_id=pad):
-                    mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch)[0])
-                parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
-                parts.coordinates.advance()
+            step.take_many(privacy.steps)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from scipy.optimize import brentq
 
-from privlora.accounting.projection.chained import public_m1_delta
-from privlora.accounting.projection.composition import rank_free_delta, rank_one_delta
-from privlora.accounting.projection.gaussian import gaussian_noise_multiplier
-from privlora.accounting.projection.noisy import theorem_5_noise_multiplier
-from privlora.accounting.projection.use import Use
-from privlora.accounting.projection.vector import VectorQuery, exact_epsilon, theorem_1_at
+from privlora.accounting.projection.composition import rank_free_delta
 from privlora.diagnostics.style import FOURTH, THIRD, Palette, as_png, grid
 from privlora.errors import PrivacyError
 from privlora.reporting.plots import ACCENT, MUTED, SECOND
+from privlora.wishart.bounds.chained import public_m1_delta
+from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.wishart.bounds.noisy import theorem_5_noise_multiplier
+from privlora.wishart.bounds.rank_one import rank_one_delta
+from privlora.wishart.bounds.use import Use
+from privlora.wishart.bounds.vector import VectorQuery, exact_epsilon, theorem_1_at
 
 DIMENSION, RANKS, DELTA = 400, (100, 200, 300, 400), 0.01
 SLACKS = tuple(float(f"{x:.6g}") for x in np.geomspace(0.5, 1e-6, 25))  # 1 - rho

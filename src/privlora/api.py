@@ -187,8 +187,8 @@ def resume_run(
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
-    Raises RunError if there is no run in ``root``, if the model is another than the run's, or for evaluation records
-    that the run does not have; PrivacyError for other private records. A finished run is only reported again.
+    Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
+    the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     folder = RunFolder(Path(root))
     if not folder.settings.exists():

@@ -80,7 +80,7 @@ def test_an_adapter_keeps_them(units: list[list[int]] | None) -> None:
 def squares_of(model: torch.nn.Module, adapter: LowRankAdapter, units: Any, examples: Any) -> torch.Tensor:
     chosen = [np.asarray(unit) for unit in units]
     (batch,) = micro_batches(chosen, examples, max_tokens=10**6, pad_token_id=0)
-    captured, _ = micro_batch_gradients(model, adapter, batch)
+    captured, _ = micro_batch_gradients(adapter, batch)
     assert captured.dense_squares is not None
     return captured.dense_squares
 

@@ -89,7 +89,7 @@ def check(
 
 
 def gradients_of(model: Any, adapter: LowRankAdapter, batch: MicroBatch) -> Captured:
-    return micro_batch_gradients(model, adapter, batch)[0]
+    return micro_batch_gradients(adapter, batch)[0]
 
 
 def by_record(parts: list[tuple[MicroBatch, Captured]], count: int) -> Captured:
@@ -168,7 +168,7 @@ def test_units_of_several_records_are_the_mean_of_their_records() -> None:
     batch = one_batch(examples, units, double=True)
     members = [batch.record_index[batch.unit_index == u].tolist() for u in range(batch.unit_count)]
     assert sorted(members) == sorted(units)
-    captured, losses = micro_batch_gradients(model, adapter, batch)
+    captured, losses = micro_batch_gradients(adapter, batch)
     expected = [
         {name: sum(single[i][name] for i in unit) / len(unit) for name in single[0]} for unit in members
     ]
@@ -193,7 +193,7 @@ def test_the_summed_gradient_is_the_sum() -> None:
     adapter = attach(model)
     batch = one_batch(uneven_examples(), double=True)
     each = gradients_of(model, adapter, batch)
-    total, losses = micro_batch_gradients(model, adapter, batch, summed=True)
+    total, losses = micro_batch_gradients(adapter, batch, summed=True)
     assert total.units == 1
     assert losses.shape == (7,)
     for a, b in zip(total.p + total.q, each.p + each.q, strict=True):
@@ -265,7 +265,7 @@ def test_dropout_has_the_gradient_of_its_own_mask() -> None:
     def loss_at(change: Tensor) -> float:
         torch.manual_seed(5)
         adapter.install(adapter.groups[0], (left + change)[None], mid[None], right[None])
-        with torch.no_grad(), adapter.capture(1):
+        with torch.no_grad(), adapter.capture(torch.arange(1)):
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             return float(weighted_cross_entropy(found, batch.token_weight)[0])
 

@@ -22,6 +22,7 @@ from privlora.data.examples import Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 from privlora.training.loop import Interrupted, StepReport
 
@@ -128,8 +129,8 @@ def test_simulated_runs_are_judged_rightly() -> None:
 
 
 def test_a_run_with_too_little_noise_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = GaussianMechanism._draw
-    monkeypatch.setattr(GaussianMechanism, "_draw", lambda self, shape: draw(self, shape) / 32)
+    draw = NoiseSource.standard_normal
+    monkeypatch.setattr(NoiseSource, "standard_normal", lambda self, shape: draw(self, shape) / 32)
     found = audited(tmp_path / "a", canaries=100, steps=12, noise_multiplier=4.0, expected_batch_size=8)
     assert found.violated
     assert found.area > 0.8  # the canaries of a model this small are not quite orthogonal
@@ -203,7 +204,7 @@ def test_runs_that_cannot_be_audited_are_refused(tmp_path: Path) -> None:
         clip_norm=1.0,
         event=StepEvent(TruncatedPoissonSampling(0.1, 5, 20), 1.0),
         expected_batch_size=2.0,
-        ledger=setting("dp-adamw", 1.0)[0].ledger,
+        ledger=Uncharged(),
         noise=NoiseSource(1),
     )
     canaries = draw_canaries(coordinates.adapter, 20, torch.Generator().manual_seed(0))

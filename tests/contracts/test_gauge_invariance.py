@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import everything_in_double, in_double, one_batch, tiny_model, uneven_examples
+from tiny_models import everything_in_double, tiny_model, uneven_examples
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
@@ -23,7 +23,8 @@ from privlora.coordinates.starts import tangent_start
 from privlora.geometry.fixed_rank import Point, Tangent, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.optimizers import TANGENT_OPTIMIZERS, IterateAverage
-from privlora.training.gradients import micro_batch_gradients
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 RANK, STEPS, LEARNING_RATE = 3, 20, 0.05
 Factors = list[tuple[Tensor, Tensor]]
@@ -84,7 +85,6 @@ def private_steps(
     coordinates: TangentCoordinates, optimizer: Any, average: IterateAverage | None = None, steps: int = STEPS
 ) -> tuple[Tensor, Tensor | None]:
     """Full private steps on a transformer, with one noise stream; returns the last Z and the averaged one."""
-    adapter = coordinates.adapter
     mechanism = GaussianMechanism(
         coordinates,
         clip_norm=0.5,
@@ -93,13 +93,13 @@ def private_steps(
         ledger=Ledger(),
         noise=NoiseSource(insecure_seed=9),
     )
-    for step in range(steps):
-        batch = in_double(one_batch(uneven_examples(step)))
-        mechanism.accumulate(micro_batch_gradients(adapter.model, adapter, batch)[0])
-        optimizer.step(mechanism.release(), LEARNING_RATE)
-        if average is not None:
-            average.update()
-        coordinates.advance()
+    state = TrainState(coordinates=coordinates, optimizer=optimizer, average=average)
+    for number in range(steps):
+        examples = uneven_examples(number)
+        step = Step(
+            state=state, mechanism=mechanism, examples=examples, learning_rate=lambda _: LEARNING_RATE
+        )
+        step.take(range(len(examples)))
     return dense(coordinates.factors()), None if average is None else dense(average.factors())
 
 

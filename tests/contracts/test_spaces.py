@@ -114,9 +114,9 @@ def test_states_are_stacked_or_refused_with_the_reason(variant: tuple[str, str])
     parts = build_parts(settings(variant[0]), tiny_model())
     if parts.coordinates.dense:
         with pytest.raises(ConfigError, match=r"side by side.*updates are dense"):
-            stack_parts(parts, 3)
+            stack_parts(parts, 3, 1)
         return
-    stacked = stack_parts(parts, 3).coordinates
+    stacked = stack_parts(parts, 3, 1).coordinates
     assert type(stacked) is type(parts.coordinates)
     for (a, b), (one, other) in zip(stacked.factors(), parts.coordinates.factors(), strict=True):
         torch.testing.assert_close(a, one.repeat(3, 1, 1))

@@ -16,7 +16,6 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, settings_from
-from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
@@ -28,7 +27,7 @@ from privlora.optimizers import Optimizer
 from privlora.stacked import TrainedAdapters, train_adapters
 from privlora.stacked.adapter import StackedAdapter
 from privlora.training.assembly import build_parts
-from privlora.training.gradients import micro_batch_gradients
+from privlora.training.step import Step
 
 SIGMA, SEEDS = 0.3, (5, 6, 7)
 # Name of the method, and what is set otherwise than by its row.
@@ -100,16 +99,15 @@ def ordinary(
             noise=NoiseSource(2 * seed + 1),
             clipping=parts.hyper.clipping,
         )
-    model.train()
-    for step in range(1, privacy.steps + 1):
-        drawn = units.draw_records(own[sampler.draw()], sampler.generator)
-        for batch in micro_batches(drawn, examples, max_tokens=50, pad_token_id=0):
-            summed = not mechanism.needs_examples
-            mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch, summed=summed)[0])
-        parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
-        if parts.average is not None:
-            parts.average.update()
-        parts.coordinates.advance()
+    step = Step(
+        state=parts,
+        mechanism=mechanism,
+        examples=examples,
+        learning_rate=parts.learning_rate,
+        draw=lambda: units.draw_records(own[sampler.draw()], sampler.generator),
+        max_tokens=50,
+    )
+    step.take_many(privacy.steps)
     return parts.named_factors()
 
 
@@ -306,7 +304,7 @@ def test_the_model_is_left_as_it_was_and_progress_is_told() -> None:
 
 def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
     model = tiny_model()
-    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2)
+    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2, records=1)
     for group in adapter.groups:
         sizes = 2 * len(group.sites)
         adapter.install(
@@ -325,7 +323,7 @@ def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
         ("members are", {"members": torch.ones(2, 3, dtype=torch.bool)}, {}),
         ("2 seeds for 3", {"seeds": (1, 2)}, {}),
         ("same seed", {"seeds": (1, 1, 2)}, {}),
-        ("seeds or without noise", {"ledgers": [Ledger()] * 3}, {}),
+        ("with seeds cannot be charged", {"ledgers": [Ledger()] * 3}, {}),
         ("together=0", {"together": 0}, {}),
         ("insecure_noise_seed does not go", {}, {"insecure_noise_seed": 1}),
         ("clip_quantile does not go", {}, {"clip_quantile": 0.5}),

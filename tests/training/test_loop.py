@@ -148,7 +148,7 @@ def test_micro_batches_come_after_the_draw(
             count[0] += 1
             yield batch
 
-    monkeypatch.setattr(privlora.training.loop, "micro_batches", counted)
+    monkeypatch.setattr(privlora.training.step, "micro_batches", counted)
     with side_log(tmp_path / "log"):
         bench.start(tmp_path / "run", run={"tokens_per_micro_batch": 1})
     assert count[0] > 2 * STEPS

@@ -42,7 +42,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Leakage:
-    """Of planted secrets: mean exposure in bits, and how many greedy decoding recites after their prefix."""
+    """Planted secrets: mean exposure in bits, and how many of them greedy decoding completes from their prefix."""
 
     exposure: float
     chance: float

@@ -29,7 +29,6 @@ from safetensors.torch import save
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.adapters import Captured
 from privlora.auditing.bounds import (
     curve_floor,
     largest_refuted,
@@ -41,7 +40,7 @@ from privlora.auditing.membership import area_under_curve
 from privlora.coordinates import Vector, add_vectors
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, RunError
-from privlora.mechanisms import GaussianMechanism, Mechanism, Release
+from privlora.mechanisms import GaussianMechanism, Instrument, PrivateSum, Release
 from privlora.randomness import private_generator
 from privlora.training.files import write_atomically
 
@@ -95,13 +94,13 @@ class CanaryState:
             ) from None
 
 
-class CanaryMechanism(Mechanism):
+class CanaryMechanism(Instrument):
     """A mechanism with canaries among its units; scores each release before the state moves on.
 
     inner: the mechanism under audit, with plain Poisson sampling. saved: called when a release was scored.
     """
 
-    needs_examples = True
+    inner: GaussianMechanism
 
     def __init__(
         self,
@@ -117,33 +116,28 @@ class CanaryMechanism(Mechanism):
                 why="a canary that takes a place in a truncated batch could push out another unit",
                 fix="remove privacy.max_batch_size for the audit",
             )
-        self.coordinates = inner.coordinates
-        self._inner, self._canaries, self._state, self._saved = inner, canaries, state, saved
+        super().__init__(inner)
+        self._canaries, self._state, self._saved = canaries, state, saved
         self._present = torch.from_numpy(np.flatnonzero(state.included))
         # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
         self._sampler = PoissonSampler(len(self._present), sampling.sample_rate)
+        self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows
         self._rate, self._sigma = sampling.sample_rate, inner.event.noise_multiplier
 
-    def accumulate(self, captured: Captured) -> None:
-        self._inner.accumulate(captured)
-
-    def discard(self) -> None:
-        self._inner.discard()
-
-    def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
-        return self._inner.sensitivity(adjacency)
-
-    def release(self) -> Release:
-        known = self._inner.clipped_sum()
+    def take(self) -> PrivateSum:
+        self._known = self.inner.clipped_sum()
         drawn = self._present[torch.from_numpy(self._sampler.draw())]
         for chunk in drawn.split(_CHUNK):
             if len(chunk):
-                self._inner.accumulate(self._canaries.captured(self.coordinates.adapter, chunk))
-        released = self._inner.release()
+                self.inner.accumulate(self._canaries.captured(self.coordinates.adapter, chunk))
+        return super().take()
+
+    def release(self, total: PrivateSum | None = None) -> Release:
+        released = super().release(total)
         rest = released.vector
-        if known is not None:
-            rest = add_vectors(rest, _scaled(known, -1 / self._inner.expected_batch_size))
-        x, size = (t.numpy() for t in alignments(self._inner, self._canaries, rest))
+        if self._known is not None:
+            rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
+        x, size = (t.numpy() for t in alignments(self.inner, self._canaries, rest))
         self._state.scores += log_ratio(x, size, self._rate, self._sigma)
         self._state.releases += 1
         self._saved()

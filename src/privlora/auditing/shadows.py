@@ -41,7 +41,7 @@ from privlora.training.models import check_model, given_or_loaded
 LEAST_LIKELY = "least-likely"
 KINDS = (*TEXT_CANARIES, LEAST_LIKELY)
 _TOKENS = 32  # of a canary, at most: its loss is a mean over tokens
-_PILOT = 5  # one adapter in so many teaches the threshold that the others are judged by
+_PILOT = 5  # one adapter in five sets the threshold that judges the others
 _FEWEST = 20
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
 _TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken

@@ -34,7 +34,7 @@ def add_vectors(a: _Either, b: _Either) -> _Either:
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where what is on ``device`` can be held in float64: on the CPU for Apple's, which has none."""
+    """``device``, or the CPU where it has no float64 (Apple's GPUs)."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -67,7 +67,7 @@ class Coordinates(ABC):
 
     @classmethod
     def event_layers_of(cls, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
-        """StepEvent.projections of a release; () where a unit moves the coordinates by C itself.
+        """StepEvent.projections of a release; () if the accounting is that of the plain Gaussian mechanism.
 
         adapter: makes the one that will be trained, or one of its shape; called only if the cost depends on its layers.
         """
@@ -86,7 +86,7 @@ class Coordinates(ABC):
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""
 
     def balance(self, captured: Captured) -> Captured:
-        """Each unit's finite gradient evened out (coordinates.spectrum), for spectral clipping."""
+        """Each unit's finite gradient after step one of spectral clipping (coordinates.spectrum)."""
         raise ConfigError(
             f"{type(self).__name__} cannot clip spectrally",
             why="how a unit's gradient is evened out there is not defined",
@@ -107,7 +107,7 @@ class Coordinates(ABC):
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
         """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
 
-        Sums of float32 would round by more than C / 1e5 where thousands of units pull the same way.
+        In float32 the sum of thousands of aligned units would round by more than C / 1e5.
         """
         # One module's gradients at a time are copied to float64.
         factors = _in_float64(weights)
@@ -176,19 +176,19 @@ class Coordinates(ABC):
 
     def as_points(self) -> list[Point]:
         """The update as canonical points, of which averages are made: one stack a group."""
-        # Factors may start at zero; the directions that they lack carry no weight, so any public ones will do.
+        # Factors may start at zero: missing directions carry no weight, so any public ones will do.
         return [point_from_factors(a, b, torch.Generator(a.device).manual_seed(0)) for a, b in self.factors()]
 
     @property
     def draws(self) -> int | None:
-        """Which projection releases go through, where each must have its own; else None."""
+        """Number of the current projection where each release needs a new one; else None."""
         return None
 
     def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called by a mechanism whose noise is secure, when it is made."""
 
     def advance(self) -> bool:
-        """Draw what the next release needs. Whoever drives a step calls this once at its end.
+        """Called once after each step: draw what the next release needs.
 
         Returns whether gradients are seen otherwise from now on.
         """

@@ -36,7 +36,7 @@ class Example:
     dropped: int = 0
     """Tokens of the record that did not fit into max_length."""
     blank: bool = False
-    """Whether what is trained on says nothing: blanks at most, and the end of the text."""
+    """Whether the trained part is empty: only blanks and the end of the text."""
 
     @property
     def digest(self) -> bytes:

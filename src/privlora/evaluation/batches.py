@@ -66,7 +66,7 @@ def prompt_batches(
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[torch.device]:
-    """No dropout and no gradients inside; gives the device of the inputs. The model's mode comes back afterwards."""
+    """Without dropout and gradients; yields the device of the inputs and restores the model's mode afterwards."""
     was_training = model.training
     model.eval()
     try:

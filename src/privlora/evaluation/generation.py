@@ -26,7 +26,7 @@ def generate(
     max_tokens: int = 8192,
     use_cache: bool = True,
 ) -> list[str]:
-    """The most probable continuation of each prompt (greedy, or by beam search); nothing is drawn at random.
+    """The most probable continuation of each prompt (greedy, or by beam search); there is no sampling.
 
     Sampling, penalties and lengths of the model's own generation settings are not used.
 
@@ -34,7 +34,7 @@ def generate(
         model: a causal LM; peft models and attached adapters count as they are.
         tokenizer: its tokenizer.
         prompts: token ids, at least one each.
-        max_new_tokens: an answer ends here at the latest, else at EOS or at a stop string.
+        max_new_tokens: limit of an answer, which may end earlier at EOS or at a stop string.
         pad_token_id: any id of the vocabulary.
         num_beams: 1 is greedy.
         stop: the answer ends before the first of these strings.
@@ -103,7 +103,7 @@ class _Stop(StoppingCriteria):
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:
-    """The tokenizer's EOS (what training ends completions with), and those that the model itself ends turns with."""
+    """The tokenizer's EOS, which ends completions in training, and the ids that end a turn in the model's settings."""
     own = model.generation_config.eos_token_id
     listed = own if isinstance(own, list | tuple) else [own]
     return {int(token) for token in (tokenizer.eos_token_id, *listed) if token is not None}

@@ -105,7 +105,7 @@ def _log_p(logits: Tensor) -> Tensor:
 
 @contextmanager
 def _only_last_logits(model: torch.nn.Module) -> Iterator[None]:
-    """The output layer sees the last position only: the others would cost rows x tokens x vocabulary."""
+    """Logits of the last position only: all positions would cost rows x tokens x vocabulary."""
     head = output_layer(model)
 
     def last(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -114,7 +114,7 @@ def evaluate_task(
     resamples: int = 1000,
     seed: int = 0,
 ) -> TaskResult:
-    """Ask the model every question of ``records`` in the form in which it was trained, and score its answers.
+    """Ask the model every question of ``records``, in the training format, and score its answers.
 
     Args:
         model: a causal LM as transformers and peft load it, also with an attached privlora adapter.
@@ -124,11 +124,11 @@ def evaluate_task(
             records that name their source are parts by themselves.
         scoring: ``likelihood`` (labels and scores: the most probable label, the expected score) or ``generation``
             (any task: the generated answer is read). None takes likelihood where it is possible.
-        max_length: of prompt and answer, in tokens, as ``data.max_length``; prompts are cut at their left.
-        max_tokens: bound on the padded tokens of a batch; a matter of memory.
-        max_new_tokens: of a generated answer; None is what the longest answer needs, and 256 for math.
-        num_beams: None is 1 (greedy), and 4 for math (LLM-Adapters).
-        limit: the first so many records, of each part.
+        max_length: tokens of prompt and answer together, as ``data.max_length``; prompts are cut on the left.
+        max_tokens: bound on the padded tokens of a batch; limits memory, does not change results.
+        max_new_tokens: limit of a generated answer; None takes what the longest answer needs, and 256 for math.
+        num_beams: None takes 1 (greedy), and 4 for math (LLM-Adapters).
+        limit: use the first ``limit`` records of each part.
         confidence, resamples, seed: of the interval (see ``bootstrap_interval``).
 
     Raises:
@@ -201,7 +201,7 @@ def compare_results(
 
 
 def _plain(values: list[float]) -> list[float | None]:
-    """JSON has no NaN."""
+    """None for NaN, which JSON does not have."""
     return [None if value != value else value for value in values]
 
 

@@ -22,6 +22,10 @@ class IterateAverage:
     def __init__(self, coordinates: Coordinates, decay: float) -> None:
         self.coordinates = coordinates
         self.decay = decay
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all iterates but the present one."""
         self._points: list[Point] = self.coordinates.as_points()
         self._count = 0
 

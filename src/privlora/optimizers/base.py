@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from privlora.errors import PrivacyError
@@ -33,6 +34,17 @@ class Optimizer(ABC):
     @abstractmethod
     def _update(self, release: Release, learning_rate: float) -> None:
         """Move the coordinates' state and install it."""
+
+    def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:  # noqa: B027 - of flat spaces
+        """Bring what is remembered to the coordinates' present point, to which something else than a step led.
+
+        before: ``coordinates.state_dict()`` of the point that it was kept at. noise_std: tau of the releases so far.
+        Where the coordinates of two points are the same space there is nothing to do.
+        """
+
+    def reset(self) -> None:
+        """Forget all releases: the next step is that of a new optimizer at the present point."""
+        self.load_state_dict({name: torch.zeros_like(t) for name, t in self.state_dict().items()})
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ class FactorAdamBC(Optimizer):
     """theta <- theta - learning_rate * m^ / sqrt(max(v^ - tau^2, gamma)) (Tang et al. 2024, Algorithm 1).
 
     m^ and v^ are Adam's bias-corrected moments and tau = sigma C / b is the noise's standard deviation in each
-    coordinate. floor: gamma in units of tau^2; a coordinate that only noise reaches moves by learning_rate * m^ / tau
-    / sqrt(floor).
+    coordinate. floor: gamma in units of tau^2; a coordinate that sees only noise moves by learning_rate * m^ / (tau
+    sqrt(floor)).
     """
 
     settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "floor": 1.0}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from privlora.coordinates import TangentCoordinates
+from privlora.coordinates.tangent import points_from_tensors
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent, retract, tangent_dimension
 from privlora.mechanisms import Release
@@ -27,14 +28,14 @@ from privlora.optimizers.base import Optimizer
 
 # Keeps noiseless (non-private) preconditioners finite.
 _TINY = 1e-12
-# Smallest second moment that is divided by, relative to the largest of its module.
+# Lower bound on second moments, relative to the largest of their module.
 _LEAST = 1e-6
 
 
 class TangentOptimizer(Optimizer):
     """Transported momentum, a direction, a retraction with error feedback: Z + E <- Z + E - learning_rate * D.
 
-    betas: decay of the first and of the second moment. floor: the smallest second moment that is divided by, in units
+    betas: decay of the first and of the second moment. floor: lower bound on second moments, in units
     of the noise variance tau^2 (PRISM section 3.3: floors keep preconditioning from amplifying noise).
 
     error_feedback: rank of the residual E, as a multiple of r; 0 for none. Z is the top r singular triplets of all that
@@ -81,6 +82,12 @@ class TangentOptimizer(Optimizer):
             moved.append(new)
         space.points = moved
         space.install()
+
+    def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
+        old = points_from_tensors(before, self.coordinates.points)
+        for g, (there, here) in enumerate(zip(old, self.coordinates.points, strict=True)):
+            self._momentum[g] = self.coordinates.transport(there, here, self._momentum[g])
+            self._follow(g, there, here, noise_std)
 
     def _start(self, points: list[Point]) -> None:
         """Make the second moments, all zero."""
@@ -241,6 +248,9 @@ class TangentPaper(TangentOptimizer):
             moved.append(retract(point, direction, -learning_rate))
         self.coordinates.points = moved
         self.coordinates.install()
+
+    def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
+        """Moments stay as they are, as after a step."""
 
     def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
         raise AssertionError("the paper's rule works on factors; see _update")

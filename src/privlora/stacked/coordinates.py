@@ -18,21 +18,20 @@ from privlora.coordinates import Coordinates, Sums, Vector
 from privlora.mechanisms import NoiseSource
 from privlora.methods import make_optimizer
 from privlora.optimizers import IterateAverage
-from privlora.stacked.adapter import OwnedCaptured, StackedAdapter
+from privlora.stacked.adapter import OwnedCaptured, StackedAdapter, owners_of
 from privlora.training.assembly import Parts
 
 
-def stack_parts(parts: Parts, count: int) -> Parts:
-    """``count`` copies of freshly built parts, side by side; ``parts`` is left as it is.
+def stack_parts(parts: Parts, count: int, records: int) -> Parts:
+    """``count`` copies of freshly built parts, side by side, for so many records; ``parts`` is left as it is.
 
     Raises ConfigError for methods whose space says nothing of several adapters.
     """
-    adapter = StackedAdapter.like(parts.adapter, count)
+    adapter = StackedAdapter.like(parts.adapter, count, records)
     coordinates = parts.coordinates.stacked(adapter, count)
     hyper = parts.hyper
     return replace(
         parts,
-        adapter=adapter,
         coordinates=coordinates,
         optimizer=make_optimizer(parts.method.space, hyper.optimizer, coordinates, hyper.settings),
         average=IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None,
@@ -58,11 +57,11 @@ class StackedCoordinates(Coordinates):
 
     def balance(self, captured: Captured) -> Captured:
         evened = self._met_by(captured).balance(captured)
-        return OwnedCaptured(evened.p, evened.q, owners=_owners(captured))
+        return OwnedCaptured(evened.p, evened.q, owners=owners_of(captured))
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
         """sum of weights_i (P_i, Q_i) over each adapter's own units, float64."""
-        owners = _owners(captured)
+        owners = owners_of(captured)
         chosen = torch.zeros(self.adapter.count, captured.units, dtype=torch.float64, device=owners.device)
         chosen[owners, torch.arange(captured.units, device=owners.device)] = weights.double()
         sums = [  # (K, m, r), (K, n, r) each
@@ -101,12 +100,7 @@ class StackedCoordinates(Coordinates):
 
     def _met_by(self, captured: Captured) -> Coordinates:
         """The inner coordinates at the state of each unit's own adapter."""
-        return self.inner.at_units(_owners(captured), self.adapter.count)
-
-
-def _owners(captured: Captured) -> Tensor:
-    assert isinstance(captured, OwnedCaptured)
-    return captured.owners
+        return self.inner.at_units(owners_of(captured), self.adapter.count)
 
 
 class StackedNoise(NoiseSource):

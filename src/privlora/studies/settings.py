@@ -168,7 +168,7 @@ class Study:
         return {contender.label: contender for contender in self.contenders}
 
     def epsilons(self, method: str) -> tuple[float, ...]:
-        """Of a contender: the axis, or (0,) where there is no noise."""
+        """A contender's epsilons: the axis, or (0,) without noise."""
         return tuple(self.settings.epsilon) if self.by_label[method].private else (0.0,)
 
     @cached_property

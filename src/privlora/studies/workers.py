@@ -76,7 +76,7 @@ class _Worker:
     ready: bool = False
     job: Job | None = None
     task: str | None = None
-    """Of its last job: the next job of the same task needs no loading."""
+    """Task of its last job: the next job of the same task needs no loading."""
 
 
 class _Pool:

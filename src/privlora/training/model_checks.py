@@ -193,7 +193,7 @@ def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) 
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ModelError(
             f"the model does not run on a batch of tokens ({type(error).__name__}: {reason})",
-            fix="use a causal language model of transformers, or one that is called alike",
+            fix="use a causal language model of transformers, or one that is called the same way",
         ) from None
     if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):
         raise ModelError(
@@ -225,8 +225,8 @@ def _vocabulary(model: Any) -> int | None:
 def routes_tokens(model: Any) -> bool:
     """Whether tokens choose parts of the model, as in a mixture of experts: by its config, or its modules' names.
 
-    A choice jumps where its scores tie. So the rounding that the width of a micro-batch changes could move a record's
-    whole gradient, alike for records that are alike, and each unit is computed by itself, at its own width.
+    Where scores nearly tie, rounding decides, and rounding depends on the micro-batch's width. That could change a
+    record's whole gradient, in the same way for similar records. So each unit is computed alone, at its own width.
     """
     config: Any = getattr(model, "config", None)
     return _has_experts(config.to_dict() if hasattr(config, "to_dict") else {}) or any(

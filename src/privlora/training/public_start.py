@@ -3,7 +3,7 @@
 Each text's gradient G_i (m, n) of every module is divided by its norm over all modules, so that no text dominates, and
 U and V of a module are the top singular vectors of the sum G. G itself is never formed: randomised subspace iteration
 (Halko, Martinsson and Tropp 2011, algorithms 4.4 and 5.1) asks for products G R and G^T L with thin matrices only, and
-these are what the hooks of an adapter with a zero update capture as P and Q. Private records play no part.
+these are what the hooks of an adapter with a zero update capture as P and Q. Private records are not used.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _SumOfGradients:
         for batch in sequential_batches(
             self.texts, max_tokens=self.max_tokens, pad_token_id=self.pad_token_id
         ):
-            captured, _ = micro_batch_gradients(self.adapter.model, self.adapter, batch)
+            captured, _ = micro_batch_gradients(self.adapter, batch)
             captured.zero(~captured.finite())
             if self.weights is None:
                 weights[batch.record_index] = _inverse_norms(captured)
