@@ -28,10 +28,7 @@ class OneFactorCoordinates(FactorCoordinates):
         return sum(adapter.rank * site.m for site in adapter.sites)
 
     def norms_squared(self, captured: Captured) -> Tensor:
-        total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        for p in captured.p:
-            total += squared_norms(p).double()
-        return total * self.scale**2
+        return super().norms_squared(Captured(captured.p, []))
 
     def to_vector(self, sums: Sums) -> Vector:
         return [(p * self.scale,) for p, _ in sums]

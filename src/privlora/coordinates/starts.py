@@ -112,8 +112,7 @@ def projected_start(
 ) -> ProjectedCoordinates:
     """Dense updates that are zero, or those of an adapter of the same modules and rank.
 
-    ``seed`` is public; the projections of a WishartCoordinates (``kind``) follow from it in tests alone. scale,
-    subspaces: unused.
+    ``seed`` is public; a WishartCoordinates' projections follow from it in tests alone. scale, subspaces: unused.
     """
     if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
         raise ConfigError(

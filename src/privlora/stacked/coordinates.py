@@ -50,14 +50,14 @@ class StackedCoordinates(Coordinates):
         assert isinstance(inner.adapter, StackedAdapter)
         super().__init__(inner.adapter, inner.dtype)
         self.inner = inner
-        self.intrinsic = inner.intrinsic
 
     def norms_squared(self, captured: Captured) -> Tensor:
-        return self._met_by(captured).norms_squared(captured)
+        return self.inner.at_units(owners_of(captured), self.adapter.count).norms_squared(captured)
 
     def balance(self, captured: Captured) -> Captured:
-        evened = self._met_by(captured).balance(captured)
-        return OwnedCaptured(evened.p, evened.q, owners=owners_of(captured))
+        owners = owners_of(captured)
+        evened = self.inner.at_units(owners, self.adapter.count).balance(captured)
+        return OwnedCaptured(evened.p, evened.q, owners=owners)
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
         """sum of weights_i (P_i, Q_i) over each adapter's own units, float64."""
@@ -97,10 +97,6 @@ class StackedCoordinates(Coordinates):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.inner.load_state_dict(tensors)
-
-    def _met_by(self, captured: Captured) -> Coordinates:
-        """The inner coordinates at the state of each unit's own adapter."""
-        return self.inner.at_units(owners_of(captured), self.adapter.count)
 
 
 class StackedNoise(NoiseSource):
