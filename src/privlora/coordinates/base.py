@@ -20,8 +20,8 @@ Vector = list[tuple[Tensor, ...]]
 """Coordinates. All that is promised: ``to_vector`` and ``standard_normal`` of one space give the same shapes.
 
 The spaces of the table have one tuple a group and one tensor a kind, each with a leading dimension L. Others may hold
-what belongs to no single module, as one coefficient vector for all of them. Who is not of the space adds, scales and
-multiplies entry by entry.
+what belongs to no single module, such as one coefficient vector for all. Code outside the space may only add, scale and
+multiply entry by entry.
 """
 
 _Either = TypeVar("_Either", Sums, Vector)
@@ -44,8 +44,7 @@ class Coordinates(ABC):
     A mechanism sums P and Q of clipped units first and asks for coordinates once (``to_vector`` is linear), so the
     norm of what is released is the norm that was clipped. The state may change only between two releases.
 
-    What is not abstract holds for a space of its own whose units are clipped in its coordinates, and are released
-    whole.
+    The defaults hold where units are clipped in the coordinates that are released, and nothing is drawn for a step.
     """
 
     # Whether the update is a whole matrix (m, n) a module, which layers compute with and nothing averages.
