@@ -27,7 +27,7 @@ from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Ledger, Plan
 from privlora.adapters import LowRankAdapter
 from privlora.data.batching import MicroBatch, micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism
@@ -86,17 +86,15 @@ def build_model(setting: Setting) -> LlamaForCausalLM:
     return model
 
 
-def build_records(count: int) -> list[Example]:
+def build_records(count: int) -> Examples:
     """Random records of LENGTH tokens, all of which are labels."""
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (count, LENGTH), dtype=np.int32)
-    return [Example(row, row) for row in ids]
+    return Examples((Example(row, row) for row in ids), pad_token_id=PAD)
 
 
-def collate(setting: Setting, records: list[Example]) -> MicroBatch:
+def collate(setting: Setting, records: Examples) -> MicroBatch:
     """All records as one micro-batch, by the code that privlora's loop runs."""
-    (batch,) = micro_batches(
-        range(len(records)), records, max_tokens=setting.batch * LENGTH, pad_token_id=PAD
-    )
+    (batch,) = micro_batches(range(len(records)), records, max_tokens=setting.batch * LENGTH)
     return batch
 
 
@@ -125,7 +123,6 @@ class Privlora:
             examples=self.records,
             learning_rate=lambda _: LEARNING_RATE,
             max_tokens=setting.batch * LENGTH,
-            pad_token_id=PAD,
         )
 
     def step(self) -> None:

@@ -22,6 +22,7 @@ from machine import describe_machine
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.data.examples import Examples
 from privlora.mechanisms import GaussianMechanism
 from privlora.methods import build, find_method
 from privlora.optimizers import IterateAverage
@@ -60,7 +61,7 @@ class Update:
         self.step = Step(
             state=TrainState(coordinates=coordinates, optimizer=optimizer, average=average),
             mechanism=self.mechanism,
-            examples=[],
+            examples=Examples([], pad_token_id=0),
             learning_rate=lambda _: 1e-3,
         )
         generator = torch.Generator().manual_seed(0)

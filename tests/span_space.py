@@ -89,8 +89,6 @@ class Span(Coordinates):
 class SpanSGD(Optimizer):
     """a <- a - learning_rate * release."""
 
-    settings: ClassVar[Mapping[str, float]] = {}
-
     def __init__(self, coordinates: Span) -> None:
         self.coordinates = coordinates
 

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 # From the bottom to the top; rooms of one layer do not know each other.
 LAYERS = (
     {"errors", "names", "randomness", "version"},
-    {"accounting", "adapters", "geometry"},
+    {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},
     {"evaluation", "optimizers", "wishart"},
@@ -21,9 +21,8 @@ LAYERS = (
     {"training"},
     {"reporting", "stacked"},
     {"auditing"},
-    {"api", "studies"},
+    {"api", "diagnostics", "studies"},
     {"demo"},
-    {"diagnostics"},
     {"cli"},
 )
 FRONT_DOOR = ("__version__", "Result", "fine_tune", "resume_run", "train_run")

@@ -71,3 +71,11 @@ def test_rooms_that_never_meet(room: str) -> None:
         for used in imported_rooms(path) & NEVER[room]
     }
     assert met == set()
+
+
+def test_the_picture_of_the_rooms_is_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = SOURCE.parent.parent / "docs"
+    monkeypatch.syspath_prepend(str(docs))
+    from draw_rooms import picture
+
+    assert (docs / "rooms.svg").read_text(encoding="utf-8") == picture(), "run: python docs/draw_rooms.py"

@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.auditing.shadows import audit_shadows
 from privlora.config import Settings, settings_from
-from privlora.data.batching import pad_token
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.mechanisms import GaussianMechanism
@@ -131,17 +130,17 @@ def _speed(
     sizes = {"steps": 10, "expected_batch_size": 8, "public_dataset_size": 64}
     settings = _settings(name, {"noise_multiplier": 1.0}, modules=modules, **sizes)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"max_length": 48})})
-    data, pad = load_data(settings, tokenizer, texts[:64]), pad_token(tokenizer)
+    data = load_data(settings, tokenizer, texts[:64])
 
     def ordinary() -> None:
         for _ in range(2):
-            _ordinary_run(settings, model, data.examples, pad)
+            _ordinary_run(settings, model, data.examples)
 
     def together(count: int) -> Callable[[], None]:
         members = torch.ones(count, 64, dtype=torch.bool)
 
         def run() -> None:
-            train_adapters(settings, model, data.examples, members=members, pad_token_id=pad, together=count)
+            train_adapters(settings, model, data.examples, members=members, together=count)
 
         return run
 
@@ -156,7 +155,7 @@ def _speed(
     return {way: round(min(values), 1) for way, values in times.items()}
 
 
-def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples, pad: int) -> None:
+def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples) -> None:
     """The steps of a run without its folder, its ledger and its evaluation, on a model that is loaded already."""
     privacy = settings.privacy
     with unchanged_afterwards(model):
@@ -176,7 +175,6 @@ def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples
             examples=examples,
             learning_rate=parts.learning_rate,
             draw=sampler.draw,
-            pad_token_id=pad,
         )
         with parts.adapter:
             step.take_many(privacy.steps)

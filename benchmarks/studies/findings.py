@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from privlora.diagnostics.style import THIRD, Palette, as_png, grid
-from privlora.reporting.plots import ACCENT, MUTED, SECOND
+from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, grid, in_style, png
 from privlora.studies.choice import Progress
 from privlora.studies.results import read_results
 from privlora.studies.settings import Rule, load_study
@@ -146,7 +145,8 @@ def tables() -> dict[str, str]:
     }
 
 
-def draw(by_epsilon: dict[float, dict[str, Lead]], palette: Palette) -> Figure:
+@in_style
+def draw(by_epsilon: dict[float, dict[str, Lead]]) -> Figure:
     """A row for each method: how far it is behind PRISM at each epsilon, with two standard errors."""
     figure, (axes,) = grid(1, 1, 10.2, 5.4)
     methods = list(next(iter(by_epsilon.values())))
@@ -156,14 +156,14 @@ def draw(by_epsilon: dict[float, dict[str, Lead]], palette: Palette) -> Figure:
             [leads[method].lead for method in methods],
             np.arange(len(methods)) + 0.22 * (number - 1),
             xerr=[2 * leads[method].standard_error for method in methods],
-            color=palette(colour),
+            color=colour,
             label=f"ε = {epsilon:g}",
             marker=marker,
             linestyle="none",
             markersize=4,
             elinewidth=1,
         )
-    axes.axvline(0, color=palette(MUTED), linewidth=1)
+    axes.axvline(0, color=MUTED, linewidth=1)
     axes.set_yticks(np.arange(len(methods)), methods)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -177,7 +177,7 @@ def draw(by_epsilon: dict[float, dict[str, Lead]], palette: Palette) -> Figure:
 def leads_behind(name: str) -> dict[float, dict[str, Lead]]:
     """Every method's distance to PRISM by epsilon, the nearest first."""
     by_epsilon = {epsilon: scores(name, epsilon) for epsilon in EPSILONS}
-    methods = [contender.label for contender in progress(name).study.contenders if contender.label != BEST]
+    methods = [arm.label for arm in progress(name).study.arms if arm.label != BEST]
     found = {e: {method: behind(of, method) for method in methods} for e, of in by_epsilon.items()}
     order = sorted(methods, key=lambda method: sum(leads[method].lead for leads in found.values()))
     return {e: {method: leads[method] for method in order} for e, leads in found.items()}
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="write results.png into this folder")
     args = parser.parse_args()
     if args.figures is not None:
-        (args.figures / "results.png").write_bytes(as_png(draw, leads_behind("private_methods")))
+        (args.figures / "results.png").write_bytes(png(draw(leads_behind("private_methods"))))
     for title, table in tables().items():
         print(f"{title}\n\n{table}\n")
 

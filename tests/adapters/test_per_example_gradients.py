@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.data.batching import MicroBatch, micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.training.gradients import micro_batch_gradients
 
@@ -106,7 +106,7 @@ def by_record(parts: list[tuple[MicroBatch, Captured]], count: int) -> Captured:
 def test_equals_a_loop_of_single_examples(family: str) -> None:
     model = tiny_model(family, dtype=torch.float64)
     adapter = attach(model)
-    examples = uneven_examples()
+    examples = Examples(uneven_examples(), pad_token_id=0)
     expected = [dense_gradients(model, adapter, example) for example in examples]
 
     for pad in (0, 17):
@@ -114,7 +114,7 @@ def test_equals_a_loop_of_single_examples(family: str) -> None:
         check(by_record([(batch, gradients_of(model, adapter, batch))], len(examples)), adapter, expected)
 
     for tokens in (10**6, 45, 1):  # one micro-batch, two, seven
-        batches = [in_double(b) for b in micro_batches(range(7), examples, max_tokens=tokens, pad_token_id=0)]
+        batches = [in_double(b) for b in micro_batches(range(7), examples, max_tokens=tokens)]
         assert len(batches) == {10**6: 1, 45: 2, 1: 7}[tokens]
         parts = [(batch, gradients_of(model, adapter, batch)) for batch in batches]
         check(by_record(parts, len(examples)), adapter, expected)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from audit_cases import MUTATIONS, setting
 from span_space import span
-from test_one_run import audited
+from test_canary_run import audited
 
 from privlora.auditing.one_step import audit_step
 

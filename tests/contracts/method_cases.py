@@ -19,7 +19,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
 from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector
 from privlora.data.batching import micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.mechanisms import (
     AdaptiveClipNorm,
     GaussianMechanism,
@@ -117,7 +117,7 @@ class Case:
         """Accumulate one logical batch; returns the number of micro-batches."""
         chosen = range(len(examples)) if units is None else units
         count = 0
-        for batch in micro_batches(chosen, examples, max_tokens=max_tokens, pad_token_id=0):
+        for batch in micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=max_tokens):
             captured, _ = micro_batch_gradients(self.adapter, batch, summed=not mechanism.needs_examples)
             mechanism.accumulate(captured)
             count += 1
@@ -135,7 +135,7 @@ class Case:
         step = Step(
             state=TrainState(coordinates=self.coordinates, optimizer=self.optimizer),
             mechanism=mechanism,
-            examples=examples,
+            examples=Examples(examples, pad_token_id=0),
             learning_rate=lambda _: learning_rate,
         )
         return step.take(range(len(examples))).release

@@ -10,6 +10,7 @@ from method_cases import NAN_TOKEN, Case, by_any_variant, by_space, by_variant, 
 from tiny_models import uneven_examples
 
 from privlora.coordinates import ProjectedCoordinates
+from privlora.data.examples import Examples
 from privlora.errors import ModelError, PrivacyError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, PrivateSum
 from privlora.optimizers import IterateAverage
@@ -32,7 +33,7 @@ def step_of(case: Case, *, seed: int = 0, average: bool = False, **options: Any)
     average = average and not isinstance(case.coordinates, ProjectedCoordinates)
     averaged = IterateAverage(case.coordinates, 0.9) if average else None
     state = TrainState(coordinates=case.coordinates, optimizer=case.optimizer, average=averaged)
-    return Step(state=state, examples=examples, **given)
+    return Step(state=state, examples=Examples(examples, pad_token_id=0), **given)
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ def test_a_state_that_was_given_out_leads_to_the_same_end(variant: tuple[str, st
     for case in (first, make_case(variant, tmp_path)):
         again = step_of(case, seed=5, average=True, learning_rate=lambda _: RATE)
         again.state.take_states(states)
-        again.examples = examples
+        again.examples = Examples(examples, pad_token_id=0)
         again.take(range(len(examples)))
         ends.append(again.state.states())
     same(ends[1], ends[0])
@@ -123,7 +124,7 @@ def test_reset_memory_is_that_of_a_new_optimizer(variant: tuple[str, str], tmp_p
         Step(
             state=TrainState(coordinates=case.coordinates, optimizer=case.optimizer),
             mechanism=mechanism,
-            examples=examples,
+            examples=Examples(examples, pad_token_id=0),
             learning_rate=lambda _: RATE,
         ).take(range(len(examples)))
         weights.append(case.weights())

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import settings_from
+from privlora.data.examples import Examples
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.reporting import write_release
 from privlora.training.assembly import Parts, build_parts, plan_privacy
@@ -82,7 +83,12 @@ def make_run(
                 noise=NoiseSource(insecure_seed=1),
                 adaptive=parts.adaptive,
             )
-            step = Step(state=parts, mechanism=mechanism, examples=[], learning_rate=parts.learning_rate)
+            step = Step(
+                state=parts,
+                mechanism=mechanism,
+                examples=Examples([], pad_token_id=0),
+                learning_rate=parts.learning_rate,
+            )
             for _ in range(STEPS):
                 step.take([])
         summary = read_ledger(folder.ledger)

@@ -65,7 +65,7 @@ def settings(method: dict[str, Any], *, init: str | None = None, **privacy: Any)
 
 
 def records() -> Examples:
-    return Examples(uneven_examples())
+    return Examples(uneven_examples(), pad_token_id=0)
 
 
 def some(adapters: int, units: int) -> Tensor:
@@ -75,7 +75,7 @@ def some(adapters: int, units: int) -> Tensor:
 def trained(chosen: Settings, **options: Any) -> TrainedAdapters:
     examples = options.pop("examples", records())
     model = options.pop("model", None)
-    given = {"members": some(3, len(examples)), "seeds": SEEDS, "pad_token_id": 0, **options}
+    given = {"members": some(3, len(examples)), "seeds": SEEDS, **options}
     return train_adapters(chosen, tiny_model() if model is None else model, examples, **given)
 
 
@@ -145,7 +145,7 @@ def test_units_of_several_records_and_a_part_of_the_frozen_weights() -> None:
 def test_losses_are_those_of_the_model_with_each_adapter() -> None:
     chosen, examples = settings(METHODS["dp-adamw"]), records()
     found = trained(chosen)
-    losses = found.losses(examples, pad_token_id=0, together=2)
+    losses = found.losses(examples, together=2)
     assert losses.shape == (3, len(examples))
     model = tiny_model()
     adapter = LowRankAdapter(model, rank=2, target_modules=["q_proj", "v_proj", "up_proj"])
@@ -157,7 +157,7 @@ def test_losses_are_those_of_the_model_with_each_adapter() -> None:
             )
             adapter.install(group, a, torch.ones(len(a), 2), b)
         with adapter:
-            expected = record_losses(model, examples, pad_token_id=0)
+            expected = record_losses(model, examples)
         np.testing.assert_allclose(losses[n].numpy(), expected, rtol=1e-5)
 
 
@@ -172,7 +172,9 @@ def test_a_record_that_is_not_finite_spoils_nothing() -> None:
     alone = both.clone()
     alone[0, -1] = False
     with_it, without = (
-        trained(chosen, model=model, examples=Examples([*examples, poison]), members=members, seeds=(1, 2))
+        trained(
+            chosen, model=model, examples=examples.like([*examples, poison]), members=members, seeds=(1, 2)
+        )
         for members in (both, alone)
     )
     for n in (0, 1):
@@ -181,7 +183,7 @@ def test_a_record_that_is_not_finite_spoils_nothing() -> None:
         trained(
             settings(METHODS["not private"], sample_rate=1.0),
             model=model,
-            examples=Examples([poison]),
+            examples=examples.like([poison]),
             members=both[:, -1:],
             seeds=(1, 2),
         )

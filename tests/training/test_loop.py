@@ -16,7 +16,7 @@ from test_crashes import StopAt
 import privlora.training.loop
 from privlora.accounting import read_ledger
 from privlora.config import PrivacySettings
-from privlora.data.batching import micro_batches, pad_token
+from privlora.data.batching import micro_batches
 from privlora.data.examples import Template, build_examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError
@@ -97,7 +97,7 @@ def test_the_held_out_loss_is_that_of_the_public_records(bench: Bench, tmp_path:
     bench.start(tmp_path / "run", evaluation=public, privacy=privacy)
     first, last = read_lines(tmp_path / "run/release/evaluations.jsonl")
     examples = build_examples(public, Template(text="text"), bench.tokenizer, max_length=40)
-    expected = evaluate_next_token(bench.model, examples, pad_token_id=pad_token(bench.tokenizer)).to_dict()
+    expected = evaluate_next_token(bench.model, examples).to_dict()
     assert first == pytest.approx({"step": 0, **expected}, rel=1e-5)
     for count in ("examples", "tokens"):
         assert last[count] == expected[count]

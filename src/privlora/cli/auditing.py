@@ -168,8 +168,8 @@ def _one_run(
     folder = settings.run.output
     with quiet_libraries():
         from privlora.accounting import read_ledger
+        from privlora.auditing.canary_run import audit_run, read_state
         from privlora.auditing.page import write_one_run
-        from privlora.auditing.run_audit import audit_run, read_state
         from privlora.training.assembly import plan_privacy
         from privlora.training.files import RunFolder
         from privlora.training.progress import RichObserver

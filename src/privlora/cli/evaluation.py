@@ -195,15 +195,13 @@ def require_adapter(run: RunFolder) -> None:
 
 
 def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.data.batching import pad_token
     from privlora.data.records import load_records
     from privlora.evaluation import evaluate_next_token
     from privlora.training.inputs import tokenise
 
     records = load_records(data.path, format=data.format, limit=data.limit)
     model, tokenizer = _load(model_settings, adapter)
-    examples = tokenise(records, data, tokenizer)
-    return evaluate_next_token(model, examples, pad_token_id=pad_token(tokenizer)).to_dict()
+    return evaluate_next_token(model, tokenise(records, data, tokenizer)).to_dict()
 
 
 def _task(

@@ -294,18 +294,25 @@ class MethodSettings(_Group):
     clipping: Literal["flat", "automatic", "spectral"] | None = None
     """How a unit's gradient is brought to clip_norm. flat scales down longer ones; automatic scales all to about
     clip_norm; spectral first brings up weak modules and directions, then clips as flat does. Epsilon is the same."""
-    beta1: float | None = Field(default=None, ge=0, lt=1)
-    beta2: float | None = Field(default=None, ge=0, lt=1)
-    weight_decay: float | None = Field(default=None, ge=0)
-    """Decoupled weight decay, as in AdamW. Like the settings below, refused where the optimizer has none."""
-    learning_rate_ratio: float | None = Field(default=None, gt=0)
+
+    # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
+    # has no such argument refuses the setting.
+    beta1: float | None = Field(default=None, title="β₁", ge=0, lt=1)
+    beta2: float | None = Field(default=None, title="β₂", ge=0, lt=1)
+    weight_decay: float | None = Field(default=None, title="weight decay", ge=0)
+    """Decoupled weight decay, as in AdamW."""
+    learning_rate_ratio: float | None = Field(default=None, title="learning-rate ratio", gt=0)
     """lora+: learning rate of the left factor (lora_B), as a multiple of the right factor's (lora_A)."""
-    floor: float | None = Field(default=None, gt=0)
+    floor: float | None = Field(default=None, title="floor", gt=0)
     """dp-adambc: lower bound on the second moment under the root, in units of the noise's variance."""
-    error_feedback: float | None = Field(default=None, ge=0)
+    error_feedback: float | None = Field(default=None, title="error feedback", ge=0)
     """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
-    right_weight: float | None = Field(default=None, gt=0, le=10)
+    right_weight: float | None = Field(default=None, title="right weight", gt=0, le=10)
     """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none."""
+
+
+OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}
+"""Fields of MethodSettings that belong to optimizers, some to a few of them only: name -> what reports call it."""
 
 
 class RunSettings(_Group):

@@ -18,16 +18,15 @@ from torch import Tensor
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Plan
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.config import MethodSettings, Settings
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
-from privlora.data.batching import pad_token
 from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseSource, PrivateSum, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import Charged
-from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
+from privlora.methods import SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
@@ -88,7 +87,6 @@ class Workbench:
     adapter: LowRankAdapter
     data: Data
     plan: Plan
-    pad_token_id: int
     start: FactorPairs
     scale: float
     dtype: torch.dtype
@@ -172,7 +170,6 @@ class Workbench:
             ),
             draw=lambda: self.data.units.draw_records(draws.draw(), draws.generator),
             max_tokens=self.settings.run.tokens_per_micro_batch,
-            pad_token_id=self.pad_token_id,
             dropout=self.settings.model.dropout,
             masks=private_generator(self.seed),
         )
@@ -242,7 +239,6 @@ def open_workbench(
                 adapter=parts.adapter,
                 data=data,
                 plan=plan,
-                pad_token_id=pad_token(tokenizer),
                 start=snapshot(coordinates),
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,

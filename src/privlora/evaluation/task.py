@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from privlora.data.batching import pad_token
 from privlora.data.examples import encode_completions, encode_prompts
 from privlora.data.tasks import SCORE_STEP, Question, Task, find_task, questions
 from privlora.errors import ConfigError, DataError
@@ -148,13 +147,12 @@ def evaluate_task(
     asked, part = _asked(row, records, limit)
     prompts = [question.prompt for question in asked]
     gold = np.array([_number(question, i) for i, question in enumerate(asked, start=1)])
-    pad = pad_token(tokenizer)
     options = encode_completions([row.completion(answer) for answer in row.answers], tokenizer)
     longest = max(map(len, options), default=_MATH_TOKENS)
     answers: list[str] = []
     if scoring == "likelihood":
         ids = encode_prompts(prompts, tokenizer, max_length=_room(model, max_length, longest + 1, longest))
-        found = answer_log_likelihoods(model, ids, options, pad_token_id=pad, max_tokens=max_tokens)
+        found = answer_log_likelihoods(model, tokenizer, ids, options, max_tokens=max_tokens)
         predicted = _most_probable(row, found)
     else:
         new = max_new_tokens or longest + (row.kind != "math")  # one more shows where a label ends
@@ -164,7 +162,6 @@ def evaluate_task(
             tokenizer,
             ids,
             max_new_tokens=new,
-            pad_token_id=pad,
             num_beams=num_beams or (_MATH_BEAMS if row.kind == "math" else 1),
             stop=_NEXT_BLOCK if row.kind == "math" else (),
             max_tokens=max_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -16,10 +17,15 @@ from privlora.mechanisms import Release
 class Optimizer(ABC):
     """Moves the state of some coordinates along releases, and nothing else."""
 
-    # Its settings besides the learning rate, with their defaults. A setting that is not here is refused, not ignored.
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
+    # Its settings besides the learning rate, with their defaults: the keyword-only arguments of its constructor.
+    # A setting that is not here is refused, not ignored.
+    settings: ClassVar[Mapping[str, float]]
     # Those of its coordinates' start that go with it, likewise.
     space_settings: ClassVar[Mapping[str, float]] = {}
+
+    def __init_subclass__(cls) -> None:
+        arguments = inspect.signature(cls).parameters.values()
+        cls.settings = {a.name: a.default for a in arguments if a.kind is a.KEYWORD_ONLY}
 
     def step(self, release: Release, learning_rate: float) -> None:
         """One update. Raises PrivacyError for anything but a Release."""

@@ -22,6 +22,7 @@ from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
+from privlora.pages.numbers import finite
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.assembly import Parts
@@ -100,11 +101,6 @@ def evaluation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [found[step] for step in sorted(found)]
 
 
-def finite(value: float | None) -> float | None:
-    """``value``, or None where there is none or JSON has no number for it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _statement(
     summary: LedgerSummary, epsilon_now: float | None, epsilon_replace_one: float | None
 ) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
                 "m": site.m,
                 "n": site.n,
                 "r": rank,
-                **{key: finite(value) for key, value in effect["modules"][site.name].items()},
+                **finite(effect["modules"][site.name]),
             }
             for site in _in_model_order(parts.adapter)
         ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import overload
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.data.batching import MicroBatch, sequential_batches
-from privlora.data.examples import Example, Examples
+from privlora.data.examples import Examples
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
@@ -74,7 +73,7 @@ class TrainedAdapters:
         return self.adapter.relative_to_w0(named)
 
     @torch.no_grad()
-    def losses(self, examples: Sequence[Example], *, pad_token_id: int, together: int = _TOGETHER) -> Tensor:
+    def losses(self, examples: Examples, *, together: int = _TOGETHER) -> Tensor:
         """Mean next-token loss in nats per label token of every adapter on every record, (N, records) float64.
 
         0 where nothing is predicted; NaN or infinite for an adapter that has diverged.
@@ -91,7 +90,7 @@ class TrainedAdapters:
                         adapter.install(group, left, left.new_ones(left.shape[0], left.shape[2]), right)
                     copies = _Copies(examples, len(turn))
                     flat = found[turn.start : turn.stop].view(-1)
-                    for batch in sequential_batches(copies, max_tokens=max_tokens, pad_token_id=pad_token_id):
+                    for batch in sequential_batches(copies, max_tokens=max_tokens):
                         with adapter.serving(batch.record_index):
                             flat[batch.record_index] = _row_losses(model, batch.to(adapter.device)).cpu()
         return found
@@ -103,7 +102,6 @@ def train_adapters(
     examples: Examples,
     *,
     members: Tensor,
-    pad_token_id: int,
     units: Units | None = None,
     seeds: Sequence[int] | None = None,
     ledgers: Sequence[Charges] | None = None,
@@ -151,7 +149,6 @@ def train_adapters(
                 keys=[None if seeds is None else seeds[n] for n in turn],
                 event=event,
                 ledgers=[] if ledgers is None else [ledgers[n] for n in turn],
-                pad_token_id=pad_token_id,
             )
             before = turn.start * settings.privacy.steps
             team.train(None if progress is None else partial(_tell, progress, before, len(turn)))
@@ -174,7 +171,6 @@ class _Team:
     keys: list[int | None]
     event: StepEvent | None
     ledgers: list[Charges]
-    pad_token_id: int
 
     def train(self, on_step: Callable[[int], None] | None) -> None:
         """Take all steps. on_step: called with the number of each when it is done."""
@@ -186,7 +182,6 @@ class _Team:
             learning_rate=parts.learning_rate,
             draw=self._draws(),
             max_tokens=parts.settings.run.tokens_per_micro_batch,
-            pad_token_id=self.pad_token_id,
             dropout=parts.settings.model.dropout,
             masks=private_generator(self.keys[0]),
         )
@@ -239,29 +234,16 @@ class _Team:
         )
 
 
-class _Copies(Sequence[Example]):
+class _Copies(Examples):
     """The records once for each of ``count`` adapters: copy k of record i is number k * records + i."""
 
-    def __init__(self, examples: Sequence[Example], count: int) -> None:
-        self._examples, self._count = examples, count
-
-    def __len__(self) -> int:
-        return self._count * len(self._examples)
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        return self._examples[index % len(self._examples)]
+    def __init__(self, examples: Examples, count: int) -> None:
+        super().__init__(list(examples) * count, pad_token_id=examples.pad_token_id)
+        self._records = len(examples)
 
     def of(self, k: int, records: np.ndarray) -> np.ndarray:
         """Numbers of adapter k's copies."""
-        return records + k * len(self._examples)
+        return records + k * self._records
 
 
 def _tell(progress: Callable[[int], None], before: int, adapters: int, step: int) -> None:

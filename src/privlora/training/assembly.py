@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
 from privlora.accounting.events import Sampling, StepEvent
-from privlora.adapters import LowRankAdapter
+from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
-from privlora.data.batching import pad_token
 from privlora.data.records import load_records
-from privlora.errors import ConfigError, PrivacyError
+from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.methods import Hyperparameters, Method, build, find_method
 from privlora.optimizers import IterateAverage, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
 from privlora.training.public_start import mean_gradient_subspaces
@@ -55,6 +59,28 @@ class Parts(TrainState):
         if self.average is not None:
             for group, (a, b) in zip(self.adapter.groups, self.average.factors(), strict=True):
                 self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write what is exported as peft's files, each whole or not at all. Raises RunError if that fails."""
+        lora = self.settings.adapter
+        try:
+            # Outside the folder, in case of a crash.
+            with tempfile.TemporaryDirectory(prefix="privlora-") as temporary:
+                write_adapter(
+                    Path(temporary),
+                    self.adapter,
+                    self.named_factors(),
+                    base_model=self.settings.model.name,
+                    lora_alpha=lora.lora_alpha,
+                    use_rslora=lora.use_rslora,
+                )
+                for name in (WEIGHTS_NAME, CONFIG_NAME):
+                    write_atomically(folder / name, (Path(temporary) / name).read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"cannot write the adapter into {str(folder)!r}: {error}",
+                fix="free space or permissions, then go on with `privlora resume` or `privlora compare`",
+            ) from None
 
 
 def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tuple[Plan, Calibration | None]:
@@ -143,7 +169,6 @@ class PublicStart:
                 tokenise(records, data, self._tokenizer),
                 seed=run.seed,
                 max_tokens=run.tokens_per_micro_batch,
-                pad_token_id=pad_token(self._tokenizer),
             )
         return self._found[run.seed]
 
@@ -192,7 +217,6 @@ def build_step(
     data: Data,
     ledger: Ledger | None,
     *,
-    pad_token_id: int,
     done: int = 0,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> Step:
@@ -211,7 +235,6 @@ def build_step(
         learning_rate=parts.learning_rate,
         draw=lambda: data.units.draw_records(draws.draw(), draws.generator),
         max_tokens=settings.run.tokens_per_micro_batch,
-        pad_token_id=pad_token_id,
         dropout=settings.model.dropout,
         masks=private_generator(settings.privacy.insecure_noise_seed),
     )

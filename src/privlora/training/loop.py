@@ -63,7 +63,6 @@ def train(
     data: Data,
     folder: RunFolder,
     *,
-    pad_token_id: int,
     ledger: Ledger | None,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
@@ -83,10 +82,10 @@ def train(
         folder.remove_leftovers()
     saved = load(parts, folder, run_id)
     done = ledger.charges if ledger is not None else saved
-    one = build_step(parts, data, ledger, pad_token_id=pad_token_id, done=done, instrument=instrument)
+    one = build_step(parts, data, ledger, done=done, instrument=instrument)
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
-        _evaluate(parts, data, folder, done, pad_token_id, observer)
+        _evaluate(parts, data, folder, done, observer)
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
@@ -100,10 +99,10 @@ def train(
             if last or stopping or step % run.checkpoint_every == 0:
                 save_checkpoint(folder.checkpoint, parts.states(), Mark(step, run_id, charge))
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
-                _evaluate(parts, data, folder, step, pad_token_id, observer)
+                _evaluate(parts, data, folder, step, observer)
             if stopping and not last:
                 raise Interrupted(step)
-    _evaluate(parts, data, folder, privacy.steps, pad_token_id, observer)
+    _evaluate(parts, data, folder, privacy.steps, observer)
     return privacy.steps
 
 
@@ -113,7 +112,6 @@ def finish_training(
     folder: RunFolder,
     plan: Plan | None,
     *,
-    pad_token_id: int,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> None:
@@ -122,9 +120,7 @@ def finish_training(
     plan: of a new ledger; None goes on with the folder's. Without effect in non-private mode. For the rest see
     ``train``. Raises PrivacyError, with nothing charged, if the run's files prove more releases than its ledger shows.
     """
-    take_steps = partial(
-        train, parts, data, folder, pad_token_id=pad_token_id, observer=observer, instrument=instrument
-    )
+    take_steps = partial(train, parts, data, folder, observer=observer, instrument=instrument)
     if not parts.settings.privacy.private:
         take_steps(ledger=None)
         return
@@ -158,15 +154,13 @@ def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
     return step
 
 
-def _evaluate(
-    parts: Parts, data: Data, folder: RunFolder, step: int, pad_token_id: int, observer: Observer | None
-) -> None:
+def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: Observer | None) -> None:
     """Held-out loss of what would be exported now, on public records, into release/."""
     if not len(data.evaluation) or any(row["step"] == step for row in read_lines(folder.evaluations)):
         return
     if step:
         parts.install_result()
-    result = evaluate_next_token(parts.adapter.model, data.evaluation, pad_token_id=pad_token_id)
+    result = evaluate_next_token(parts.adapter.model, data.evaluation)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **result.to_dict()})
     if observer is not None:

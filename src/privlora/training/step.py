@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from privlora.data.batching import micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Examples
 from privlora.mechanisms import Mechanism, Release
 from privlora.randomness import private_generator
 from privlora.training.forward import training_passes
@@ -44,11 +44,10 @@ class Step:
 
     state: TrainState
     mechanism: Mechanism
-    examples: Sequence[Example]
+    examples: Examples
     learning_rate: Callable[[int], float]
     draw: Callable[[], Drawn] | None = None
     max_tokens: int = 4096
-    pad_token_id: int = 0
     dropout: bool = False
     masks: np.random.Generator = field(default_factory=private_generator)
 
@@ -73,9 +72,7 @@ class Step:
         adapter = self.state.adapter
         losses = []
         with training_passes(adapter.model, self.masks, dropout=self.dropout):
-            for batch in micro_batches(
-                drawn, self.examples, max_tokens=self.max_tokens, pad_token_id=self.pad_token_id
-            ):
+            for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens):
                 captured, unit_losses = micro_batch_gradients(
                     adapter, batch, summed=not self.mechanism.needs_examples
                 )

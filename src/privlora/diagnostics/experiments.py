@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
 
-from privlora.config import Settings, settings_from
+from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
-from privlora.demo import model_path, private_records
 from privlora.diagnostics.bench import BASELINE, CLIPPING, FactorPairs, Workbench, open_workbench, snapshot
 from privlora.diagnostics.gauges import (
     GAUGES,
@@ -33,6 +31,7 @@ from privlora.diagnostics.preconditioning import (
 from privlora.diagnostics.sweep import GaugeSweep, gauge_sweep
 from privlora.errors import ConfigError, nearest
 from privlora.methods import METHODS
+from privlora.pages.numbers import finite
 
 SCHEMA_VERSION: Final = 1
 FIGURES: Final = (
@@ -47,8 +46,6 @@ FIGURES: Final = (
 _OF_GAUGES = {"noise-ratio", "gauge-sensitivity", "noise-energy", "clipping"}
 _OF_PRECONDITIONERS = {"preconditioning", "gram-stress"}
 _LEAST_STEPS = 3
-_PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
-_DEMO_RECORDS = 1000
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Diagnostics:
     def to_dict(self) -> dict[str, Any]:
         """Every series, for JSON; numbers that JSON does not have become None."""
         plain = {name: _plain(result) for name, result in self.figures.items()}
-        found: dict[str, Any] = _finite(
+        found: dict[str, Any] = finite(
             {
                 "schema_version": SCHEMA_VERSION,
                 "kind": "privlora diagnostics",
@@ -117,6 +114,7 @@ def diagnose(
     seed: int = 0,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
+    model_name: str | None = None,
     records: Sequence[Mapping[str, Any]] | None = None,
     on_step: Callable[[str, int, int], None] | None = None,
 ) -> Diagnostics:
@@ -124,7 +122,8 @@ def diagnose(
 
     public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
     seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
-    draws. on_step: told a method, the steps done and those in all.
+    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told a method, the steps done and
+    those in all.
 
     Raises ConfigError, DataError and what loading a model and records raises.
     """
@@ -151,27 +150,8 @@ def diagnose(
             if _OF_PRECONDITIONERS & set(wanted):
                 found = preconditioning_study(bench, trained, steps=steps, on_step=advance)
                 results |= {"preconditioning": found, "gram-stress": stress_series(found)}
-        facts = _facts(bench, steps)
+        facts = _facts(bench, steps, model_name)
     return Diagnostics(public, facts, {name: results[name] for name in wanted})
-
-
-def demo_inputs() -> tuple[Settings, list[dict[str, str]]]:
-    """The embedded model and generated records, with the paper's rank, alpha, targets, C and delta, in small."""
-    settings = settings_from(
-        {
-            "model": {"name": str(model_path()), "dtype": "float32"},
-            "data": {"path": "(generated)", "max_length": 64},
-            "adapter": {"r": 16, "lora_alpha": 16, "target_modules": list(_PAPER_TARGETS)},
-            "privacy": {
-                "target_epsilon": 3.0,
-                "delta": 1e-5,
-                "steps": 100,
-                "expected_batch_size": 16,
-                "public_dataset_size": _DEMO_RECORDS,
-            },
-        }
-    )
-    return settings, private_records(_DEMO_RECORDS, seed=1)
 
 
 def _of_gauges(study: GaugeStudy, clip_norm: float) -> dict[str, Any]:
@@ -225,10 +205,10 @@ def _total_steps(wanted: tuple[str, ...], others: int, steps: int) -> int:
     return runs * steps
 
 
-def _facts(bench: Workbench, steps: int) -> dict[str, Any]:
+def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, Any]:
     settings, plan = bench.settings, bench.plan
     return {
-        "model": "(embedded)" if settings.model.name == str(model_path()) else settings.model.name,
+        "model": model_name or settings.model.name,
         "data": settings.data.path,
         "baseline": BASELINE,
         "steps": steps,
@@ -260,11 +240,3 @@ def _plain(result: Any) -> Any:
         for row, run in zip(found["runs"], result.runs, strict=True):
             row["amplification"] = run.amplification
     return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from privlora.accounting import read_ledger
+from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, OneRunAudit, judge_canaries
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.one_run import CanaryMechanism, CanaryState, OneRunAudit, judge
 from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
 from privlora.config import Settings
-from privlora.data.batching import pad_token
-from privlora.data.examples import Examples
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
@@ -65,7 +63,7 @@ def audit_run(
     with unchanged_afterwards(model):
         train_with(_Audit(settings, folder, state, kind, model, tokenizer, observer), data)
     plan = read_ledger(folder.ledger).plan
-    return judge(state, plan.event, plan.steps, plan.delta, confidence=confidence)
+    return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,6 @@ class _Audit:
             data,
             self.folder,
             plan,
-            pad_token_id=pad_token(self.tokenizer),
             observer=self.observer,
             instrument=instrument,
         )
@@ -114,17 +111,18 @@ def _with_gradients(audit: _Audit, data: Data) -> None:
 
 
 def _with_texts(audit: _Audit, data: Data) -> None:
-    state, pad = audit.state, pad_token(audit.tokenizer)
+    state = audit.state
     length = min(_TEXT_TOKENS, audit.settings.data.max_length)
-    texts = text_canaries(audit.kind, len(state.scores), length, audit.tokenizer, state.seed)
+    drawn = text_canaries(audit.kind, len(state.scores), length, audit.tokenizer, state.seed)
+    texts = data.examples.like(drawn)
     included = [text for text, chosen in zip(texts, state.included, strict=True) if chosen]
     examples, units = add_records(data.examples, data.units, included)
-    before = record_losses(audit.model, Examples(texts), pad_token_id=pad)
+    before = record_losses(audit.model, texts)
     parts = build_parts(audit.settings, audit.model, PublicStart(audit.tokenizer))
     with parts.adapter:
         audit.train(parts, replace(data, examples=examples, units=units))
         parts.install_result()
-        state.scores = before - record_losses(audit.model, Examples(texts), pad_token_id=pad)
+        state.scores = before - record_losses(audit.model, texts)
     state.releases = audit.settings.privacy.steps
     audit.save()
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-
+from privlora.pages.numbers import nats, number, rounded_up
+from privlora.pages.template import fill
 from privlora.reporting import plots, wording
-from privlora.reporting.wording import Report, is_private, nats, number, rounded_up
-
-
-def page_template(name: str, package: str = "privlora.reporting") -> Template:
-    """A page's template in a room's folder ``templates``: texts are escaped, a missing name is an error."""
-    environment = Environment(
-        loader=PackageLoader(package),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=number)
-    return environment.get_template(name)
+from privlora.reporting.wording import Report, is_private
 
 
 def render(report: Report) -> str:
     """report.html: no script, no resource from elsewhere; every text of a user is escaped."""
-    return page_template("report.html.j2").render(
+    stamp, private = report["stamp"], is_private(report)
+    return fill(
+        "report.html.j2",
+        "privlora.reporting",
+        title=f"{stamp['text']} · {report['adapter']['base_model']}",
+        banner=None if private else (stamp["text"], stamp["reason"]),
         report=report,
-        private=is_private(report),
+        private=private,
         sentence=wording.sentence(report),
         key_figures=_key_figures(report),
         privacy_table=wording.privacy_table(report),

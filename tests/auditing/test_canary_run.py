@@ -13,9 +13,15 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.adapters import LowRankAdapter
+from privlora.auditing.canary_run import MARK, audit_run, read_state
+from privlora.auditing.canary_scores import (
+    CanaryMechanism,
+    CanaryState,
+    OneRunAudit,
+    judge_canaries,
+    log_ratio,
+)
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
-from privlora.auditing.one_run import CanaryMechanism, CanaryState, OneRunAudit, judge, log_ratio
-from privlora.auditing.run_audit import MARK, audit_run, read_state
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
 from privlora.config import settings_from
 from privlora.data.examples import Examples
@@ -117,13 +123,14 @@ def test_simulated_runs_are_judged_rightly() -> None:
     sampling, steps, delta = PoissonSampling(0.2), 20, 1e-3
     event = StepEvent(sampling, 1.4)
     found = [
-        judge(simulated(event, steps, 2000, seed), event, steps, delta, guesses=300) for seed in range(2)
+        judge_canaries(simulated(event, steps, 2000, seed), event, steps, delta, guesses=300)
+        for seed in range(2)
     ]
     for each in found:
         assert not each.violated
         assert each.epsilon_lower_plain <= each.epsilon_lower <= each.epsilon_claimed
     assert np.mean([each.epsilon_lower / each.epsilon_claimed for each in found]) > 0.25
-    broken = judge(simulated(event, steps, 400, 0, noise=0.25), event, steps, delta, guesses=80)
+    broken = judge_canaries(simulated(event, steps, 400, 0, noise=0.25), event, steps, delta, guesses=80)
     assert broken.violated
     assert broken.epsilon_lower > broken.epsilon_claimed
 
@@ -181,10 +188,10 @@ def test_text_canaries_are_units_of_their_own() -> None:
     texts = text_canaries("random-tokens", 5, 12, tokenizer, seed=3)
     again = text_canaries("random-tokens", 5, 12, tokenizer, seed=3)
     assert all((a.input_ids == b.input_ids).all() for a, b in zip(texts, again, strict=True))
-    examples, units = add_records(Examples(texts[:3]), Units(np.array([0, 1, 0])), texts[3:])
+    examples, units = add_records(Examples(texts[:3], pad_token_id=0), Units(np.array([0, 1, 0])), texts[3:])
     assert [units[u].tolist() for u in range(len(units))] == [[0, 2], [1], [3], [4]]
-    losses = record_losses(tiny_model(), examples, pad_token_id=0)
-    alone = record_losses(tiny_model(), Examples([texts[4]]), pad_token_id=0)
+    losses = record_losses(tiny_model(), examples)
+    alone = record_losses(tiny_model(), examples.like([texts[4]]))
     assert losses[4] == pytest.approx(alone[0], abs=1e-5)
 
 

@@ -182,7 +182,7 @@ class OneRunAudit:
         return asdict(self)
 
 
-def judge(
+def judge_canaries(
     state: CanaryState,
     event: StepEvent,
     steps: int,
