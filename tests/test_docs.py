@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import privlora.methods
 from privlora.api import train_run
 from privlora.config import load_settings
 from privlora.demo import model_path, private_records
@@ -33,6 +34,8 @@ def blocks(page: str, language: str) -> list[str]:
 )
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for table in ("METHODS", "SPACES"):  # a page may register more
+        monkeypatch.setattr(privlora.methods, table, dict(getattr(privlora.methods, table)))
     found = blocks(page, "python")
     assert found
     for block in found:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
+
+import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 
@@ -63,3 +66,57 @@ def test_imports_point_downwards() -> None:
         if used != room_of(path) and LEVEL.get(used, len(LAYERS)) >= LEVEL[room_of(path)]
     ]
     assert wrong == []
+
+
+def asks_for_a_space(path: Path) -> list[int]:
+    """Lines that ask of which class coordinates are, or what a space is called, in place of asking the coordinates."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            asked = "Coordinates" in ast.unparse(node.args[1])
+        elif isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            asked = any(side == "space" or side.endswith((".space", "['space']")) for side in sides)
+            # But whether a space is registered may be asked of the table.
+            asked = (asked and "SPACES" not in sides) or any(
+                "type(" in s and "oordinates" in s for s in sides
+            )
+        elif isinstance(node, ast.MatchClass):
+            asked = "Coordinates" in ast.unparse(node.cls)
+        elif isinstance(node, ast.Dict):
+            keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            asked = len(keys & {"tangent", "factors", "one-factor", "projected", "wishart"}) > 1
+            asked = asked and path != SOURCE / "methods.py"
+        else:
+            continue
+        if asked:
+            found.append(node.lineno)
+    return found
+
+
+def test_coordinates_answer_for_their_space() -> None:
+    """Else a new space would train, and fail where nobody had asked for it: diagnostics alone are of some spaces."""
+    files = [path for path in SOURCE.rglob("*.py") if room_of(path) != "diagnostics"]
+    asking = {str(path.relative_to(SOURCE)): lines for path in files if (lines := asks_for_a_space(path))}
+    assert asking == {}
+    pages = [
+        path for path in SOURCE.rglob("*.j2") if re.search(r"coordinates *(==|!=|in\b)", path.read_text())
+    ]
+    assert pages == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(self.inner, TangentCoordinates)",
+        "row.space == 'wishart'",
+        "'projected' == space",
+        "self.space in ('projected', 'wishart')",
+        "type(coordinates) is FactorCoordinates",
+        "{'tangent': 1, 'factors': 2}[name]",
+        "match c:\n  case FactorCoordinates(): pass",
+    ],
+)
+def test_asking_is_seen(line: str, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(line)
+    assert asks_for_a_space(tmp_path / "asks.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,11 +14,12 @@ from privlora.adapters.peft_files import lora_scaling
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings
 from privlora.coordinates import (
     Coordinates,
+    FactorCoordinates,
     OneFactorCoordinates,
     ProjectedCoordinates,
+    TangentCoordinates,
     WishartCoordinates,
 )
-from privlora.coordinates.projected import projected_layers
 from privlora.coordinates.starts import (
     PUBLIC_GRADIENT,
     Subspaces,
@@ -46,47 +47,22 @@ from privlora.optimizers import (
 
 @dataclass(frozen=True)
 class Space:
-    """Coordinates and the optimizers that work in them.
+    """Coordinates, how they start, and the optimizers that work in them.
 
     start: (adapter, init, *, seed, scale, dtype, subspaces) and the chosen optimizer's ``space_settings``.
     """
 
+    coordinates: type[Coordinates]
     start: Callable[..., Coordinates]
     optimizers: Mapping[str, type[Optimizer]]
-
-
-def _tangent_start(
-    adapter: LowRankAdapter,
-    init: str,
-    *,
-    seed: int,
-    scale: float,
-    dtype: torch.dtype,
-    subspaces: Subspaces | None,
-    **settings: float,
-) -> Coordinates:
-    # The update itself is the point: no scale.
-    return tangent_start(adapter, init, seed=seed, dtype=dtype, subspaces=subspaces, **settings)
-
-
-def _projected_start(
-    adapter: LowRankAdapter,
-    init: str,
-    *,
-    seed: int,
-    scale: float,
-    dtype: torch.dtype,
-    subspaces: Subspaces | None,
-    kind: type[ProjectedCoordinates],
-) -> Coordinates:
-    return projected_start(adapter, init, seed=seed, dtype=dtype, kind=kind)
 
 
 _PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
 
 SPACES: dict[str, Space] = {
-    "tangent": Space(_tangent_start, TANGENT_OPTIMIZERS),
+    "tangent": Space(TangentCoordinates, tangent_start, TANGENT_OPTIMIZERS),
     "factors": Space(
+        FactorCoordinates,
         factor_start,
         {
             "adamw": FactorAdamW,
@@ -99,10 +75,12 @@ SPACES: dict[str, Space] = {
         },
     ),
     "one-factor": Space(
-        partial(factor_start, kind=OneFactorCoordinates), {"adamw": FactorAdamW, "lora-fa": FactorLoraFA}
+        OneFactorCoordinates,
+        partial(factor_start, kind=OneFactorCoordinates),
+        {"adamw": FactorAdamW, "lora-fa": FactorLoraFA},
     ),
-    "projected": Space(partial(_projected_start, kind=ProjectedCoordinates), _PROJECTED),
-    "wishart": Space(partial(_projected_start, kind=WishartCoordinates), _PROJECTED),
+    "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED),
+    "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
 }
 
 
@@ -110,16 +88,16 @@ SPACES: dict[str, Space] = {
 class Method:
     """One row. ``private`` is False for baselines that never clip or add noise.
 
-    settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the defaults);
-    init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where nothing is
-    averaged either. revision: raised when defaults change, so that no study takes runs with the old ones for runs with
-    the new.
+    space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
+    defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
+    nothing is averaged either. revision: raised when defaults change, so that no study takes runs with the old ones for
+    runs with the new.
     """
 
     name: str
     summary: str
     reference: str
-    space: Literal["tangent", "factors", "one-factor", "projected", "wishart"]
+    space: str
     optimizers: tuple[str, ...]
     private: bool
     learning_rate: float
@@ -133,6 +111,18 @@ class Method:
     init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
     revision: int = 0
+
+    def __post_init__(self) -> None:
+        if self.space not in SPACES:
+            raise ConfigError(
+                f"method {self.name!r} has the unknown space {self.space!r}",
+                fix=f"register it before, as SPACES[{self.space!r}]",
+            )
+
+    @property
+    def coordinates(self) -> type[Coordinates]:
+        """Those of its space."""
+        return SPACES[self.space].coordinates
 
     @property
     def optimizer(self) -> str:
@@ -175,14 +165,6 @@ class Method:
             row |= self.noiseless_settings
         return {name: given.get(name, row.get(name, default)) for name, default in own.items()}
 
-    def event_layers(self, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
-        """StepEvent.projections of the row's releases.
-
-        adapter: makes the one that will be trained, or one like it without weights; called only if the cost depends on
-        its layers.
-        """
-        return projected_layers(adapter()) if self.space == "wishart" else ()
-
     def resolve(
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
     ) -> Hyperparameters:
@@ -196,7 +178,7 @@ class Method:
                 why="it clips whole gradients, whose singular values are never known",
                 fix=f"one of {', '.join(self.clippings)}",
             )
-        if given.get("averaging") and self.space in ("projected", "wishart"):
+        if given.get("averaging") and self.coordinates.dense:
             raise ConfigError(
                 f"method {self.name!r} cannot average its iterates",
                 why="they are dense, and an average that the layers do not compute with would be exported unseen",

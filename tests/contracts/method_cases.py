@@ -17,7 +17,7 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
-from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
+from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.mechanisms import (
@@ -103,7 +103,7 @@ class Case:
             clipping=clipping,
             adaptive=adaptive,
         )
-        if isinstance(self.coordinates, WishartCoordinates):  # keeps its projections, which a run would not
+        if self.coordinates.draws is not None:  # keeps its projections, which a run would not
             self.coordinates.load_state_dict(saved)
         return mechanism
 
@@ -145,8 +145,7 @@ class Case:
         found = []
         for _ in range(count):
             found.append(flat(mechanism.release().vector))
-            if isinstance(self.coordinates, WishartCoordinates):
-                self.coordinates.refresh()
+            self.coordinates.advance()
         return torch.stack(found)
 
     def gradients(self, p: list[Tensor], q: list[Tensor]) -> Captured:

@@ -12,7 +12,7 @@ from scipy.stats import kstest
 from tiny_models import uneven_examples
 from torch import Tensor
 
-from privlora.coordinates import Vector, WishartCoordinates
+from privlora.coordinates import Sums
 from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
@@ -30,7 +30,7 @@ def data_directions(case: Case) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     columns = []
     for _ in range(case.coordinates.dimension + 20):
-        raw: Vector = []
+        raw: Sums = []
         for group in case.adapter.groups:
             g = torch.randn(len(group.sites), group.m, group.n, generator=generator)
             left, right = (
@@ -179,8 +179,7 @@ def test_modules_of_one_shape_have_noise_of_their_own(variant: tuple[str, str], 
     for _ in range(20):
         (parts,) = mechanism.release().vector
         drawn.append([part.double().flatten(1) for part in parts])
-        if isinstance(case.coordinates, WishartCoordinates):
-            case.coordinates.refresh()
+        case.coordinates.advance()
     for part in zip(*drawn, strict=True):
         one, two = torch.cat(part, dim=1)
         assert unrelated(one, two)

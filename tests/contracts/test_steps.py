@@ -66,6 +66,7 @@ def test_an_empty_batch_is_a_full_step(variant: tuple[str, str], tmp_path: Path)
         assert len(drawn) == 0
         release = case.step(mechanism, uneven_examples(), 0.05) if len(drawn) else mechanism.release()
         case.optimizer.step(release, 0.05)
+        case.coordinates.advance()
         assert release.step == step
         assert float(flat(release.vector).norm()) > 0
         assert float((case.weights() - before).norm()) > 1e-3
@@ -178,6 +179,7 @@ def train(
             release = mechanism.release()
             releases.append(flat(release.vector))
             case.optimizer.step(release, 0.05)
+            case.coordinates.advance()
         finally:
             sys.settrace(None)
 

@@ -65,7 +65,7 @@ def test_the_estimate_is_unbiased(kind: type[ProjectedCoordinates]) -> None:
     squares = 0.0
     draws = 3000
     for _ in range(draws):
-        c.refresh()
+        c.advance()
         for mean, estimate in zip(means, c.gradients(through(c, gradients)), strict=True):
             mean += estimate / draws
         squares += float(sum(t[0].square().sum() for t in through(c, gradients))) / draws
@@ -83,7 +83,7 @@ def test_the_captured_energy_of_a_direction_is_beta(kind: type[ProjectedCoordina
     u = torch.nn.functional.normalize(torch.randn(n, dtype=torch.float64), dim=0)
     shares = []
     for _ in range(400):
-        c.refresh()
+        c.advance()
         q = c.projections[0]
         torch.testing.assert_close(q.mT @ q, torch.eye(RANK, dtype=torch.float64).expand(len(q), RANK, RANK))
         shares += (u @ q).square().sum(dim=-1).tolist()
@@ -127,7 +127,7 @@ def test_one_projection_is_released_upon_once() -> None:
     m.release()
     with pytest.raises(PrivacyError, match="served for a release before"):
         m.release()
-    c.refresh()
+    c.advance()
     m.release()
     free = mechanism(make(ProjectedCoordinates))
     assert [free.release().step for _ in range(2)] == [1, 1]
@@ -151,7 +151,7 @@ def test_a_resumed_run_does_not_go_on_with_its_projections() -> None:
     before = make(WishartCoordinates)
     mechanism(before)
     for _ in range(2):
-        before.refresh()
+        before.advance()
     resumed = make(WishartCoordinates)
     resumed.load_state_dict(before.state_dict())
     assert resumed.draws == 2
@@ -160,8 +160,8 @@ def test_a_resumed_run_does_not_go_on_with_its_projections() -> None:
     assert resumed.draws == 2
     for _ in range(2):
         assert not torch.allclose(resumed.projections[0], before.projections[0])
-        resumed.refresh()
-        before.refresh()
+        resumed.advance()
+        before.advance()
 
 
 @by_kind
@@ -169,8 +169,8 @@ def test_each_step_draws_the_next_projection(kind: type[ProjectedCoordinates]) -
     c, other = make(kind, key=5), make(kind, key=5)
     seen = [c.projections[0].clone()]
     for _ in range(2):
-        c.refresh()
-        other.refresh()
+        c.advance()
+        other.advance()
         assert torch.equal(c.projections[0], other.projections[0])
         seen.append(c.projections[0].clone())
     assert not any(torch.allclose(a, b) for i, a in enumerate(seen) for b in seen[:i])
@@ -208,7 +208,7 @@ def test_the_export_has_the_rank_of_the_updates(tmp_path) -> None:
         noise = c.standard_normal(lambda shape: torch.randn(shape, dtype=torch.float64))
         for z, g in zip(c.updates, c.gradients(noise), strict=True):
             z += 0.1 * g
-        c.refresh()
+        c.advance()
         named = c.named_factors()
         assert {a.shape[1] for a, _ in named.values()} == {RANK * step}
     c.install()

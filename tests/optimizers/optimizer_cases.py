@@ -110,6 +110,7 @@ class Problem:
 
     def step(self, learning_rate: float, noise_std: float = 0.0) -> None:
         self.optimizer.step(self.release(noise_std), learning_rate)
+        self.coordinates.advance()
 
 
 def low_rank_recovery(z: Dense, targets: Dense) -> Tensor:

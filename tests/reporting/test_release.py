@@ -120,7 +120,7 @@ def test_foreign_and_missing_files_are_refused(copy: RunFolder, insecure_run: Ru
         rewrite_report(copy)
     path = copy.release / "privacy_report.json"
     path.write_text('{"schema_version": 99}')
-    with pytest.raises(RunError, match="schema version 2"):
+    with pytest.raises(RunError, match="schema version 3"):
         rewrite_report(copy)
     path.write_text("{")
     with pytest.raises(RunError, match="no readable report"):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from privlora.reporting.render import render
 from reporting_cases import Run, leaf_paths
 from rich.console import Console
 
@@ -29,6 +28,7 @@ from privlora.cli.planning import _cost
 from privlora.cli.training import describe
 from privlora.reporting.card import card
 from privlora.reporting.facts import gather
+from privlora.reporting.page import render
 from privlora.reporting.wording import privacy_table, sentence
 from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver

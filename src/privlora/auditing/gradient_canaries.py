@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
+from privlora.coordinates import Vector
 from privlora.errors import ConfigError
 from privlora.mechanisms import GaussianMechanism
 
@@ -124,41 +124,17 @@ def alignments(
     """
     coordinates = mechanism.coordinates
     adapter = coordinates.adapter
-    pulled = _pull_back(coordinates, released)
+    pulled = coordinates.pull_back(released)
+    sides = [[t for pair in pulled for t in pair[side]] for side in (0, 1)]  # of each site
     products, energies = [], []
     for chunk in torch.arange(canaries.count).split(_CHUNK):
         captured, factors = bounded(mechanism, canaries.captured(adapter, chunk))
         inner = sum(
             torch.einsum("uab,ab->u", t, x.to(t.dtype)).double()
-            for ts, xs in zip((captured.p, captured.q), pulled, strict=True)
+            for ts, xs in zip((captured.p, captured.q), sides, strict=True)
             for t, x in zip(ts, xs, strict=True)
         )
         products.append((factors * inner).cpu())
-        if isinstance(coordinates, WishartCoordinates):  # clipped before it is projected
-            energies.append(
-                (factors.square() * ProjectedCoordinates.norms_squared(coordinates, captured)).cpu()
-            )
-        else:
-            energies.append(torch.full_like(products[-1], mechanism.clip_norm**2))
+        energies.append(coordinates.released_share(captured).cpu())
     scale = mechanism.expected_batch_size / mechanism.clip_norm**2
-    return torch.cat(products) * scale, torch.cat(energies) / mechanism.clip_norm**2
-
-
-def _pull_back(coordinates: Coordinates, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-    """X, Y of each site with <to_vector(P, Q), vector> = sum_s <P_s, X_s> + <Q_s, Y_s>; to_vector is linear."""
-    groups, rank = coordinates.adapter.groups, coordinates.adapter.rank
-    with torch.enable_grad():
-        raw: Vector = [
-            tuple(
-                vector[0][0].new_zeros(len(g.sites), rows, rank).requires_grad_(True) for rows in (g.m, g.n)
-            )
-            for g in groups
-        ]
-        there = coordinates.to_vector(raw)
-        value = torch.stack(
-            [(a * b).sum() for xs, ys in zip(there, vector, strict=True) for a, b in zip(xs, ys, strict=True)]
-        ).sum()
-        leaves = [t for pair in raw for t in pair]
-        # Coordinates that see one side alone do not depend on the other.
-        grads = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
-    return [x for t in grads[::2] for x in t], [y for t in grads[1::2] for y in t]
+    return torch.cat(products) * scale, torch.cat(energies)

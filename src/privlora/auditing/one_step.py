@@ -36,7 +36,7 @@ from privlora.auditing.bounds import (
     rate_at_least,
 )
 from privlora.auditing.gradient_canaries import GradientCanaries, bounded
-from privlora.coordinates import ProjectedCoordinates, Vector
+from privlora.coordinates import Vector
 from privlora.errors import ConfigError
 from privlora.mechanisms import GaussianMechanism
 
@@ -162,13 +162,12 @@ def _play(
     trials: int,
 ) -> _Scores:
     """Releases of both worlds in turn, and the twin's beside them."""
-    moving = isinstance(mechanism.coordinates, ProjectedCoordinates)
     adapter = mechanism.coordinates.adapter
     known: tuple[Captured, Captured, list[torch.Tensor], list[float]] | None = None
     products, replayed, sizes, energies = [], [], [], []
     for _ in range(trials):
         for present in (False, True):
-            if known is None or moving:
+            if known is None:
                 unit = canary.captured(adapter)
                 background = others.captured(adapter)
                 joined = Captured.cat([background, unit])
@@ -186,9 +185,10 @@ def _play(
             replayed.append([0.0 for _ in released])
             if twin is not None:
                 replayed[-1] = _products(_tensors(twin.release().vector), known[2])
-            for each in (mechanism, twin):
-                if each is not None and isinstance(each.coordinates, ProjectedCoordinates):
-                    each.coordinates.refresh()
+            if twin is not None:
+                twin.coordinates.advance()
+            if mechanism.coordinates.advance():
+                known = None
     shape = (trials, 2, -1)
     return _Scores(
         np.reshape(products, shape).swapaxes(0, 1),
@@ -199,8 +199,9 @@ def _play(
 
 
 def _tensors(vector: Vector) -> list[torch.Tensor]:
-    """The parts of a vector, flattened: one a module and kind."""
-    return [part[k].flatten().double() for parts in vector for part in parts for k in range(part.shape[0])]
+    """The parts of a vector, flattened: one a matrix of a stack, or the whole of what is no stack."""
+    parts = [part.double() for parts in vector for part in parts]
+    return [t.flatten() for part in parts for t in (part if part.dim() > 2 else [part])]
 
 
 def _products(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> list[float]:

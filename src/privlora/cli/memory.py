@@ -22,8 +22,8 @@ class MemoryEstimate:
         model_parameters: numbers of the frozen base model.
         weight_bytes: their size in the model's dtype.
         modules: adapted layers.
-        trained_numbers: degrees of freedom a module: r (m + n - r) in tangent space, r (m + n) in factors, r m
-            in one factor and through a projection.
+        trained_numbers: coordinates of a release: of each module r (m + n - r) in tangent space, r (m + n) in
+            factors, r m in one factor and through a projection.
         adapter_bytes: the exported factors, float32.
         gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32.
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
@@ -59,14 +59,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
-    frozen = sum(lora.r * site.n for site in adapter.sites)
-    removed = {
-        "tangent": len(adapter.sites) * lora.r**2,
-        "one-factor": frozen,
-        "projected": frozen,
-        "wishart": frozen,
-    }.get(method.space, 0)
-    dense = sum(site.m * site.n for site in adapter.sites) if method.space in ("projected", "wishart") else 0
+    dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
     records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
     if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
         records = max(records, settings.privacy.max_records_per_user)
@@ -74,7 +67,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         model_parameters=numbers,
         weight_bytes=numbers * dtype.itemsize,
         modules=len(adapter.sites),
-        trained_numbers=factors - removed,
+        trained_numbers=method.coordinates.dimension_of(adapter),
         adapter_bytes=factors * 4,
         gradient_bytes_per_record=factors * _GRADIENT_BYTES,
         records_per_micro_batch=records,

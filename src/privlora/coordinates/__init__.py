@@ -1,6 +1,6 @@
 """In which Euclidean space one privacy unit's gradient is measured."""
 
-from privlora.coordinates.base import Coordinates, Vector, add_vectors, float64_device
+from privlora.coordinates.base import Coordinates, Sums, Vector, add_vectors, float64_device
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
@@ -11,6 +11,7 @@ __all__ = [
     "FactorCoordinates",
     "OneFactorCoordinates",
     "ProjectedCoordinates",
+    "Sums",
     "TangentCoordinates",
     "Vector",
     "WishartCoordinates",

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.errors import ConfigError
+from privlora.geometry.fixed_rank import Point, point_from_factors
 
-# One tuple of tensors for each group of equal modules, each with a leading dimension L = modules of the group.
+Sums = list[tuple[Tensor, Tensor]]
+"""Weighted sums of units' gradients: one (P (L, m, r), Q (L, n, r)) a group of L equal modules."""
+
 Vector = list[tuple[Tensor, ...]]
+"""Coordinates. All that is promised: ``to_vector`` and ``standard_normal`` of one space give the same shapes.
+
+The spaces of the table have one tuple a group and one tensor a kind, each with a leading dimension L. Others may hold
+what belongs to no single module, such as one coefficient vector for all. Code outside the space may only add, scale and
+multiply entry by entry.
+"""
+
+_Either = TypeVar("_Either", Sums, Vector)
 
 
-def add_vectors(a: Vector, b: Vector) -> Vector:
-    """a + b."""
-    return [tuple(x + y for x, y in zip(xs, ys, strict=True)) for xs, ys in zip(a, b, strict=True)]
+def add_vectors(a: _Either, b: _Either) -> _Either:
+    """a + b, both raw sums or both coordinates."""
+    total: Any = [tuple(x + y for x, y in zip(xs, ys, strict=True)) for xs, ys in zip(a, b, strict=True)]
+    return total
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -29,31 +43,58 @@ class Coordinates(ABC):
 
     A mechanism sums P and Q of clipped units first and asks for coordinates once (``to_vector`` is linear), so the
     norm of what is released is the norm that was clipped. The state may change only between two releases.
+
+    The defaults hold where units are clipped in the coordinates that are released, and nothing is drawn for a step.
     """
 
-    # Whether the coordinates are isometric for weight updates, so that the noise on W has a closed form.
-    intrinsic: bool
-
-    @property
-    def event_layers(self) -> tuple[tuple[int, int], ...]:
-        """StepEvent.projections of a release here; () if the accounting is that of the plain Gaussian mechanism."""
-        return ()
+    # Whether the update is a whole matrix (m, n) a module, which layers compute with and nothing averages.
+    dense: ClassVar[bool] = False
+    # In what gradients are clipped and noised, and what the noise of one step does to W: in the report's words.
+    described: ClassVar[str] = "in coordinates of their own"
+    noise_law: str = "No closed form is known."
+    # Whether the coordinates are isometric for weight updates, so that each draw's noise on W has a known law.
+    intrinsic: bool = False
 
     def __init__(self, adapter: LowRankAdapter, dtype: torch.dtype = torch.float32) -> None:
         self.adapter = adapter
         self.dtype = dtype
 
+    @classmethod
+    @abstractmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        """Number of coordinates = E||standard_normal||^2."""
+
+    @classmethod
+    def event_layers_of(cls, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
+        """StepEvent.projections of a release; () if the accounting is that of the plain Gaussian mechanism.
+
+        adapter: makes the one that will be trained, or one of its shape; called only if the cost depends on its layers.
+        """
+        return ()
+
+    @property
+    def dimension(self) -> int:
+        return self.dimension_of(self.adapter)
+
+    @property
+    def event_layers(self) -> tuple[tuple[int, int], ...]:
+        return self.event_layers_of(lambda: self.adapter)
+
     @abstractmethod
     def norms_squared(self, captured: Captured) -> Tensor:
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""
 
-    @abstractmethod
     def balance(self, captured: Captured) -> Captured:
         """Each unit's finite gradient after step one of spectral clipping (coordinates.spectrum)."""
+        raise ConfigError(
+            f"{type(self).__name__} cannot clip spectrally",
+            why="how a unit's gradient is evened out there is not defined",
+            fix="set method.clipping=flat",
+        )
 
     @abstractmethod
-    def to_vector(self, raw: Vector) -> Vector:
-        """Coordinates of a (weighted sum of) raw gradients: one (P (L, m, r), Q (L, n, r)) a group. In their dtype."""
+    def to_vector(self, sums: Sums) -> Vector:
+        """Coordinates of a (weighted sum of) raw gradients, linear in them. In their dtype."""
 
     @abstractmethod
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
@@ -62,10 +103,59 @@ class Coordinates(ABC):
         draw: standard normal entries of a shape; the vector is computed in their dtype and on their device.
         """
 
-    @property
-    @abstractmethod
-    def dimension(self) -> int:
-        """Number of coordinates = E||standard_normal||^2."""
+    def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
+        """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
+
+        In float32 the sum of thousands of aligned units would round by more than C / 1e5.
+        """
+        # One module's gradients at a time are copied to float64.
+        factors = _in_float64(weights)
+        sums = [
+            tuple(torch.tensordot(factors, _in_float64(t), dims=1) for t in pair)
+            for pair in zip(captured.p, captured.q, strict=True)
+        ]
+        stacked: Sums = []
+        start = 0
+        for group in self.adapter.groups:
+            p, q = zip(*sums[start : start + len(group.sites)], strict=True)
+            stacked.append((torch.stack(p), torch.stack(q)))
+            start += len(group.sites)
+        return stacked
+
+    def pull_back(self, vector: Vector) -> Sums:
+        """X, Y with <to_vector(P, Q), vector> = <P, X> + <Q, Y> over all modules: the adjoint of ``to_vector``."""
+        like, rank = vector[0][0], self.adapter.rank
+        shapes = [(len(g.sites), rows, rank) for g in self.adapter.groups for rows in (g.m, g.n)]
+        with torch.enable_grad():
+            leaves = [like.new_zeros(shape).requires_grad_(True) for shape in shapes]
+            there = self.to_vector(list(zip(leaves[::2], leaves[1::2], strict=True)))
+            pairs = [pair for both in zip(there, vector, strict=True) for pair in zip(*both, strict=True)]
+            value = torch.stack([(a * b).sum() for a, b in pairs]).sum()
+            # Coordinates that see one side alone do not depend on the other.
+            grads = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        return list(zip(grads[::2], grads[1::2], strict=True))
+
+    def released_share(self, captured: Captured) -> Tensor:
+        """Which part of ||unit||^2, as it was clipped, reaches a release: (units,) float64. Private."""
+        return torch.ones(captured.units, dtype=torch.float64)
+
+    def weight_effect(self, vector: Vector) -> list[tuple[Tensor, Tensor]]:
+        """How W moves along ``vector``, to first order at the installed state, as left right^T for each group.
+
+        <coordinates of G, vector> = <G, X right^T + left Y^T> by P = G right and Q = G^T left. Where coordinates are
+        the gradient in parameters of W, that is the derivative of W along them.
+        """
+        effect = []
+        for group, (x, y) in zip(self.adapter.groups, self.pull_back(vector), strict=True):
+            left, right = (
+                torch.stack([getattr(s, side).to(x) for s in group.sites]) for side in ("left", "right")
+            )
+            effect.append((torch.cat([x, left], dim=-1), torch.cat([right, y], dim=-1)))
+        return effect
+
+    def expected_squares(self) -> list[float] | None:
+        """E||weight_effect of standard_normal||_F^2 of each of the adapter's sites; None: no closed form."""
+        return None
 
     @abstractmethod
     def install(self) -> None:
@@ -83,6 +173,11 @@ class Coordinates(ABC):
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the state and install it."""
 
+    def as_points(self) -> list[Point]:
+        """The update as canonical points, of which averages are made: one stack a group."""
+        # Factors may start at zero: missing directions carry no weight, so any public ones will do.
+        return [point_from_factors(a, b, torch.Generator(a.device).manual_seed(0)) for a, b in self.factors()]
+
     @property
     def draws(self) -> int | None:
         """Number of the current projection where each release needs a new one; else None."""
@@ -91,31 +186,37 @@ class Coordinates(ABC):
     def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called by a mechanism whose noise is secure, when it is made."""
 
-    def advance(self) -> None:  # noqa: B027 - most coordinates have nothing to do
-        """Called once after each step: draw what the next release needs."""
+    def advance(self) -> bool:
+        """Called once after each step: draw what the next release needs.
 
-    def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
-        """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
-
-        In float32 the sum of thousands of aligned units would round by more than C / 1e5.
+        Returns whether gradients are seen otherwise from now on.
         """
-        # One module's gradients at a time are copied to float64.
-        factors = _in_float64(weights)
-        sums = [
-            tuple(torch.tensordot(factors, _in_float64(t), dims=1) for t in pair)
-            for pair in zip(captured.p, captured.q, strict=True)
-        ]
-        stacked: Vector = []
-        start = 0
-        for group in self.adapter.groups:
-            members = sums[start : start + len(group.sites)]
-            stacked.append(tuple(torch.stack(ts) for ts in zip(*members, strict=True)))
-            start += len(group.sites)
-        return stacked
+        return False
+
+    def stacked(self, adapter: LowRankAdapter, count: int) -> Coordinates:
+        """``count`` copies of this state on an ``adapter`` of so many; parts have count L modules, adapters outermost.
+
+        Raises ConfigError where the space has none; one that has them also has ``at_units``.
+        """
+        own = "each would need a copy of the weights of its own, since updates are dense"
+        raise ConfigError(
+            f"adapters in {type(self).__name__} cannot be trained side by side",
+            why=own if self.dense else "the space does not say how states of several adapters make one",
+            fix="choose another method, or train one adapter after the other",
+        )
+
+    def at_units(self, owners: Tensor, count: int) -> Coordinates:
+        """Of stacked coordinates: those whose entry i of (L, units, …) is at the state of adapter owners[i]."""
+        raise NotImplementedError
 
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Site name -> (A (m, r), B (n, r))."""
         return name_factors(self.adapter, self.factors())
+
+
+def squared_norms(t: Tensor) -> Tensor:
+    """||matrix||_F^2 of a stack (..., k, r), (...)."""
+    return t.square().sum(dim=(-2, -1))
 
 
 def _in_float64(t: Tensor) -> Tensor:

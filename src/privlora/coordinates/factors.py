@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Vector
+from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 
 
@@ -19,7 +20,8 @@ class FactorCoordinates(Coordinates):
     another clipping norm and another noise on W (PRISM Prop. 2.2), which is what tangent coordinates remove.
     """
 
-    intrinsic = False
+    described: ClassVar[str] = "in the entries of both LoRA factors"
+    noise_law = "In factor coordinates it depends on the factors: τ·s·√(m‖right‖² + n‖left‖²), here at the final state."
 
     def __init__(
         self,
@@ -38,12 +40,12 @@ class FactorCoordinates(Coordinates):
     @property
     def trained(self) -> Vector:
         """The tensors that training moves, one tuple a group, as releases have them."""
-        return list(zip(self.left, self.right, strict=True))
+        return [*self._pairs]
 
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
         for t in (*captured.p, *captured.q):
-            total += t.square().sum(dim=(-2, -1)).double()
+            total += squared_norms(t).double()
         return total * self.scale**2
 
     def balance(self, captured: Captured) -> Captured:
@@ -51,20 +53,28 @@ class FactorCoordinates(Coordinates):
         both = len(self.trained[0]) == 2
         p = [root_spectrum(t) for t in captured.p]
         q = [root_spectrum(t) for t in captured.q] if both else captured.q
-        squares = torch.stack([t.square().sum(dim=(-2, -1)) for t in p])
+        squares = torch.stack([squared_norms(t) for t in p])
         if both:
-            squares = squares + torch.stack([t.square().sum(dim=(-2, -1)) for t in q])
+            squares = squares + torch.stack([squared_norms(t) for t in q])
         return Captured(p, q).rescaled(root_norms(squares * self.scale**2))
 
-    def to_vector(self, raw: Vector) -> Vector:
-        return [(p * self.scale, q * self.scale) for p, q in raw]
+    def to_vector(self, sums: Sums) -> Vector:
+        return [(p * self.scale, q * self.scale) for p, q in sums]
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return [tuple(draw(tuple(t.shape)) for t in tensors) for tensors in self.trained]
 
-    @property
-    def dimension(self) -> int:
-        return sum(t.numel() for tensors in self.trained for t in tensors)
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        return sum(adapter.rank * (site.m + site.n) for site in adapter.sites)
+
+    def expected_squares(self) -> list[float]:
+        """s^2 (m ||right||^2 + n ||left||^2): PRISM Prop. 2.2, Eq. 8."""
+        left, right = (
+            torch.cat([squared_norms(t.double()) for t in side]) for side in (self.left, self.right)
+        )
+        sites = zip(self.adapter.sites, left.tolist(), right.tolist(), strict=True)
+        return [self.scale**2 * (site.m * b + site.n * a) for site, a, b in sites]
 
     def install(self) -> None:
         for group, left, right in zip(self.adapter.groups, self.left, self.right, strict=True):
@@ -72,8 +82,7 @@ class FactorCoordinates(Coordinates):
             self.adapter.install(group, left, mid, right)
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
-        pairs = zip(self.left, self.right, strict=True)
-        return [(a * self.scale, b) for a, b in pairs]
+        return [(a * self.scale, b) for a, b in self._pairs]
 
     def state_dict(self) -> dict[str, Tensor]:
         left = {f"{g}.left": t for g, t in enumerate(self.left)}
@@ -84,6 +93,17 @@ class FactorCoordinates(Coordinates):
             left.copy_(tensors[f"{g}.left"])
             right.copy_(tensors[f"{g}.right"])
         self.install()
+
+    def stacked(self, adapter: LowRankAdapter, count: int) -> FactorCoordinates:
+        pairs = [(torch.cat([a] * count), torch.cat([b] * count)) for a, b in self._pairs]
+        return type(self)(adapter, pairs, self.scale, self.dtype)
+
+    def at_units(self, owners: Tensor, count: int) -> FactorCoordinates:
+        return self  # norms of factor gradients do not depend on the state
+
+    @property
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self.left, self.right, strict=True))
 
 
 def _copy(t: Tensor, dtype: torch.dtype) -> Tensor:

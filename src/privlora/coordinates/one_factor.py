@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from privlora.adapters import Captured
-from privlora.coordinates.base import Vector
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates.base import Sums, Vector, squared_norms
 from privlora.coordinates.factors import FactorCoordinates
 
 
@@ -18,14 +20,23 @@ class OneFactorCoordinates(FactorCoordinates):
     counts if its P is finite, because Q is not used (spectral clipping drops such a unit all the same).
     """
 
-    def norms_squared(self, captured: Captured) -> Tensor:
-        total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        for p in captured.p:
-            total += p.square().sum(dim=(-2, -1)).double()
-        return total * self.scale**2
+    described: ClassVar[str] = "in the entries of the trained LoRA factor"
+    noise_law = "Where the left factor alone is trained it is τ·s·√m·‖right‖."
 
-    def to_vector(self, raw: Vector) -> Vector:
-        return [(p * self.scale,) for p, _ in raw]
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        return sum(adapter.rank * site.m for site in adapter.sites)
+
+    def norms_squared(self, captured: Captured) -> Tensor:
+        return super().norms_squared(Captured(captured.p, []))
+
+    def to_vector(self, sums: Sums) -> Vector:
+        return [(p * self.scale,) for p, _ in sums]
+
+    def expected_squares(self) -> list[float]:
+        """s^2 m ||right||^2."""
+        right = torch.cat([squared_norms(t.double()) for t in self.right]).tolist()
+        return [self.scale**2 * site.m * b for site, b in zip(self.adapter.sites, right, strict=True)]
 
     @property
     def trained(self) -> Vector:

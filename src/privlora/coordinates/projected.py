@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Vector, name_factors
+from privlora.coordinates.base import Coordinates, Sums, Vector, name_factors, squared_norms
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import counter_generator
@@ -36,7 +37,11 @@ class ProjectedCoordinates(Coordinates):
     of key and t alone.
     """
 
-    intrinsic = False
+    dense: ClassVar[bool] = True
+    described: ClassVar[str] = "after a fresh random projection of the whole gradient"
+    noise_law = (
+        "As an estimate of the gradient, which would move W at rate 1, it is τ·√(mn), as for dense noise."
+    )
 
     def __init__(
         self,
@@ -89,33 +94,43 @@ class ProjectedCoordinates(Coordinates):
         groups = range(len(self.updates))
         return noise_std * max(self.estimate_factor(g) / self._widening(g) ** 0.5 for g in groups)
 
-    def refresh(self) -> None:
+    def advance(self) -> bool:
         """Draw the projection of the next release."""
         self._count += 1
         self._draw_projections()
-        self._install_projections()
+        return True
 
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
         for p, scale in zip(captured.p, self._site_scales(), strict=True):
-            total += p.square().sum(dim=(-2, -1)).double() * scale**2
+            total += squared_norms(p).double() * scale**2
         return total
 
     def balance(self, captured: Captured) -> Captured:
         p = [root_spectrum(t) for t in captured.p]
         pairs = zip(p, self._site_scales(), strict=True)
-        squares = torch.stack([t.square().sum(dim=(-2, -1)) * scale**2 for t, scale in pairs])
+        squares = torch.stack([squared_norms(t) * scale**2 for t, scale in pairs])
         return Captured(p, captured.q).rescaled(root_norms(squares))
 
-    def to_vector(self, raw: Vector) -> Vector:
-        return [(p * self.scale(g),) for g, (p, _) in enumerate(raw)]
+    def to_vector(self, sums: Sums) -> Vector:
+        return [(p * self.scale(g),) for g, (p, _) in enumerate(sums)]
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return [(draw((len(g.sites), g.m, self.adapter.rank)),) for g in self.adapter.groups]
 
-    @property
-    def dimension(self) -> int:
-        return sum(len(g.sites) * g.m * self.adapter.rank for g in self.adapter.groups)
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        return sum(adapter.rank * site.m for site in adapter.sites)
+
+    def weight_effect(self, vector: Vector) -> list[tuple[Tensor, Tensor]]:
+        """The estimates of ``gradients``, as they would move W at rate 1."""
+        pairs = zip(vector, self.projections, strict=True)
+        return [(c, self.estimate_factor(g) * q) for g, ((c,), q) in enumerate(pairs)]
+
+    def expected_squares(self) -> list[float]:
+        """m r (n / r / scale)^2."""
+        sites = zip(self.adapter.sites, self._site_scales(), strict=True)
+        return [site.m / self.adapter.rank * (site.n / scale) ** 2 for site, scale in sites]
 
     def install(self) -> None:
         for group, z in zip(self.adapter.groups, self.updates, strict=True):
@@ -158,6 +173,7 @@ class ProjectedCoordinates(Coordinates):
             columns = torch.from_numpy(normal).to(self.adapter.device, self.dtype)
             drawn.append(torch.linalg.qr(columns).Q)  # a uniform subspace, whatever the signs
         self.projections = drawn
+        self._install_projections()
 
     def _install_projections(self) -> None:
         """Let the adapter gather G Q; its own term stays zero."""
@@ -186,6 +202,9 @@ class WishartCoordinates(ProjectedCoordinates):
     operating system's from ``begin`` on, and a mechanism refuses a second release on the same Q.
     """
 
+    described: ClassVar[str] = "with a random projection after the clip"
+    noise_law = "As an estimate of the gradient, which would move W at rate 1, it is τ·n·√(m/r): more with more inputs."
+
     def __init__(
         self,
         adapter: LowRankAdapter,
@@ -205,9 +224,11 @@ class WishartCoordinates(ProjectedCoordinates):
         super().__init__(adapter, updates, key=key, dtype=dtype)
         adapter.dense_norms = True
 
-    @property
-    def event_layers(self) -> tuple[tuple[int, int], ...]:
-        return projected_layers(self.adapter)
+    @classmethod
+    def event_layers_of(cls, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
+        """The distinct (r, n) of the adapter's sites."""
+        shape = adapter()
+        return tuple(sorted({(shape.rank, site.n) for site in shape.sites}))
 
     @property
     def draws(self) -> int:
@@ -220,7 +241,6 @@ class WishartCoordinates(ProjectedCoordinates):
         """
         self._key = secrets.randbits(2 * _HALF)
         self._draw_projections()
-        self._install_projections()
 
     def scale(self, group: int) -> float:
         """1: the basis is orthonormal, and the same noise goes on every coordinate."""
@@ -236,17 +256,16 @@ class WishartCoordinates(ProjectedCoordinates):
             )
         return torch.maximum(captured.dense_squares, super().norms_squared(captured))
 
+    def released_share(self, captured: Captured) -> Tensor:
+        """||G_i Q||^2 / ||G_i||^2; 0 for a gradient of zero."""
+        return super().norms_squared(captured) / self.norms_squared(captured).clamp_min(1e-300)
+
     def balance(self, captured: Captured) -> Captured:
         raise ConfigError(
             "spectral clipping does not go with clipping before projecting",
             why="it needs the singular values of whole gradients, which are never formed",
             fix="method.clipping=flat, or method.name=projected",
         )
-
-
-def projected_layers(adapter: LowRankAdapter) -> tuple[tuple[int, int], ...]:
-    """The distinct (r, n) of an adapter's sites, as StepEvent.projections wants them."""
-    return tuple(sorted({(adapter.rank, site.n) for site in adapter.sites}))
 
 
 def _eye(z: Tensor, size: int) -> Tensor:

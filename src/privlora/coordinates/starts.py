@@ -36,11 +36,12 @@ def tangent_start(
     init: str,
     *,
     seed: int,
+    scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     subspaces: Subspaces | None = None,
     right_weight: float = 1.0,
 ) -> TangentCoordinates:
-    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient."""
+    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient. scale: unused."""
     generator = torch.Generator().manual_seed(seed)
     if init == RANDOM:
         points = [
@@ -104,12 +105,14 @@ def projected_start(
     init: str,
     *,
     seed: int,
+    scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     kind: type[ProjectedCoordinates] = ProjectedCoordinates,
+    subspaces: Subspaces | None = None,
 ) -> ProjectedCoordinates:
     """Dense updates that are zero, or those of an adapter of the same modules and rank.
 
-    ``seed`` is public; the projections of a WishartCoordinates (``kind``) follow from it in tests alone.
+    ``seed`` is public; a WishartCoordinates' projections follow from it in tests alone. scale, subspaces: unused.
     """
     if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
         raise ConfigError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Vector
+from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import (
@@ -38,6 +40,8 @@ class TangentCoordinates(Coordinates):
     Raises ConfigError unless 0 < w <= 10.
     """
 
+    described: ClassVar[str] = "in isometric coordinates of the tangent space at the low-rank update"
+
     def __init__(
         self,
         adapter: LowRankAdapter,
@@ -55,6 +59,10 @@ class TangentCoordinates(Coordinates):
             )
         self.right_weight = right_weight
         self.intrinsic = right_weight == 1
+        self.noise_law = (
+            f"In tangent coordinates with the right weight w = {right_weight:.4g} the closed form is "
+            "τ·√(r(m + w²(n − r))), whatever the factors are."
+        )
         self.points = points
         self.install()
 
@@ -76,7 +84,7 @@ class TangentCoordinates(Coordinates):
                 # ||M||^2 + ||Up||^2 = ||P||^2. Vp is measured directly: where Q is nearly in span(V), a difference of
                 # squares would be lost in rounding. Rounding of the one projection can only make the norm larger.
                 turning = q - V @ (V.mT @ q)
-                total += _squares(p).double() + self.right_weight**2 * _squares(turning).double()
+                total += squared_norms(p).double() + self.right_weight**2 * squared_norms(turning).double()
                 site += 1
         return total
 
@@ -96,12 +104,12 @@ class TangentCoordinates(Coordinates):
                 turning = q - V @ vq
                 ps.append(p + U @ (core - up))
                 qs.append(turning + V @ core.mT)
-                squares.append(_squares(ps[-1]) + _squares(turning))
+                squares.append(squared_norms(ps[-1]) + squared_norms(turning))
         return Captured(ps, qs).rescaled(root_norms(torch.stack(squares)))
 
-    def to_vector(self, raw: Vector) -> Vector:
+    def to_vector(self, sums: Sums) -> Vector:
         # In float64, as sums are: clipping bounds no rounding error of the projected sum, which mixes all units.
-        pairs = zip(self.points, raw, strict=True)
+        pairs = zip(self.points, sums, strict=True)
         tangents = (project(point.to(p), p, q) for point, (p, q) in pairs)
         return [(t.M, t.Up, self.right_weight * t.Vp) for t in tangents]
 
@@ -109,10 +117,14 @@ class TangentCoordinates(Coordinates):
         tangents = (standard_normal_tangent(point, draw) for point in self.points)
         return [(t.M, t.Up, t.Vp) for t in tangents]
 
-    @property
-    def dimension(self) -> int:
-        rank = self.adapter.rank
-        return sum(len(g.sites) * tangent_dimension(g.m, g.n, rank) for g in self.adapter.groups)
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        return sum(tangent_dimension(site.m, site.n, adapter.rank) for site in adapter.sites)
+
+    def expected_squares(self) -> list[float]:
+        """r (m + w^2 (n - r)): PRISM Eq. 21 for w = 1."""
+        r, w = self.adapter.rank, self.right_weight
+        return [r * (site.m + w**2 * (site.n - r)) for site in self.adapter.sites]
 
     def install(self) -> None:
         for group, point in zip(self.adapter.groups, self.points, strict=True):
@@ -128,6 +140,21 @@ class TangentCoordinates(Coordinates):
         self.points = points_from_tensors(tensors, self.points)
         self.install()
 
+    def as_points(self) -> list[Point]:
+        return self.points
+
+    def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
+        points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
+        return TangentCoordinates(adapter, points, self.dtype, right_weight=self.right_weight)
+
+    def at_units(self, owners: Tensor, count: int) -> TangentCoordinates:
+        def of_units(t: Tensor) -> Tensor:
+            return t.unflatten(0, (count, -1))[owners].transpose(0, 1)
+
+        met = copy(self)
+        met.points = [Point(of_units(p.U), of_units(p.S), of_units(p.V)) for p in self.points]
+        return met
+
 
 def points_to_tensors(points: list[Point]) -> dict[str, Tensor]:
     """Group index and name -> tensor, for checkpoints."""
@@ -140,7 +167,3 @@ def points_from_tensors(tensors: Mapping[str, Tensor], like: list[Point]) -> lis
         Point(*(tensors[f"{g}.{name}"].to(point.S.device, point.S.dtype) for name in "USV"))
         for g, point in enumerate(like)
     ]
-
-
-def _squares(t: Tensor) -> Tensor:
-    return t.square().sum(dim=(-2, -1))

@@ -185,7 +185,7 @@ class GaussianMechanism(Mechanism):
             raise PrivacyError(
                 "this projection has served for a release before",
                 why="the accounting holds for projections that are independent of all that was released",
-                fix="step the optimizer between two releases: it draws the next projection",
+                fix="call coordinates.advance() after each step: it draws the next projection",
             )
         self._last_draw = self.coordinates.draws
 

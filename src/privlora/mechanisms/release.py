@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector, add_vectors
+from privlora.coordinates import Coordinates, Sums, Vector, add_vectors
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Mechanism(ABC):
     needs_examples: bool
 
     # The private sum of the current logical batch.
-    _sum: Vector | None = None
+    _sum: Sums | None = None
 
     def discard(self) -> None:
         """Forget an unfinished logical batch, so that its units do not count again in the next sum."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from privlora.coordinates import Coordinates, TangentCoordinates
+from privlora.coordinates import Coordinates
 from privlora.coordinates.base import name_factors
 from privlora.coordinates.tangent import points_from_tensors, points_to_tensors
-from privlora.geometry.fixed_rank import Point, average, factors, point_from_factors
+from privlora.geometry.fixed_rank import Point, average, factors
 
 
 class IterateAverage:
@@ -27,14 +26,14 @@ class IterateAverage:
 
     def restart(self) -> None:
         """Forget all iterates but the present one."""
-        self._points: list[Point] = self._current()
+        self._points: list[Point] = self.coordinates.as_points()
         self._count = 0
 
     def update(self) -> None:
         """Take in the coordinates' state after a step."""
         self._count += 1
         weight = max(1.0 - self.decay, 10.0 / (9.0 + self._count))
-        pairs = zip(self._points, self._current(), strict=True)
+        pairs = zip(self._points, self.coordinates.as_points(), strict=True)
         self._points = [new if weight >= 1 else average((old, new), weight) for old, new in pairs]
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
@@ -51,12 +50,3 @@ class IterateAverage:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self._points = points_from_tensors(tensors, self._points)
         self._count = int(tensors["count"])
-
-    def _current(self) -> list[Point]:
-        if isinstance(self.coordinates, TangentCoordinates):
-            return self.coordinates.points
-        # Factors may start at zero: missing directions carry no weight, so any public ones will do.
-        return [
-            point_from_factors(a, b, torch.Generator(a.device).manual_seed(0))
-            for a, b in self.coordinates.factors()
-        ]

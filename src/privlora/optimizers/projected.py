@@ -24,10 +24,8 @@ class ProjectedSGD(Optimizer):
         self.coordinates = coordinates
         self._beta1 = beta1
         self._momentum = [torch.zeros_like(z) for (z,) in coordinates.trained] if beta1 else []
-        self._count = 0
 
     def _update(self, release: Release, learning_rate: float) -> None:
-        self._count += 1
         unit = self.coordinates.gradient_std(release.noise_std) or 1.0
         if self._beta1:
             for buffer in self._momentum:
@@ -38,15 +36,11 @@ class ProjectedSGD(Optimizer):
         else:
             self.coordinates.add_estimate(self.coordinates.updates, release.vector, -learning_rate / unit)
         self.coordinates.install()
-        self.coordinates.refresh()
 
     def state_dict(self) -> dict[str, Tensor]:
-        # The count is there because a checkpoint has no empty parts.
-        tensors = {f"{g}.momentum": buffer for g, buffer in enumerate(self._momentum)}
-        return {"count": torch.tensor(self._count), **tensors}
+        return {f"{g}.momentum": buffer for g, buffer in enumerate(self._momentum)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self._count = int(tensors["count"])
         for g, buffer in enumerate(self._momentum):
             buffer.copy_(tensors[f"{g}.momentum"])
 
@@ -58,7 +52,3 @@ class ProjectedAdamW(FactorAdamW):
 
     def _gradients(self, release: Release) -> Vector:
         return [(g,) for g in self.coordinates.gradients(release.vector)]
-
-    def _update(self, release: Release, learning_rate: float) -> None:
-        super()._update(release, learning_rate)
-        self.coordinates.refresh()

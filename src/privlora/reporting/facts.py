@@ -27,7 +27,7 @@ from privlora.reporting.noise import noise_on_weights
 from privlora.training.assembly import Parts
 from privlora.version import __version__
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
 _CURVE_POINTS = 20
 # For the curve of a large epsilon: ten times faster, less than 0.01 % above the default grid.
@@ -152,6 +152,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,
         "intrinsic": parts.coordinates.intrinsic,
+        "law": parts.coordinates.noise_law,
         "draws": effect["draws"],
         "modules": [
             {
@@ -159,7 +160,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
                 "m": site.m,
                 "n": site.n,
                 "r": rank,
-                **{key: finite(value) for key, value in effect["modules"][site.name].items()},
+                **finite(effect["modules"][site.name]),
             }
             for site in _in_model_order(parts.adapter)
         ],
@@ -208,6 +209,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "summary": method.summary,
         "reference": method.reference,
         "coordinates": method.space,
+        "described": method.coordinates.described,
         **{name: value for name, value in parts.hyper.to_dict().items() if name != "init"},
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,

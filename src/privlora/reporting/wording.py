@@ -150,18 +150,9 @@ def _noise_name(report: Report) -> str:
     return "Noise per coordinate τ, for the first C; the counts make it 0.5 % larger than σC/b"
 
 
-# The space in which gradients were clipped and noised.
-_COORDINATES = {
-    "tangent": "in isometric coordinates of the tangent space at the low-rank update",
-    "factors": "in the entries of both LoRA factors",
-    "one-factor": "in the entries of the trained LoRA factor",
-    "projected": "after a fresh random projection of the whole gradient",
-}
-
-
 def mechanism(report: Report) -> str:
     """What was noised, in the last phase if there are several."""
-    s, space = report["statement"], report["method"]["coordinates"]
+    s = report["statement"]
     projections = phases(s)[-1]["projections"]
     if projections:
         layers = ", ".join(f"{r} of {d}" for r, d in projections)
@@ -169,7 +160,7 @@ def mechanism(report: Report) -> str:
             f"M2: whole per-{s['unit']} gradients clipped, then a fresh random projection ({layers} input "
             "dimensions), Gaussian noise in it"
         )
-    return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {_COORDINATES[space]}"
+    return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}"
 
 
 def _replaced(s: Mapping[str, Any]) -> str:

@@ -102,7 +102,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
     def skeleton() -> LowRankAdapter:
         return adapter_for(settings, load_skeleton(settings.model) if model is None else model, dropout=0.0)
 
-    projections = method.event_layers(skeleton)
+    projections = method.coordinates.event_layers_of(skeleton)
     if privacy.clip_quantile is not None and projections:
         raise ConfigError(
             f"privacy.clip_quantile cannot be used with method {method.name!r}",

@@ -6,6 +6,7 @@ sampling has no memory, so this is exact, and noise can never repeat.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,12 +54,12 @@ def read_mark(path: Path) -> Mark:
 
 def load_checkpoint(path: Path, *, run_id: str) -> tuple[int, dict[str, dict[str, Tensor]]]:
     """(step, part -> name -> tensor). Raises RunError if the file is damaged or of another run."""
-    parts: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)  # a part without state has no tensor in the file
     with _opened(path) as file:
         mark = _mark_of(file)
         for key in file.keys():  # noqa: SIM118 - not a dict
             part, name = key.split("/", 1)
-            parts.setdefault(part, {})[name] = file.get_tensor(key)
+            parts[part][name] = file.get_tensor(key)
     if mark.run_id != run_id:
         raise RunError(f"checkpoint {str(path)!r} belongs to another run", fix="restore the run's own files")
     return mark.step, parts
