@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel
 from scipy.stats import beta, kstest
-from tiny_models import tiny_model
+from tiny_models import loaded_by_peft, tiny_model
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
@@ -217,7 +216,7 @@ def test_the_export_has_the_rank_of_the_updates(tmp_path) -> None:
         expected = model(input_ids=ids).logits
     write_adapter(tmp_path, c.adapter, named, base_model="tiny", lora_alpha=16.0)
     with torch.no_grad():
-        found = PeftModel.from_pretrained(model, str(tmp_path))(input_ids=ids).logits
+        found = loaded_by_peft(model, tmp_path)(input_ids=ids).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from evaluation_cases import strong_adapter
-from peft import LoraConfig, get_peft_model
-from tiny_models import FAMILIES, VOCAB, tiny_model
+from tiny_models import FAMILIES, VOCAB, tiny_model, with_lora
 
 from privlora.errors import ConfigError, ModelError
 from privlora.evaluation.likelihood import answer_log_likelihoods
@@ -53,7 +52,7 @@ def test_an_attached_adapter_and_a_peft_model_count() -> None:
         adapted = answer_log_likelihoods(model, prompts, ANSWERS, pad_token_id=0)
         np.testing.assert_allclose(adapted, one_by_one(model, prompts), atol=1e-5)
     assert np.abs(adapted - base).max() > 0.1
-    wrapped = get_peft_model(tiny_model(), LoraConfig(r=2, init_lora_weights=False, lora_dropout=0.5))
+    wrapped = with_lora(tiny_model(), init_lora_weights=False, lora_dropout=0.5)
     wrapped.train()
     found = answer_log_likelihoods(wrapped, prompts, ANSWERS, pad_token_id=0)
     assert wrapped.training  # given back as it was, and no dropout in between

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
 import torch
-from peft.optimizers import create_loraplus_optimizer, create_riemannian_optimizer
 from torch import Tensor
 
 from privlora.coordinates import FactorCoordinates, ProjectedCoordinates, Vector
@@ -161,6 +160,8 @@ class FactorLoraPlus(TorchOptimizer):
         weight_decay: float = 0.0,
         learning_rate_ratio: float = 6.0,
     ) -> None:
+        from peft.optimizers import create_loraplus_optimizer
+
         super().__init__(
             coordinates,
             lambda module: create_loraplus_optimizer(
@@ -218,6 +219,8 @@ class FactorRiemannian(TorchOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
     ) -> None:
+        from peft.optimizers import create_riemannian_optimizer
+
         super().__init__(
             coordinates,
             lambda module: create_riemannian_optimizer(
