@@ -294,11 +294,6 @@ def test_without_texts_it_is_refused(tmp_path: Path) -> None:
         build_parts(chosen, model, PublicStart(tiny_tokenizer()))
 
 
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
-
-
 @pytest.mark.parametrize("method", ["prism", "dp-adamw", "ffa"])
 def test_a_run_from_end_to_end(method: str, bench: Bench, tmp_path: Path) -> None:
     public = tmp_path / "public.txt"
