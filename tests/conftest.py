@@ -4,10 +4,12 @@ import gc
 import signal
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from quick import is_quick
 
 from privlora.accounting import accountants
 
@@ -15,6 +17,24 @@ torch.set_num_threads(1)
 gc.disable()  # until pytest_collection_finish: it would take a third of the time that importing takes
 # Whoever starts the tests in the background may have ctrl-C ignored, which they and their child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="no test that trains, runs commands or is marked slow"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and config.getoption("quick") and not is_quick(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
 
 
 def pytest_collection_finish() -> None:
