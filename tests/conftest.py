@@ -1,6 +1,7 @@
 """One thread (the models are tiny), and a seed for whatever a test does not seed itself."""
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -46,6 +47,16 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep calibrations for this session only: those of a broken copy (tests/mutants) must not reach real runs."""
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIVLORA_CACHE", str(shared / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
