@@ -100,6 +100,7 @@ def test_tuning_takes_what_is_smaller() -> None:
     assert many.to_dict()["smallest"] == many.smallest
 
 
+@pytest.mark.slow
 def test_one_run_is_not_tuning() -> None:
     found = tuning_cost(EVENT, STEPS, 1, DELTA)
     assert found.smallest == ("composition", found.one_run)

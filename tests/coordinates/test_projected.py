@@ -56,6 +56,7 @@ def through(c: ProjectedCoordinates, gradients: list[torch.Tensor]) -> list[tupl
     return c.to_vector(raw)
 
 
+@pytest.mark.slow
 @by_kind
 def test_the_estimate_is_unbiased(kind: type[ProjectedCoordinates]) -> None:
     c = make(kind, target_modules=["q_proj", "down_proj"])

@@ -34,6 +34,7 @@ def greedy_loop(model: torch.nn.Module, prompt: np.ndarray, steps: int) -> str:
     return TOKENIZER.decode(tokens[len(prompt) :], skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_a_plain_loop(family: str) -> None:
     with everything_in_double():

@@ -30,6 +30,7 @@ def one_by_one(model: torch.nn.Module, prompts: list[np.ndarray]) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("max_tokens", [1, 200, 10**6])
 def test_equals_a_plain_loop(family: str, max_tokens: int) -> None:

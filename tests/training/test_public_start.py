@@ -112,7 +112,7 @@ def test_they_are_the_dense_mean_gradients(family: str, rank: int, weights: list
 def test_no_text_dominates(weights: list[Tensor]) -> None:
     model = tiny_model()
     norms = torch.tensor([norm(g) for g in dense_gradients(model, TEXTS)])
-    for seed in range(40):
+    for seed in range(20):  # the mean below then spreads by 0.015
         found_for(model, seed=seed)
     estimates = torch.stack(weights[::4])  # (seeds, texts), one of each run's four passes
     silent = norms == 0
