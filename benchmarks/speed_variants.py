@@ -27,13 +27,14 @@ from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Ledger, Plan
 from privlora.adapters import LowRankAdapter
 from privlora.data.batching import MicroBatch, micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism
 from privlora.methods import build, find_method
 from privlora.optimizers import IterateAverage
-from privlora.training.gradients import micro_batch_gradients
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
 RANK = 16
@@ -85,17 +86,15 @@ def build_model(setting: Setting) -> LlamaForCausalLM:
     return model
 
 
-def build_records(count: int) -> list[Example]:
+def build_records(count: int) -> Examples:
     """Random records of LENGTH tokens, all of which are labels."""
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (count, LENGTH), dtype=np.int32)
-    return [Example(row, row) for row in ids]
+    return Examples((Example(row, row) for row in ids), pad_token_id=PAD)
 
 
-def collate(setting: Setting, records: list[Example]) -> MicroBatch:
+def collate(setting: Setting, records: Examples) -> MicroBatch:
     """All records as one micro-batch, by the code that privlora's loop runs."""
-    (batch,) = micro_batches(
-        range(len(records)), records, max_tokens=setting.batch * LENGTH, pad_token_id=PAD
-    )
+    (batch,) = micro_batches(range(len(records)), records, max_tokens=setting.batch * LENGTH)
     return batch
 
 
@@ -118,17 +117,17 @@ class Privlora:
         self.average = IterateAverage(self.coordinates, decay) if decay else None
         self.sampler = PoissonSampler(UNITS, setting.batch / UNITS)
         self.mechanism = self._mechanism(row.private, method, clipping or row.clipping)
+        self.private_step = Step(
+            state=TrainState(coordinates=self.coordinates, optimizer=self.optimizer, average=self.average),
+            mechanism=self.mechanism,
+            examples=self.records,
+            learning_rate=lambda _: LEARNING_RATE,
+            max_tokens=setting.batch * LENGTH,
+        )
 
     def step(self) -> None:
         self.sampler.draw()  # its cost counts; the batch itself is the same for every variant
-        batch = collate(self.setting, self.records)
-        captured, _ = micro_batch_gradients(
-            self.model, self.adapter, batch, summed=not self.mechanism.needs_examples
-        )
-        self.mechanism.accumulate(captured)
-        self.optimizer.step(self.mechanism.release(), LEARNING_RATE)
-        if self.average is not None:
-            self.average.update()
+        self.private_step.take(range(len(self.records)))
 
     def _mechanism(self, private: bool, method: str, clipping: str) -> Mechanism:
         steps, batch = 1_000_000, float(self.setting.batch)

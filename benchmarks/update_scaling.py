@@ -22,9 +22,12 @@ from machine import describe_machine
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.data.examples import Examples
 from privlora.mechanisms import GaussianMechanism
 from privlora.methods import build, find_method
 from privlora.optimizers import IterateAverage
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 MODULES = 4
 SIZES = (512, 1024, 2048, 4096, 8192)  # m = n, at RANK
@@ -49,11 +52,17 @@ class Update:
         )
         layers.to_empty(device="cpu")  # the weights themselves are never read
         adapter = LowRankAdapter(layers, rank=rank, target_modules=list(layers))
-        self.coordinates, self.optimizer = build(find_method("prism"), adapter, init="random")
-        self.average = IterateAverage(self.coordinates, 0.99)
+        coordinates, optimizer = build(find_method("prism"), adapter, init="random")
         event = StepEvent(PoissonSampling(0.01), noise_multiplier=1.0)
         self.mechanism = GaussianMechanism(
-            self.coordinates, clip_norm=1.0, event=event, expected_batch_size=8.0, ledger=Unlimited()
+            coordinates, clip_norm=1.0, event=event, expected_batch_size=8.0, ledger=Unlimited()
+        )
+        average = IterateAverage(coordinates, 0.99)
+        self.step = Step(
+            state=TrainState(coordinates=coordinates, optimizer=optimizer, average=average),
+            mechanism=self.mechanism,
+            examples=Examples([], pad_token_id=0),
+            learning_rate=lambda _: 1e-3,
         )
         generator = torch.Generator().manual_seed(0)
         self.gradients = [torch.randn(1, size, rank, generator=generator) for _ in range(2 * MODULES)]
@@ -62,8 +71,7 @@ class Update:
         """CPU seconds of one update."""
         self.mechanism.accumulate(Captured(self.gradients[:MODULES], self.gradients[MODULES:]))
         start = time.process_time()
-        self.optimizer.step(self.mechanism.release(), 1e-3)
-        self.average.update()
+        self.step.release()
         return time.process_time() - start
 
 

@@ -21,7 +21,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/python.md", "docs/projection.md", "docs/projection-accounting.md", "docs/audit.md"],
+    [
+        "README.md",
+        "docs/python.md",
+        "docs/projection.md",
+        "docs/projection-accounting.md",
+        "docs/projection-studies.md",
+        "docs/audit.md",
+    ],
 )
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -10,17 +10,16 @@ SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 # From the bottom to the top; rooms of one layer do not know each other.
 LAYERS = (
     {"errors", "names", "randomness", "version"},
-    {"accounting", "adapters", "geometry"},
+    {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},
-    {"evaluation", "heads", "optimizers"},
+    {"evaluation", "optimizers", "wishart"},
     {"methods"},
     {"training"},
     {"reporting", "stacked"},
     {"auditing"},
-    {"api", "studies"},
+    {"api", "diagnostics", "studies"},
     {"demo"},
-    {"diagnostics"},
     {"cli"},
 )
 FRONT_DOOR = ("__version__", "Result", "fine_tune", "resume_run", "train_run")

@@ -11,10 +11,10 @@ from tiny_models import loaded_by_peft, tiny_model, tiny_tokenizer
 
 from privlora.adapters import LowRankAdapter
 from privlora.api import Result, fine_tune, resume_run
-from privlora.config import MethodSettings
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings
 from privlora.coordinates import OneFactorCoordinates
 from privlora.errors import ConfigError
-from privlora.methods import METHODS, OPTIMIZER_SETTINGS, SPACES, build, find_method
+from privlora.methods import METHODS, SPACES, build, find_method
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3}
@@ -56,9 +56,16 @@ def test_the_rows() -> None:
     assert [name for name, row in METHODS.items() if not row.private] == ["adamw"]
     for row in METHODS.values():
         assert set(row.optimizers) <= set(SPACES[row.space].optimizers)
-        for optimizer in row.optimizers:
-            assert set(row.optimizer_settings(optimizer, {})) <= set(OPTIMIZER_SETTINGS)
-    assert set(OPTIMIZER_SETTINGS) <= set(MethodSettings.model_fields)
+
+
+def test_every_setting_of_an_optimizer_can_be_set_and_no_other() -> None:
+    known = set()
+    for space in SPACES.values():
+        for kind in space.optimizers.values():
+            own = {**kind.settings, **kind.space_settings}
+            assert MethodSettings(**own).model_dump(include=set(own)) == own  # type: ignore[arg-type]
+            known |= set(own)
+    assert known == set(OPTIMIZER_SETTINGS)
 
 
 @every_row
@@ -129,6 +136,57 @@ def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None)
 def test_rows_have_defaults_of_their_own() -> None:
     assert find_method("prism").resolve(MethodSettings(), None, 10).settings["beta2"] == 0.99
     assert find_method("dp-sgd").resolve(MethodSettings(name="dp-sgd"), None, 10).settings == {"beta1": 0.0}
+
+
+_ADAM = {"beta1": 0.9, "beta2": 0.999}
+_ADAMW = {**_ADAM, "weight_decay": 0.0}
+_PRISM = {"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0, "right_weight": 1.0}
+RESOLVED: dict[tuple[str, str], dict[str, float]] = {
+    **{("prism", optimizer): _PRISM for optimizer in ("rank", "scalar", "sgd")},
+    ("prism", "paper"): {"beta1": 0.0, "beta2": 0.99},
+    ("dp-adamw", "adamw"): _ADAMW,
+    ("dp-sgd", "sgd"): {"beta1": 0.0},
+    ("dp-adambc", "adambc"): {**_ADAM, "floor": 1.0},
+    ("lora+", "lora+"): {**_ADAMW, "learning_rate_ratio": 6.0},
+    ("ffa", "adamw"): _ADAMW,
+    ("lora-fa", "lora-fa"): _ADAM,
+    ("lamb", "lamb"): _ADAMW,
+    ("lora-rite", "rite"): _ADAM,
+    ("riemannian", "riemannian"): _ADAMW,
+    **{(row, "sgd"): {"beta1": 0.0} for row in ("projected", "wishart-m2")},
+    **{(row, "adamw"): _ADAMW for row in ("projected", "wishart-m2")},
+    ("adamw", "adamw"): _ADAMW,
+}
+OWN: dict[tuple[str, str], dict[str, float]] = {  # of prism's optimizers, whose row sets other values
+    **{
+        ("tangent", o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
+        for o in ("rank", "scalar", "sgd")
+    },
+    ("tangent", "paper"): _ADAM,
+}
+
+
+def test_every_default_is_what_it_was() -> None:
+    """A default that changes makes another method of the same name: raise the row's revision with it."""
+    assert set(RESOLVED) == {
+        (row.name, optimizer) for row in METHODS.values() for optimizer in row.optimizers
+    }
+    for (name, optimizer), expected in RESOLVED.items():
+        row = METHODS[name]
+        own = SPACES[row.space].optimizers[optimizer].settings
+        assert list(own.items()) == list(OWN.get((row.space, optimizer), expected).items())
+        for init in (None, "random", "w0-subspace", "spectral-split", "public-gradient"):
+            for private in (True, False):
+                changed: dict[str, float] = {}
+                if init == "public-gradient":
+                    changed = {"right_weight": 0.25}
+                if not private:
+                    changed = {"beta1": 0.5, "error_feedback": 0.0, "right_weight": 1.0}
+                if name == "prism":
+                    expected = {**RESOLVED[name, optimizer], **changed}
+                chosen = MethodSettings(name=name, optimizer=optimizer)
+                found = row.resolve(chosen, init, 10, private=private).settings
+                assert list(found.items()) == [(key, expected[key]) for key in RESOLVED[name, optimizer]]
 
 
 def test_prisms_defaults_follow_the_start_and_the_noise() -> None:

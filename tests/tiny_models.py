@@ -16,7 +16,7 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from privlora.data.batching import MicroBatch, micro_batches
-from privlora.data.examples import IGNORED, Example
+from privlora.data.examples import IGNORED, Example, Examples
 
 VOCAB = 61
 _COMMON: dict[str, Any] = {
@@ -124,7 +124,7 @@ def one_batch(
 ) -> MicroBatch:
     """All units (default: each example is one) as one micro-batch, with ``pad`` more columns of padding."""
     chosen = [np.array(unit) for unit in units] if units is not None else range(len(examples))
-    (batch,) = micro_batches(chosen, examples, max_tokens=10**6, pad_token_id=0)
+    (batch,) = micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=10**6)
     if pad:
         wide = {
             name: torch.nn.functional.pad(getattr(batch, name), (0, pad), value=value)

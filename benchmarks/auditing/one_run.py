@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from privlora.auditing.run_audit import audit_run
+from privlora.auditing.canary_run import audit_run
 from privlora.config import Settings, settings_from
 from privlora.demo import model_path, private_records
 from privlora.mechanisms import GaussianMechanism

@@ -16,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.auditing.shadows import audit_shadows
 from privlora.config import Settings, settings_from
-from privlora.data.batching import micro_batches, pad_token
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.mechanisms import GaussianMechanism
@@ -30,9 +28,9 @@ from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_method
 from privlora.stacked import train_adapters
 from privlora.training.assembly import build_parts, plan_privacy
-from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import load_data
 from privlora.training.models import unchanged_afterwards
+from privlora.training.step import Step
 
 RECORDS, STEPS, BATCH, TOKENS, RANK, KIND = 30, 12, 6, 32, 4, "codes"
 CELLS = [("adamw", None)] + [
@@ -132,17 +130,17 @@ def _speed(
     sizes = {"steps": 10, "expected_batch_size": 8, "public_dataset_size": 64}
     settings = _settings(name, {"noise_multiplier": 1.0}, modules=modules, **sizes)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"max_length": 48})})
-    data, pad = load_data(settings, tokenizer, texts[:64]), pad_token(tokenizer)
+    data = load_data(settings, tokenizer, texts[:64])
 
     def ordinary() -> None:
         for _ in range(2):
-            _ordinary_run(settings, model, data.examples, pad)
+            _ordinary_run(settings, model, data.examples)
 
     def together(count: int) -> Callable[[], None]:
         members = torch.ones(count, 64, dtype=torch.bool)
 
         def run() -> None:
-            train_adapters(settings, model, data.examples, members=members, pad_token_id=pad, together=count)
+            train_adapters(settings, model, data.examples, members=members, together=count)
 
         return run
 
@@ -157,7 +155,7 @@ def _speed(
     return {way: round(min(values), 1) for way, values in times.items()}
 
 
-def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples, pad: int) -> None:
+def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples) -> None:
     """The steps of a run without its folder, its ledger and its evaluation, on a model that is loaded already."""
     privacy = settings.privacy
     with unchanged_afterwards(model):
@@ -171,13 +169,15 @@ def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples
             ledger=Uncharged(),
             clipping=parts.hyper.clipping,
         )
-        model.train()
+        step = Step(
+            state=parts,
+            mechanism=mechanism,
+            examples=examples,
+            learning_rate=parts.learning_rate,
+            draw=sampler.draw,
+        )
         with parts.adapter:
-            for step in range(1, privacy.steps + 1):
-                drawn = [np.array([record]) for record in sampler.draw()]
-                for batch in micro_batches(drawn, examples, max_tokens=4096, pad_token_id=pad):
-                    mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch)[0])
-                parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
+            step.take_many(privacy.steps)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ from features import RandomRelu, Split, digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from privlora.accounting.projection.matrix import examine
-from privlora.auditing.canaries import static_poison
 from privlora.auditing.membership import judge_membership
-from privlora.heads import HeadSettings, TrainedHeads, train_heads
+from privlora.wishart import HeadData, HeadSettings, TrainedHeads, static_poison, train_heads
+from privlora.wishart.bounds.matrix import examine
 
 DIMENSIONS = 512  # of the heads' features
 RECORDS = {"lora-fa": 200, "m2": 1000, "m1": 1000, "networks": 100, "one update": 200}
@@ -77,12 +76,9 @@ def attack_heads(
 
     def train(x: Tensor, y: Tensor, members: Tensor, first_seed: int) -> TrainedHeads:
         return train_heads(
-            x,
-            y,
+            HeadData(x, y, classes=10, dataset_size=records),
             settings,
-            classes=10,
             members=members,
-            expected_batch_size=sample_rate * records,
             sample_rate=sample_rate,
             seeds=range(first_seed, first_seed + len(members)),
         )
@@ -118,12 +114,9 @@ def attack_one_update(data: Split, rank: int, each: int) -> dict[str, Any]:
     candidates = [(features[:rows].T @ residuals[:rows]).numpy() for rows in (len(labels), len(labels) - 1)]
     settings = HeadSettings("lora-fa", 1, 1.0, rank=rank)
     heads = train_heads(
-        features,
-        labels,
+        HeadData(features, labels, classes=10, dataset_size=len(data.train)),
         settings,
-        classes=10,
         members=in_and_out(each, len(labels)),
-        expected_batch_size=len(data.train),
         sample_rate=1.0,
         seeds=range(2 * each),
     )
@@ -196,20 +189,12 @@ def speed(count: int = 2000, repetitions: int = 3, looped: int = 20) -> dict[str
     data = digits(500)
     embed = RandomRelu(64, DIMENSIONS)
     features, labels = embed(data.train), data.train_labels
+    records = HeadData(features, labels, classes=10, dataset_size=450)
     settings = HeadSettings("dp-sgd", 20, 5.0, noise_multiplier=0.5, clip_norm=1.0)
     members = torch.rand(count, len(features), generator=torch.Generator().manual_seed(0)) < 0.9
 
     def train(first: int, last: int) -> None:
-        train_heads(
-            features,
-            labels,
-            settings,
-            classes=10,
-            members=members[first:last],
-            expected_batch_size=450,
-            sample_rate=1.0,
-            seeds=range(first, last),
-        )
+        train_heads(records, settings, members=members[first:last], sample_rate=1.0, seeds=range(first, last))
 
     def one_at_a_time() -> None:
         for head in range(looped):

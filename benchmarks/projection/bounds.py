@@ -24,15 +24,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from scipy.optimize import brentq
 
-from privlora.accounting.projection.chained import public_m1_delta
-from privlora.accounting.projection.composition import rank_free_delta, rank_one_delta
-from privlora.accounting.projection.gaussian import gaussian_noise_multiplier
-from privlora.accounting.projection.noisy import theorem_5_noise_multiplier
-from privlora.accounting.projection.use import Use
-from privlora.accounting.projection.vector import VectorQuery, exact_epsilon, theorem_1_at
-from privlora.diagnostics.style import FOURTH, THIRD, Palette, as_png, grid
+from privlora.accounting.projection.composition import rank_free_delta
 from privlora.errors import PrivacyError
-from privlora.reporting.plots import ACCENT, MUTED, SECOND
+from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
+from privlora.wishart.bounds.chained import public_m1_delta
+from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.wishart.bounds.noisy import theorem_5_noise_multiplier
+from privlora.wishart.bounds.rank_one import rank_one_delta
+from privlora.wishart.bounds.use import Use
+from privlora.wishart.bounds.vector import VectorQuery, exact_epsilon, theorem_1_at
 
 DIMENSION, RANKS, DELTA = 400, (100, 200, 300, 400), 0.01
 SLACKS = tuple(float(f"{x:.6g}") for x in np.geomspace(0.5, 1e-6, 25))  # 1 - rho
@@ -107,7 +107,8 @@ def public_m1_row(rank: int, plain: float) -> dict[str, float]:
     return {"rank": float(rank), "ratio": sigma / plain}
 
 
-def draw_vector(result: dict[str, Any], palette: Palette) -> Figure:
+@in_style
+def draw_vector(result: dict[str, Any]) -> Figure:
     """Epsilon against the alignment, on the scale of 1 - rho, a panel a rank."""
     figure, panels = grid(1, 2, 10.2, 3.6)
     styles = {
@@ -120,7 +121,7 @@ def draw_vector(result: dict[str, Any], palette: Palette) -> Figure:
         for name, (colour, dashes, label) in styles.items():
             points = [(row["one_minus_rho"], row[name]) for row in rows if row[name]]
             x, y = zip(*points, strict=True)
-            axes.plot(x, y, color=palette(colour), linewidth=2, linestyle=dashes, label=label)
+            axes.plot(x, y, color=colour, linewidth=2, linestyle=dashes, label=label)
         axes.set(xscale="log", yscale="log", xlabel="alignment ρ", ylabel="ε at δ = 0.01")
         axes.set_xlim(0.7, 8e-7)
         axes.set_ylim(5e-3, 2e3)
@@ -129,11 +130,12 @@ def draw_vector(result: dict[str, Any], palette: Palette) -> Figure:
         axes.yaxis.set_major_formatter(PLAIN)
         axes.minorticks_off()
         axes.set_title(f"one release of M v, d = {DIMENSION}, r = {rank}")
-    panels[0].legend(frameon=False)
+    panels[0].legend()
     return figure
 
 
-def draw_matrix(result: dict[str, Any], palette: Palette) -> Figure:
+@in_style
+def draw_matrix(result: dict[str, Any]) -> Figure:
     """sigma over plain sigma against the rank, and the same over sqrt(r/d)."""
     figure, panels = grid(1, 2, 10.2, 3.6)
     rows = result["matrix"]["rows"]
@@ -142,11 +144,11 @@ def draw_matrix(result: dict[str, Any], palette: Palette) -> Figure:
         values = np.array([row[name] for row in rows])
         dashes = DASHED if name == "project_then_clip" else "-"
         for axes, shown in zip(panels, (values, values / np.sqrt(ranks / M2_DIMENSION)), strict=True):
-            axes.plot(ranks, shown, color=palette(colour), linewidth=2, linestyle=dashes, label=label)
+            axes.plot(ranks, shown, color=colour, linewidth=2, linestyle=dashes, label=label)
     for axes in panels:
         axes.set(xscale="log", xlabel=f"rank r of the projection, d = {M2_DIMENSION}")
         axes.set_xticks([4, 16, 64, 256, 1024], ["4", "16", "64", "256", "1024"])
-        axes.axhline(1, color=palette(MUTED), linewidth=1)
+        axes.axhline(1, color=MUTED, linewidth=1)
     panels[0].set(yscale="log", ylabel="σ over σ without projection")
     panels[0].set_yticks([0.05, 0.1, 0.2, 0.5, 1])
     panels[0].yaxis.set_major_formatter(PLAIN)
@@ -155,7 +157,7 @@ def draw_matrix(result: dict[str, Any], palette: Palette) -> Figure:
     panels[1].set_title("beside projecting first and clipping then")
     for axes in panels:
         axes.minorticks_off()
-    panels[0].legend(frameon=False)
+    panels[0].legend()
     return figure
 
 
@@ -196,8 +198,8 @@ def main() -> None:
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if chosen.figures is not None:
-        (chosen.figures / "projection-vector.png").write_bytes(as_png(draw_vector, result))
-        (chosen.figures / "projection-noise.png").write_bytes(as_png(draw_matrix, result))
+        (chosen.figures / "projection-vector.png").write_bytes(png(draw_vector(result)))
+        (chosen.figures / "projection-noise.png").write_bytes(png(draw_matrix(result)))
     for row in result["matrix"]["rows"]:
         print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
 

@@ -21,8 +21,8 @@ from features import Split, sentences
 from torch import Tensor
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
-from privlora.accounting.projection.calibration import split_noise_multiplier
-from privlora.heads import HeadSettings, train_heads
+from privlora.wishart import HeadData, HeadSettings, train_heads
+from privlora.wishart.bounds.noisy import split_noise_multiplier
 
 RECORDS, VALIDATION = 8_000, 2_000
 STEPS, SAMPLE_RATE, DELTA = 40, 0.05, 1e-5
@@ -76,12 +76,9 @@ class Study:
         data = self.data
         rows, labels = data.train[:RECORDS], data.train_labels[:RECORDS]
         heads = train_heads(
-            rows,
-            labels,
+            HeadData(rows, labels, classes=2, dataset_size=len(rows)),
             settings,
-            classes=2,
             members=torch.ones(count, len(rows), dtype=torch.bool),
-            expected_batch_size=SAMPLE_RATE * len(rows),
             sample_rate=SAMPLE_RATE,
             seeds=range(first_seed, first_seed + count),
         )

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from privlora.diagnostics.style import FOURTH, THIRD, LineStyle, Palette, as_png, grid
-from privlora.reporting.plots import ACCENT, INK, MUTED, SECOND
+from privlora.diagnostics.style import LineStyle
+from privlora.pages.figures import ACCENT, FOURTH, INK, MUTED, SECOND, THIRD, grid, in_style, png
 
 DASHED: LineStyle = (0, (4, 3))
 DOTTED: LineStyle = (0, (2, 2))
@@ -32,10 +32,11 @@ def main() -> None:
     args = parser.parse_args()
     for name, draw in (("attacks", draw_attacks), ("heads", draw_accuracy)):
         result = json.loads((args.results / f"{name}.json").read_text(encoding="utf-8"))
-        (args.figures / f"projection-{name}.png").write_bytes(as_png(draw, result))
+        (args.figures / f"projection-{name}.png").write_bytes(png(draw(result)))
 
 
-def draw_attacks(result: dict[str, Any], palette: Palette) -> Figure:
+@in_style
+def draw_attacks(result: dict[str, Any]) -> Figure:
     """AUC against rank: without noise, and with it."""
     figure, (left, right) = grid(1, 2, 10.2, 3.6)
     tables = result["tables"]
@@ -44,25 +45,26 @@ def draw_attacks(result: dict[str, Any], palette: Palette) -> Figure:
         ([_known(row) for row in tables["lora-fa"]], THIRD, DASHED, "LoRA-FA head, loss and A"),
         (tables["networks"], ACCENT, "-", "LoRA-FA network, loss"),
     ):
-        _areas(left, rows, palette(colour), dashes, label)
+        _areas(left, rows, colour, dashes, label)
     noises = sorted({row["cell"]["settings"]["noise_multiplier"] for row in tables["m2"]})
     for noise, colour in zip(noises, (ACCENT, FOURTH, THIRD), strict=True):
         rows = [row for row in tables["m2"] if row["cell"]["settings"]["noise_multiplier"] == noise]
-        _areas(right, rows, palette(colour), "-", f"M2, σ = {noise:g}")
+        _areas(right, rows, colour, "-", f"M2, σ = {noise:g}")
     noise = tables["m1"][0]["cell"]["settings"]["noise_multiplier"]
-    _areas(right, tables["m1"], palette(SECOND), DASHED, f"M1, σ = {noise:g}")
+    _areas(right, tables["m1"], SECOND, DASHED, f"M1, σ = {noise:g}")
     for axes, title in ((left, "without noise"), (right, "heads with noise, canary's loss")):
         axes.set_title(title)
-        axes.axhline(0.5, color=palette(MUTED), linewidth=1)
+        axes.axhline(0.5, color=MUTED, linewidth=1)
         axes.set_ylim(0.47, 1.02)
         axes.set_ylabel("AUC of the attack")
         _ranks(axes, (16, 32, 64, 128, 256, 512) if axes is left else (16, 32, 64, 128, 256, 512, 1000))
-    left.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.06))
-    right.legend(frameon=False, loc="upper left")
+    left.legend(loc="lower right", bbox_to_anchor=(1.0, 0.06))
+    right.legend(loc="upper left")
     return figure
 
 
-def draw_accuracy(result: dict[str, Any], palette: Palette) -> Figure:
+@in_style
+def draw_accuracy(result: dict[str, Any]) -> Figure:
     """Test accuracy against epsilon at one rank, and against rank at one epsilon."""
     figure, (left, right) = grid(1, 2, 10.2, 3.8)
     looks: dict[str, tuple[str, LineStyle]] = {
@@ -75,20 +77,20 @@ def draw_accuracy(result: dict[str, Any], palette: Palette) -> Figure:
     }
     for name, (colour, dashes) in looks.items():
         rows = [row for row in result["against_epsilon"] if row["cell"]["variant"] == name]
-        _accuracies(left, rows, "epsilon", palette(colour), dashes, name)
+        _accuracies(left, rows, "epsilon", colour, dashes, name)
         rows = [row for row in result["against_rank"] if row["cell"]["variant"] == name]
         if name == "dp-sgd":
-            right.axhline(rows[0]["test_mean"], color=palette(colour), linewidth=1.6)
+            right.axhline(rows[0]["test_mean"], color=colour, linewidth=1.6)
         else:
-            _accuracies(right, rows, "rank", palette(colour), dashes, name)
-    left.axhline(result["no_noise"]["test_mean"], color=palette(MUTED), linewidth=1)
+            _accuracies(right, rows, "rank", colour, dashes, name)
+    left.axhline(result["no_noise"]["test_mean"], color=MUTED, linewidth=1)
     epsilons = sorted({row["cell"]["epsilon"] for row in result["against_epsilon"]})
     rank = max(row["cell"]["rank"] or 0 for row in result["against_epsilon"])
     epsilon = result["against_rank"][0]["cell"]["epsilon"]
     left.set_title(f"rank {rank} of {result['data']['dimensions']}; grey line: no noise")
     left.set_xlabel("ε")
     _logarithmic(left, epsilons)
-    left.legend(frameon=False, loc="lower right")
+    left.legend(loc="lower right")
     right.set_title(f"ε = {epsilon:g}")
     _ranks(right, sorted({row["cell"]["rank"] for row in result["against_rank"] if row["cell"]["rank"]}))
     for axes in (left, right):

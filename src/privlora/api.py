@@ -12,7 +12,6 @@ import torch
 
 from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
-from privlora.data.batching import pad_token
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError
@@ -187,8 +186,8 @@ def resume_run(
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
-    Raises RunError if there is no run in ``root``, if the model is another than the run's, or for evaluation records
-    that the run does not have; PrivacyError for other private records. A finished run is only reported again.
+    Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
+    the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     folder = RunFolder(Path(root))
     if not folder.settings.exists():
@@ -249,7 +248,7 @@ def _run(
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
-            finish_training(parts, data, folder, plan, pad_token_id=pad_token(tokenizer), observer=observer)
+            finish_training(parts, data, folder, plan, observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
             write_release(folder, parts, summary)

@@ -11,7 +11,7 @@ import torch
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import MethodSettings
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings
 from privlora.coordinates import (
     Coordinates,
     OneFactorCoordinates,
@@ -238,17 +238,6 @@ class Hyperparameters:
         return values | dict(values.pop("settings"))
 
 
-# Fields of MethodSettings that belong to optimizers, some to a few of them only.
-OPTIMIZER_SETTINGS = (
-    "beta1",
-    "beta2",
-    "weight_decay",
-    "learning_rate_ratio",
-    "floor",
-    "error_feedback",
-    "right_weight",
-)
-
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
@@ -429,7 +418,4 @@ def make_optimizer(
     # Each class takes the coordinates of its own space and the settings that it declares.
     kind = SPACES[space].optimizers[name]
     make: Callable[..., Optimizer] = kind
-    arguments: dict[str, Any] = {n: v for n, v in settings.items() if n not in kind.space_settings}
-    if "beta2" in arguments:
-        arguments["betas"] = arguments.pop("beta1"), arguments.pop("beta2")
-    return make(coordinates, **arguments)
+    return make(coordinates, **{n: v for n, v in settings.items() if n not in kind.space_settings})

@@ -12,6 +12,7 @@ from tiny_models import tiny_model, uneven_examples
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.dense_norms import dense_norms
 from privlora.data.batching import micro_batches
+from privlora.data.examples import Examples
 from privlora.training.gradients import micro_batch_gradients
 
 
@@ -79,8 +80,8 @@ def test_an_adapter_keeps_them(units: list[list[int]] | None) -> None:
 
 def squares_of(model: torch.nn.Module, adapter: LowRankAdapter, units: Any, examples: Any) -> torch.Tensor:
     chosen = [np.asarray(unit) for unit in units]
-    (batch,) = micro_batches(chosen, examples, max_tokens=10**6, pad_token_id=0)
-    captured, _ = micro_batch_gradients(model, adapter, batch)
+    (batch,) = micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=10**6)
+    captured, _ = micro_batch_gradients(adapter, batch)
     assert captured.dense_squares is not None
     return captured.dense_squares
 

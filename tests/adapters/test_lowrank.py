@@ -24,7 +24,7 @@ def test_detach_restores_the_module_exactly(family: str) -> None:
     adapter = with_operands(LowRankAdapter(model, rank=2)).attach()
     assert not any(p.requires_grad for p in model.parameters())
     assert not torch.allclose(logits(model), before)
-    micro_batch_gradients(model, adapter, one_batch(uneven_examples()))
+    micro_batch_gradients(adapter, one_batch(uneven_examples()))
     adapter.detach()
     adapter.detach()
     assert {name: p.requires_grad for name, p in model.named_parameters()} == flags
@@ -73,7 +73,7 @@ def test_a_backward_pass_outside_capture_is_refused() -> None:
     model = tiny_model()
     adapter = with_operands(LowRankAdapter(model, rank=2)).attach()
     batch = one_batch(uneven_examples())
-    with adapter.capture(len(batch.input_ids)):
+    with adapter.capture(batch.record_index):
         found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
     with pytest.raises(PrivacyError, match=r"outside LowRankAdapter\.capture"):
         found.logits.sum().backward()
@@ -83,7 +83,7 @@ def test_rows_that_cannot_be_told_apart_are_refused() -> None:
     model = tiny_model()
     adapter = with_operands(LowRankAdapter(model, rank=2)).attach()
     batch = one_batch(uneven_examples())
-    with adapter.capture(rows=2):
+    with adapter.capture(torch.arange(2)):
         found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
         with pytest.raises(PrivacyError, match="cannot be told apart"):
             found.logits.sum().backward()
@@ -93,11 +93,11 @@ def test_a_capture_that_was_abandoned_leaves_nothing_behind() -> None:
     model = tiny_model()
     adapter = with_operands(LowRankAdapter(model, rank=2)).attach()
     batch = one_batch(uneven_examples())
-    clean, _ = micro_batch_gradients(model, adapter, batch)
-    with adapter.capture(len(batch.input_ids)):
+    clean, _ = micro_batch_gradients(adapter, batch)
+    with adapter.capture(batch.record_index):
         found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
         found.logits.sum().backward()
-    again, _ = micro_batch_gradients(model, adapter, batch)
+    again, _ = micro_batch_gradients(adapter, batch)
     for a, b in zip(clean.p + clean.q, again.p + again.q, strict=True):
         assert torch.equal(a, b)
 
@@ -115,11 +115,11 @@ def test_checkpointing_may_be_switched_on_while_attached(reentrant: bool) -> Non
     model = tiny_model()
     adapter = with_operands(LowRankAdapter(model, rank=2)).attach()
     batch = one_batch(uneven_examples())
-    plain, _ = micro_batch_gradients(model, adapter, batch)
+    plain, _ = micro_batch_gradients(adapter, batch)
     set_checkpointing(model, reentrant=reentrant)
     model.disable_input_require_grads()  # transformers 4 does not add these hooks
     model.train()
-    checkpointed, _ = micro_batch_gradients(model, adapter, batch)
+    checkpointed, _ = micro_batch_gradients(adapter, batch)
     for a, b in zip(plain.p + plain.q, checkpointed.p + checkpointed.q, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -127,7 +127,7 @@ def test_checkpointing_may_be_switched_on_while_attached(reentrant: bool) -> Non
 def test_captured_zero_clears_whole_units_only() -> None:
     model = tiny_model()
     adapter = with_operands(LowRankAdapter(model, rank=2)).attach()
-    captured, _ = micro_batch_gradients(model, adapter, one_batch(uneven_examples()))
+    captured, _ = micro_batch_gradients(adapter, one_batch(uneven_examples()))
     before = [t.clone() for t in captured.p + captured.q]
     marked = torch.tensor([False, True] + [False] * 5)
     captured.zero(marked)

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.data.batching import MicroBatch, micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.training.gradients import micro_batch_gradients
 
@@ -88,7 +88,7 @@ def check(
 
 
 def gradients_of(model: Any, adapter: LowRankAdapter, batch: MicroBatch) -> Captured:
-    return micro_batch_gradients(model, adapter, batch)[0]
+    return micro_batch_gradients(adapter, batch)[0]
 
 
 def by_record(parts: list[tuple[MicroBatch, Captured]], count: int) -> Captured:
@@ -105,7 +105,7 @@ def by_record(parts: list[tuple[MicroBatch, Captured]], count: int) -> Captured:
 def test_equals_a_loop_of_single_examples(family: str) -> None:
     model = tiny_model(family, dtype=torch.float64)
     adapter = attach(model)
-    examples = uneven_examples()
+    examples = Examples(uneven_examples(), pad_token_id=0)
     expected = [dense_gradients(model, adapter, example) for example in examples]
 
     for pad in (0, 17):
@@ -113,7 +113,7 @@ def test_equals_a_loop_of_single_examples(family: str) -> None:
         check(by_record([(batch, gradients_of(model, adapter, batch))], len(examples)), adapter, expected)
 
     for tokens in (10**6, 45, 1):  # one micro-batch, two, seven
-        batches = [in_double(b) for b in micro_batches(range(7), examples, max_tokens=tokens, pad_token_id=0)]
+        batches = [in_double(b) for b in micro_batches(range(7), examples, max_tokens=tokens)]
         assert len(batches) == {10**6: 1, 45: 2, 1: 7}[tokens]
         parts = [(batch, gradients_of(model, adapter, batch)) for batch in batches]
         check(by_record(parts, len(examples)), adapter, expected)
@@ -167,7 +167,7 @@ def test_units_of_several_records_are_the_mean_of_their_records() -> None:
     batch = one_batch(examples, units, double=True)
     members = [batch.record_index[batch.unit_index == u].tolist() for u in range(batch.unit_count)]
     assert sorted(members) == sorted(units)
-    captured, losses = micro_batch_gradients(model, adapter, batch)
+    captured, losses = micro_batch_gradients(adapter, batch)
     expected = [
         {name: sum(single[i][name] for i in unit) / len(unit) for name in single[0]} for unit in members
     ]
@@ -192,7 +192,7 @@ def test_the_summed_gradient_is_the_sum() -> None:
     adapter = attach(model)
     batch = one_batch(uneven_examples(), double=True)
     each = gradients_of(model, adapter, batch)
-    total, losses = micro_batch_gradients(model, adapter, batch, summed=True)
+    total, losses = micro_batch_gradients(adapter, batch, summed=True)
     assert total.units == 1
     assert losses.shape == (7,)
     for a, b in zip(total.p + total.q, each.p + each.q, strict=True):
@@ -264,7 +264,7 @@ def test_dropout_has_the_gradient_of_its_own_mask() -> None:
     def loss_at(change: Tensor) -> float:
         torch.manual_seed(5)
         adapter.install(adapter.groups[0], (left + change)[None], mid[None], right[None])
-        with torch.no_grad(), adapter.capture(1):
+        with torch.no_grad(), adapter.capture(torch.arange(1)):
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             return float(weighted_cross_entropy(found, batch.token_weight)[0])
 

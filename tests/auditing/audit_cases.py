@@ -48,21 +48,25 @@ def setting(
     return mechanism, short, draw_canaries(adapter, 1, generator)
 
 
+def scale_noise(mechanism: GaussianMechanism, factor: Callable[[], float]) -> None:
+    source = mechanism.noising.noise
+    draw = source.standard_normal
+    source.standard_normal = lambda shape: draw(shape) * factor()  # type: ignore[method-assign]
+
+
 def quarter_noise(mechanism: GaussianMechanism) -> None:
     """The noise is a quarter of what is claimed."""
-    draw = mechanism._draw
-    mechanism._draw = lambda shape: draw(shape) / 4  # type: ignore[method-assign]
+    scale_noise(mechanism, lambda: 0.25)
 
 
 def no_noise(mechanism: GaussianMechanism) -> None:
     """Noise is not added at all."""
-    draw = mechanism._draw
-    mechanism._draw = lambda shape: draw(shape) * 0  # type: ignore[method-assign]
+    scale_noise(mechanism, lambda: 0.0)
 
 
 def noise_in_some_batches(mechanism: GaussianMechanism) -> None:
     """Every other logical batch goes out without noise, as where noise hangs on a micro-batch that may not come."""
-    draw, released = mechanism._draw, mechanism.release
+    released = mechanism.release
     count = [0]
 
     def release() -> Release:
@@ -71,7 +75,7 @@ def noise_in_some_batches(mechanism: GaussianMechanism) -> None:
 
     mechanism.release = release  # type: ignore[method-assign]
     # Two releases a trial: the pair of trials has noise, or has not.
-    mechanism._draw = lambda shape: draw(shape) * float((count[0] - 1) // 2 % 2)  # type: ignore[method-assign]
+    scale_noise(mechanism, lambda: float((count[0] - 1) // 2 % 2))
 
 
 def unclipped_module(mechanism: GaussianMechanism) -> None:
@@ -123,7 +127,7 @@ def tensor_without_noise(mechanism: GaussianMechanism) -> None:
 
 def fixed_seed(mechanism: GaussianMechanism) -> None:
     """Noise comes from a seed that every process has."""
-    mechanism.noise = NoiseSource(insecure_seed=0)
+    mechanism.noising.noise = NoiseSource(insecure_seed=0)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from privlora.accounting.accountants import delta_curve
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.accounting.projection.gaussian import gaussian_delta, gaussian_noise_multiplier
+from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.auditing.bounds import (
     Errors,
     accuracy_mu,
@@ -31,6 +31,7 @@ from privlora.auditing.bounds import (
     threshold_epsilon,
 )
 from privlora.errors import ConfigError
+from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 DELTA = 1e-5
 

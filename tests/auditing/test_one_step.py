@@ -6,10 +6,10 @@ import pytest
 import torch
 from audit_cases import MUTATIONS, setting
 
-from privlora.accounting.projection.gaussian import gaussian_noise_multiplier
 from privlora.auditing.one_step import audit_step, trials_for
 from privlora.errors import ConfigError
 from privlora.methods import METHODS
+from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 SIGMA = 1.0
 # A mechanism sees coordinates and a kind of clipping, never an optimizer: one method of each.

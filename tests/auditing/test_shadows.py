@@ -11,7 +11,7 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.bounds import Floats
-from privlora.auditing.shadows import KINDS, audit_shadows, judge
+from privlora.auditing.shadows import KINDS, audit_shadows, judge_shadows
 from privlora.config import Settings, load_settings, settings_from
 from privlora.demo import model_path, private_records
 from privlora.errors import ConfigError
@@ -44,17 +44,17 @@ def test_the_bound_is_below_the_claim_of_a_correct_run_and_above_that_of_a_wrong
         privacy={"noise_multiplier": 1.0, "delta": 1e-5, "steps": 1, "private": True},
         method={"name": "dp-sgd"},
     )
-    right = judge(one, "codes", EVENT, *scores(1.0, 2000, 0))
+    right = judge_shadows(one, "codes", EVENT, *scores(1.0, 2000, 0))
     assert right.epsilon_claimed is not None
     assert 0.7 * right.epsilon_claimed < right.epsilon_lower < right.epsilon_claimed
     assert right.epsilon_lower_plain <= right.epsilon_lower
     assert not right.violated
     assert right.judged == 3200  # a fifth taught the threshold
     assert right.result.members == 2000
-    wrong = judge(one, "codes", EVENT, *scores(2.0, 400, 0))
+    wrong = judge_shadows(one, "codes", EVENT, *scores(2.0, 400, 0))
     assert wrong.violated
     assert wrong.epsilon_lower > wrong.epsilon_claimed  # type: ignore[operator]
-    nothing = judge(one, "codes", EVENT, *scores(-1.0, 400, 0))
+    nothing = judge_shadows(one, "codes", EVENT, *scores(-1.0, 400, 0))
     assert nothing.epsilon_lower == 0
     assert not nothing.violated
 

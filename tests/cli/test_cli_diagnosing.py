@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call, run_settings, write_config
 
+from privlora.cli import diagnosing
 from privlora.diagnostics import FIGURES
-from privlora.diagnostics import study as studies
 
 QUICK = ("--figures", "noise-ratio,gauge-sweep", "--steps", "3")
 
@@ -59,16 +59,23 @@ def test_user_level_and_capped_batches(model: Path, folder: Path, capsys: pytest
 def test_without_a_file_it_takes_generated_records(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, records = studies.demo_inputs()
+    settings, records = diagnosing.embedded_inputs()
     small = settings.model_copy(update={"model": settings.model.model_copy(update={"name": str(model)})})
     small = small.model_copy(update={"adapter": small.adapter.model_copy(update={"r": 2})})
     small = small.model_copy(update={"data": small.data.model_copy(update={"max_length": 128})})  # of bytes
-    monkeypatch.setattr(studies, "demo_inputs", lambda: (small, records))
+    monkeypatch.setattr(diagnosing, "embedded_inputs", lambda: (small, records))
     monkeypatch.chdir(folder)
     ended = call(capsys, "diagnose", *QUICK)
     assert ended.code == 0
     assert "PRIVATE" not in ended.out
-    assert (folder / "runs" / "diagnose" / "diagnostics.html").exists()
+    series = json.loads((folder / "runs" / "diagnose" / "diagnostics.json").read_text())
+    assert series["facts"]["model"] == "(embedded)"
+
+
+def test_embedded_inputs_have_the_papers_settings() -> None:
+    settings, records = diagnosing.embedded_inputs()
+    assert (settings.adapter.r, settings.adapter.lora_alpha, settings.privacy.clip_norm) == (16, 16, 1)
+    assert settings.privacy.public_dataset_size == len(records)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,7 @@ def test_an_interruption(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(studies, "diagnose", interrupted)
+    monkeypatch.setattr("privlora.diagnostics.experiments.diagnose", interrupted)
     config = write_config(folder, run_settings(model, folder))
     ended = call(capsys, "diagnose", config, "--output", folder / "found")
     assert ended.code == 130

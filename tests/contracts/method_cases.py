@@ -19,7 +19,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
 from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
 from privlora.data.batching import micro_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.mechanisms import (
     AdaptiveClipNorm,
     GaussianMechanism,
@@ -32,6 +32,8 @@ from privlora.mechanisms.charges import Charges
 from privlora.methods import METHODS, Method, build
 from privlora.optimizers import Optimizer
 from privlora.training.gradients import micro_batch_gradients
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 RANK = 3
 NAN_TOKEN, INF_TOKEN = VOCAB - 1, VOCAB - 2
@@ -115,10 +117,8 @@ class Case:
         """Accumulate one logical batch; returns the number of micro-batches."""
         chosen = range(len(examples)) if units is None else units
         count = 0
-        for batch in micro_batches(chosen, examples, max_tokens=max_tokens, pad_token_id=0):
-            captured, _ = micro_batch_gradients(
-                self.adapter.model, self.adapter, batch, summed=not mechanism.needs_examples
-            )
+        for batch in micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=max_tokens):
+            captured, _ = micro_batch_gradients(self.adapter, batch, summed=not mechanism.needs_examples)
             mechanism.accumulate(captured)
             count += 1
         return count
@@ -132,10 +132,13 @@ class Case:
         return flat(mechanism.release().vector)
 
     def step(self, mechanism: Mechanism, examples: Sequence[Example], learning_rate: float = 0.05) -> Release:
-        self.feed(mechanism, examples)
-        release = mechanism.release()
-        self.optimizer.step(release, learning_rate)
-        return release
+        step = Step(
+            state=TrainState(coordinates=self.coordinates, optimizer=self.optimizer),
+            mechanism=mechanism,
+            examples=Examples(examples, pad_token_id=0),
+            learning_rate=lambda _: learning_rate,
+        )
+        return step.take(range(len(examples))).release
 
     def releases(self, mechanism: Mechanism, count: int) -> Tensor:
         """(count, coordinates): releases of empty batches, without a step in between."""

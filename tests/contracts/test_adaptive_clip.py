@@ -190,10 +190,10 @@ def test_sum_and_count_carry_exactly_the_noise_that_is_charged(
     sigma, adaptive = 0.8, clip_norm_at(1.0)
     case = make_case(variant, tmp_path, targets=TWO_MODULES)
     mechanism = case.mechanism(sigma=sigma, clip_norm=CLIP_NORM, batch=BATCH, adaptive=adaptive)
-    mechanism.noise = Stub()
+    mechanism.noising.noise = Stub()
     on_sum, on_count = split_noise_multiplier(sigma)
     assert 1 / sigma**2 == pytest.approx(1 / on_sum**2 + 1 / (2 * on_count) ** 2, rel=1e-12)
-    drawn = flat(case.coordinates.standard_normal(mechanism._draw))
+    drawn = flat(case.coordinates.standard_normal(Stub().standard_normal))
     released = flat(mechanism.release().vector)
     torch.testing.assert_close(released, drawn * (on_sum * CLIP_NORM / BATCH), rtol=1e-6, atol=1.0)
     assert float(released.norm()) > 1e5

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import everything_in_double, in_double, one_batch, tiny_model, uneven_examples
+from tiny_models import everything_in_double, tiny_model, uneven_examples
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
@@ -20,10 +20,12 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import WEIGHTS_NAME, write_adapter
 from privlora.coordinates import TangentCoordinates
 from privlora.coordinates.starts import tangent_start
+from privlora.data.examples import Examples
 from privlora.geometry.fixed_rank import Point, Tangent, point_from_factors
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.optimizers import TANGENT_OPTIMIZERS, IterateAverage
-from privlora.training.gradients import micro_batch_gradients
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 RANK, STEPS, LEARNING_RATE = 3, 20, 0.05
 Factors = list[tuple[Tensor, Tensor]]
@@ -84,7 +86,6 @@ def private_steps(
     coordinates: TangentCoordinates, optimizer: Any, average: IterateAverage | None = None, steps: int = STEPS
 ) -> tuple[Tensor, Tensor | None]:
     """Full private steps on a transformer, with one noise stream; returns the last Z and the averaged one."""
-    adapter = coordinates.adapter
     mechanism = GaussianMechanism(
         coordinates,
         clip_norm=0.5,
@@ -93,12 +94,16 @@ def private_steps(
         ledger=Ledger(),
         noise=NoiseSource(insecure_seed=9),
     )
-    for step in range(steps):
-        batch = in_double(one_batch(uneven_examples(step)))
-        mechanism.accumulate(micro_batch_gradients(adapter.model, adapter, batch)[0])
-        optimizer.step(mechanism.release(), LEARNING_RATE)
-        if average is not None:
-            average.update()
+    state = TrainState(coordinates=coordinates, optimizer=optimizer, average=average)
+    for number in range(steps):
+        examples = uneven_examples(number)
+        step = Step(
+            state=state,
+            mechanism=mechanism,
+            examples=Examples(examples, pad_token_id=0),
+            learning_rate=lambda _: LEARNING_RATE,
+        )
+        step.take(range(len(examples)))
     return dense(coordinates.factors()), None if average is None else dense(average.factors())
 
 
@@ -132,10 +137,10 @@ def test_a_memory_and_a_weight_change_nothing_about_that(adapter: LowRankAdapter
     ends = []
     for pairs in (given, regauged(given, 1)):
         coordinates = coordinates_at(adapter, pairs, right_weight=0.25)
-        optimizer = TANGENT_OPTIMIZERS["rank"](coordinates, betas=(0.5, 0.99), error_feedback=1.0)
+        optimizer = TANGENT_OPTIMIZERS["rank"](coordinates, beta1=0.5, beta2=0.99, error_feedback=1.0)
         ends.append(private_steps(coordinates, optimizer)[0])
     plain = coordinates_at(adapter, given)
-    usual = private_steps(plain, TANGENT_OPTIMIZERS["rank"](plain, betas=(0.5, 0.99)))[0]
+    usual = private_steps(plain, TANGENT_OPTIMIZERS["rank"](plain, beta1=0.5, beta2=0.99))[0]
     assert relative(ends[0], usual) > 1e-2
     assert relative(ends[1], ends[0]) < 1e-8
 
@@ -227,7 +232,7 @@ def test_the_optimizer_called_paper_is_the_papers_rule_in_balanced_factors(adapt
     literal, _ = private_steps(coordinates, PaperInGivenFactors(coordinates, pairs), steps=1)
     coordinates = coordinates_at(adapter, pairs)
     ours, _ = private_steps(
-        coordinates, TANGENT_OPTIMIZERS["paper"](coordinates, betas=(0.9, 0.999)), steps=1
+        coordinates, TANGENT_OPTIMIZERS["paper"](coordinates, beta1=0.9, beta2=0.999), steps=1
     )
     # Eq. 14 takes U^T Up and V^T Vp for zero, and the grid of a release leaves about 1e-4 of the noise in them.
     assert relative(ours, literal) < 1e-5

@@ -32,6 +32,7 @@ from torch import Tensor
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE, Subspaces
+from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
 from privlora.training.public_start import mean_gradient_subspaces
 
@@ -129,8 +130,8 @@ def model_of(family: str, dtype: str) -> Any:
 def subspaces_of(family: str, dtype: str) -> Subspaces:
     rng = np.random.default_rng(8)
     adapter = LowRankAdapter(model_of(family, dtype), rank=RANK)
-    texts = [random_example(rng, 6) for _ in range(2)]
-    return mean_gradient_subspaces(adapter, texts, seed=0, max_tokens=10**6, pad_token_id=0)
+    texts = Examples([random_example(rng, 6) for _ in range(2)], pad_token_id=0)
+    return mean_gradient_subspaces(adapter, texts, seed=0, max_tokens=10**6)
 
 
 def modules_seen_whole(model: Any) -> str:

@@ -233,8 +233,8 @@ def test_where_tokens_are_routed_a_units_gradient_is_bit_by_bit_its_own(
         shapes.append(tuple(named["input_ids"].shape))
 
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
-    together = micro_batch_gradients(model, adapter, one_batch(examples, [np.array([0]), *units]))
-    alone = [micro_batch_gradients(model, adapter, one_batch(examples, [unit])) for unit in units]
+    together = micro_batch_gradients(adapter, one_batch(examples, [np.array([0]), *units]))
+    alone = [micro_batch_gradients(adapter, one_batch(examples, [unit])) for unit in units]
     handle.remove()
     assert shapes[1:] == [(2, widths[0]), (1, widths[1])] * 2
     for number, (captured, losses) in enumerate(alone, start=1):

@@ -112,13 +112,13 @@ def test_the_charge_comes_before_the_noise(variant: tuple[str, str], tmp_path: P
 
 def _count_draws(mechanism: Any) -> list[int]:
     drawn = [0]
-    draw = mechanism.noise.standard_normal
+    draw = mechanism.noising.noise.standard_normal
 
     def counted(shape: tuple[int, ...]) -> Tensor:
         drawn[0] += 1
         return draw(shape)
 
-    mechanism.noise.standard_normal = counted
+    mechanism.noising.noise.standard_normal = counted
     return drawn
 
 

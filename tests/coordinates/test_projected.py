@@ -125,7 +125,7 @@ def test_one_projection_is_released_upon_once() -> None:
     c = make(WishartCoordinates)
     m = mechanism(c, seed=1)
     m.release()
-    with pytest.raises(PrivacyError, match="released upon before"):
+    with pytest.raises(PrivacyError, match="served for a release before"):
         m.release()
     c.refresh()
     m.release()

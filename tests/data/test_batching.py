@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_models import one_batch, random_example
 
 from privlora.data.batching import MicroBatch, micro_batches, sequential_batches
-from privlora.data.examples import IGNORED, Example
+from privlora.data.examples import IGNORED, Example, Examples
 from privlora.errors import ConfigError, PrivacyError
 
 PAD = 99
@@ -21,10 +21,16 @@ def example(length: int, prompt: int = 0, first: int = 0) -> Example:
     return Example(ids, labels)
 
 
+def records(*lengths: int, prompt: int = 0) -> Examples:
+    return padded([example(length, prompt) for length in lengths])
+
+
+def padded(examples: list[Example]) -> Examples:
+    return Examples(examples, pad_token_id=PAD)
+
+
 def test_collates_exactly() -> None:
-    batch = next(
-        micro_batches([1, 0], [example(2, first=10), example(4, prompt=2)], max_tokens=100, pad_token_id=PAD)
-    )
+    batch = next(micro_batches([1, 0], padded([example(2, first=10), example(4, prompt=2)]), max_tokens=100))
     assert batch.record_index.tolist() == [1, 0]  # longest first
     assert batch.input_ids.tolist() == [[0, 1, 2, 3], [10, 11, PAD, PAD]]
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
@@ -39,10 +45,8 @@ def test_collates_exactly() -> None:
 
 
 def test_a_unit_shares_its_weight_among_its_records() -> None:
-    examples = [example(3), example(5), example(2), example(9)]
-    batch = next(
-        micro_batches([np.array([0, 1, 2]), np.array([3])], examples, max_tokens=99, pad_token_id=PAD)
-    )
+    examples = records(3, 5, 2, 9)
+    batch = next(micro_batches([np.array([0, 1, 2]), np.array([3])], examples, max_tokens=99))
     assert batch.record_index.tolist() == [3, 0, 1, 2]
     assert batch.unit_index.tolist() == [0, 1, 1, 1]
     assert batch.row_weight.tolist() == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
@@ -55,7 +59,7 @@ def test_rows_without_labels_or_tokens_stay_and_weigh_nothing() -> None:
     only_prompt = example(3, prompt=3)
     only_bos = example(1)
     for examples in ([empty], [empty, only_prompt, only_bos]):
-        batch = next(micro_batches(range(len(examples)), examples, max_tokens=9, pad_token_id=PAD))
+        batch = next(micro_batches(range(len(examples)), padded(examples), max_tokens=9))
         assert batch.unit_count == len(examples)
         assert batch.input_ids.shape[1] >= 1
         assert (batch.attention_mask.sum(dim=1) >= 1).all()
@@ -63,7 +67,7 @@ def test_rows_without_labels_or_tokens_stay_and_weigh_nothing() -> None:
 
 
 def test_an_empty_logical_batch_has_no_micro_batches() -> None:
-    assert list(micro_batches(np.zeros(0, np.int64), [example(3)], max_tokens=9, pad_token_id=PAD)) == []
+    assert list(micro_batches(np.zeros(0, np.int64), records(3), max_tokens=9)) == []
 
 
 @settings(max_examples=100, deadline=None)
@@ -73,10 +77,10 @@ def test_an_empty_logical_batch_has_no_micro_batches() -> None:
 )
 def test_splits_every_batch_whole(units: list[list[int]], max_tokens: int) -> None:
     """Every drawn record occurs once, units are whole, memory is bounded, and the peak comes first."""
-    examples = [example(length) for unit in units for length in unit]
+    examples = records(*(length for unit in units for length in unit))
     numbers = iter(range(len(examples)))
     indices = [np.array([next(numbers) for _ in unit]) for unit in units]
-    batches = list(micro_batches(indices, examples, max_tokens=max_tokens, pad_token_id=PAD))
+    batches = list(micro_batches(indices, examples, max_tokens=max_tokens))
 
     found = [b.record_index[b.unit_index == u].tolist() for b in batches for u in range(b.unit_count)]
     assert sorted(found) == sorted(unit.tolist() for unit in indices)
@@ -89,7 +93,7 @@ def test_splits_every_batch_whole(units: list[list[int]], max_tokens: int) -> No
 
 
 def test_weights_do_not_depend_on_the_other_rows() -> None:
-    examples = [example(length, prompt=2) for length in (5, 17, 3, 40, 11)]
+    examples = records(5, 17, 3, 40, 11, prompt=2)
 
     def weights_of_first(batches: list[MicroBatch]) -> list[float]:
         for batch in batches:
@@ -97,15 +101,15 @@ def test_weights_do_not_depend_on_the_other_rows() -> None:
                 return batch.token_weight[row][:5].tolist()
         raise AssertionError("record 0 was lost")
 
-    alone = weights_of_first(list(micro_batches([0], examples, max_tokens=5, pad_token_id=PAD)))
+    alone = weights_of_first(list(micro_batches([0], examples, max_tokens=5)))
     for max_tokens in (1, 45, 1000):
-        others = list(micro_batches([4, 0, 3, 1, 2], examples, max_tokens=max_tokens, pad_token_id=PAD))
+        others = list(micro_batches([4, 0, 3, 1, 2], examples, max_tokens=max_tokens))
         assert weights_of_first(others) == alone == [0, 0, *[pytest.approx(1 / 3)] * 3]
 
 
 def test_sequential_batches_lead_back_to_the_order() -> None:
-    examples = [example(length) for length in (4, 9, 1, 9, 6)]
-    batches = list(sequential_batches(examples, max_tokens=18, pad_token_id=PAD))
+    examples = records(4, 9, 1, 9, 6)
+    batches = list(sequential_batches(examples, max_tokens=18))
     lengths = torch.zeros(5, dtype=torch.int64)
     for batch in batches:
         lengths[batch.record_index] = batch.attention_mask.sum(dim=1)
@@ -114,7 +118,7 @@ def test_sequential_batches_lead_back_to_the_order() -> None:
 
 
 def test_moves_every_tensor() -> None:
-    batch = next(micro_batches([0], [example(3)], max_tokens=9, pad_token_id=PAD)).to("meta")
+    batch = next(micro_batches([0], records(3), max_tokens=9)).to("meta")
     tensors = [getattr(batch, name) for name in MicroBatch.__slots__ if name != "unit_count"]
     assert len(tensors) == 7
     assert all(tensor.device.type == "meta" for tensor in tensors)
@@ -123,13 +127,23 @@ def test_moves_every_tensor() -> None:
 @pytest.mark.parametrize("indices", [[0, 0], [np.array([0, 1]), np.array([1])]])
 def test_refuses_a_record_twice(indices: list[int]) -> None:
     with pytest.raises(PrivacyError, match="twice"):
-        next(micro_batches(indices, [example(3), example(3)], max_tokens=9, pad_token_id=PAD))
+        next(micro_batches(indices, records(3, 3), max_tokens=9))
 
 
-@pytest.mark.parametrize(("max_tokens", "pad"), [(0, 0), (9, -1)])
-def test_refuses_settings(max_tokens: int, pad: int) -> None:
-    with pytest.raises(ConfigError):
-        next(micro_batches([0], [example(3)], max_tokens=max_tokens, pad_token_id=pad))
+def test_refuses_settings() -> None:
+    with pytest.raises(ConfigError, match="max_tokens=0"):
+        next(micro_batches([0], records(3), max_tokens=0))
+    with pytest.raises(ConfigError, match="pad_token_id=-1"):
+        Examples([], pad_token_id=-1)
+
+
+def test_parts_and_others_are_filled_up_with_the_same_token() -> None:
+    whole = records(3, 5, 2)
+    part, other = whole[1:], whole.like([example(1), example(4)])
+    assert [len(e.input_ids) for e in part] == [5, 2]
+    for found in (part, other, part[:1], other.like([])):
+        assert found.pad_token_id == PAD
+    assert next(sequential_batches(part, max_tokens=99)).input_ids.tolist()[1] == [0, 1, PAD, PAD, PAD]
 
 
 def test_each_unit_is_cut_to_its_own_longest_row() -> None:

@@ -39,7 +39,8 @@ def test_counts() -> None:
             example(20, dropped=20),
             example(20, dropped=21),
             example(4, labelled=False),
-        ]
+        ],
+        pad_token_id=0,
     )
     found = summarise(examples, 3)
     assert asdict(found) == {

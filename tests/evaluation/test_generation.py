@@ -41,7 +41,7 @@ def test_equals_a_plain_loop(family: str) -> None:
         model = tiny_model(family, dtype=torch.float64)
         expected = [greedy_loop(model, prompt, 10) for prompt in ids()]
         for settings in ({}, {"use_cache": False}, {"max_tokens": 1}, {"max_tokens": 70}):
-            found = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0, **settings)
+            found = generate(model, TOKENIZER, ids(), max_new_tokens=10, **settings)
             assert found == expected
     assert len(set(expected)) > 1
 
@@ -49,17 +49,16 @@ def test_equals_a_plain_loop(family: str) -> None:
 def test_beams_are_the_same_in_batches() -> None:
     model = tiny_model(dtype=torch.float64)
     for beams in (2, 4):
-        together = generate(model, TOKENIZER, ids(), max_new_tokens=8, pad_token_id=0, num_beams=beams)
+        together = generate(model, TOKENIZER, ids(), max_new_tokens=8, num_beams=beams)
         alone = [
-            generate(model, TOKENIZER, [prompt], max_new_tokens=8, pad_token_id=0, num_beams=beams)[0]
-            for prompt in ids()
+            generate(model, TOKENIZER, [prompt], max_new_tokens=8, num_beams=beams)[0] for prompt in ids()
         ]
         assert together == alone
 
 
 def test_the_models_own_habits_are_not_used() -> None:
     model = tiny_model()
-    expected = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    expected = generate(model, TOKENIZER, ids(), max_new_tokens=10)
     model.generation_config.update(
         do_sample=True,
         temperature=5.0,
@@ -68,26 +67,26 @@ def test_the_models_own_habits_are_not_used() -> None:
         no_repeat_ngram_size=1,
         min_length=9,
     )
-    assert generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0) == expected
+    assert generate(model, TOKENIZER, ids(), max_new_tokens=10) == expected
 
 
 def test_ends_at_eos_and_stop_strings() -> None:
     model = tiny_model()
-    (whole,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, pad_token_id=0)
+    (whole,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20)
     assert len(whole) > 6
-    (cut,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, pad_token_id=0, stop=[whole[3:5]])
+    (cut,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, stop=[whole[3:5]])
     assert cut == whole[: whole.index(whole[3:5])]
     end = TOKENIZER.convert_tokens_to_ids(whole[2])
     model.generation_config.eos_token_id = [2, end]  # as models with several ends of a turn have
-    (ended,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20, pad_token_id=0)
+    (ended,) = generate(model, TOKENIZER, ids(["hello"]), max_new_tokens=20)
     assert ended == whole[: whole.index(whole[2])]
 
 
 def test_rows_that_end_early_do_not_change_the_others() -> None:
     model = tiny_model()
-    plain = generate(model, TOKENIZER, ids(), max_new_tokens=12, pad_token_id=0)
+    plain = generate(model, TOKENIZER, ids(), max_new_tokens=12)
     stop = [plain[0][:2]]
-    found = generate(model, TOKENIZER, ids(), max_new_tokens=12, pad_token_id=0, stop=stop)
+    found = generate(model, TOKENIZER, ids(), max_new_tokens=12, stop=stop)
     assert found == [text.split(stop[0])[0] for text in plain]
     assert found[0] == ""
 
@@ -98,20 +97,20 @@ def test_no_padding_token_is_needed() -> None:
     bare.pad_token = None
     model = tiny_model()
     model.generation_config.pad_token_id = None
-    found = generate(model, bare, ids(), max_new_tokens=10, pad_token_id=2)
-    assert found == generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    found = generate(model, bare, ids(), max_new_tokens=10)
+    assert found == generate(model, TOKENIZER, ids(), max_new_tokens=10)
 
 
 def test_an_attached_adapter_and_a_peft_model_count() -> None:
     model = tiny_model(dtype=torch.float64)
-    base = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    base = generate(model, TOKENIZER, ids(), max_new_tokens=10)
     with strong_adapter(model):
-        adapted = generate(model, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+        adapted = generate(model, TOKENIZER, ids(), max_new_tokens=10)
         assert adapted == [greedy_loop(model, prompt, 10) for prompt in ids()]
     assert adapted != base
     wrapped = with_lora(tiny_model(dtype=torch.float64), init_lora_weights=False)
     wrapped.train()
-    found = generate(wrapped, TOKENIZER, ids(), max_new_tokens=10, pad_token_id=0)
+    found = generate(wrapped, TOKENIZER, ids(), max_new_tokens=10)
     assert wrapped.training
     wrapped.eval()
     assert found == [greedy_loop(wrapped, prompt, 10) for prompt in ids()]
@@ -119,6 +118,6 @@ def test_an_attached_adapter_and_a_peft_model_count() -> None:
 
 @pytest.mark.parametrize("wrong", [{"max_new_tokens": 0}, {"num_beams": 0}, {"prompts": [np.array([], int)]}])
 def test_refused(wrong: dict[str, object]) -> None:
-    arguments = {"prompts": ids(), "max_new_tokens": 3, "pad_token_id": 0, **wrong}
+    arguments = {"prompts": ids(), "max_new_tokens": 3, **wrong}
     with pytest.raises(ConfigError):
         generate(tiny_model(), TOKENIZER, **arguments)

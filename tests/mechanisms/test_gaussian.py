@@ -163,7 +163,7 @@ def test_noise_by_itself_is_not_of_half_precision(coordinates: TangentCoordinate
 
 
 def test_the_default_noise_is_secure(coordinates: TangentCoordinates) -> None:
-    assert mechanism(coordinates, noise=None).noise.secure
+    assert mechanism(coordinates, noise=None).noising.noise.secure
 
 
 def test_a_second_release_holds_nothing_of_the_first(coordinates: TangentCoordinates) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.coordinates.starts import tangent_start
 from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import grid_width, noised
-from privlora.mechanisms.wishart import WishartProjection
+from privlora.wishart.mechanism import WishartProjection
 
 
 def on_grid(values: Tensor, width: float) -> bool:
@@ -83,23 +85,27 @@ def test_the_law_stays_normal_and_no_sum_is_all_noise() -> None:
     assert torch.equal(noised(torch.zeros(20_000), xi, 0.7, 4.0, torch.float32).double() / (0.7 / 4), alone)
 
 
-def test_noise_stays_in_float64_and_in_the_tangent_space_until_it_is_added() -> None:
+def test_noise_stays_in_float64_and_in_the_tangent_space_until_it_is_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     coordinates = tangent_start(LowRankAdapter(tiny_model(), rank=2), "random", seed=0)
+    noise: list[Tensor] = []
 
-    class Ledger:
-        def charge(self, event: StepEvent) -> int:
-            return 1
+    def noted(total: Tensor | None, xi: Tensor, *rest: Any) -> Tensor:
+        noise.append(xi)
+        return noised(total, xi, *rest)
 
+    monkeypatch.setattr("privlora.mechanisms.noising.noised", noted)
     mechanism = GaussianMechanism(
         coordinates,
         clip_norm=1.0,
         event=StepEvent(PoissonSampling(0.1), 1.0),
         expected_batch_size=1.0,
-        ledger=Ledger(),
+        ledger=Uncharged(),
     )
-    noise = coordinates.standard_normal(mechanism._draw)
-    assert {t.dtype for parts in noise for t in parts} == {torch.float64}
-    for (_, up, vp), point in zip(noise, coordinates.points, strict=True):
+    mechanism.release()
+    assert {t.dtype for t in noise} == {torch.float64}
+    for up, vp, point in zip(noise[1::3], noise[2::3], coordinates.points, strict=True):
         # U is orthonormal to float32 rounding only, and projecting twice squares that.
         assert float((point.U.double().mT @ up).abs().max()) < 1e-11
         assert float((point.V.double().mT @ vp).abs().max()) < 1e-11

@@ -111,7 +111,7 @@ def test_the_second_moments_of_pure_noise_are_the_same_in_every_frame() -> None:
     optimizer.step(noise_release(c, tau), 1.0)
     eye = torch.eye(RANK, dtype=c.dtype)
     for g, (before, after) in enumerate(zip(old, c.points, strict=True)):
-        noise = (1 - optimizer.betas[1]) * tau**2 * eye.expand(len(before.S), RANK, RANK)
+        noise = (1 - optimizer.beta2) * tau**2 * eye.expand(len(before.S), RANK, RANK)
         optimizer._vl[g], optimizer._vr[g] = noise, noise
         assert float((before.U.mT @ after.U - eye).norm()) > 0.1  # the frame did turn
         optimizer._follow(g, before, after, tau)
@@ -162,7 +162,7 @@ def test_the_papers_rule_drops_directions_that_have_vanished() -> None:
 def test_error_feedback_loses_nothing_that_its_rank_can_hold() -> None:
     # Three steps of tangents at ever new points: with room for their whole sum, Z + E is that sum.
     c = coordinates()
-    optimizer = TANGENT_OPTIMIZERS["sgd"](c, betas=(0.0, 0.99), error_feedback=100.0)
+    optimizer = TANGENT_OPTIMIZERS["sgd"](c, beta1=0.0, beta2=0.99, error_feedback=100.0)
     total = [p.embedding() for p in c.points]
     for _ in range(3):
         release = noise_release(c, 0.2)

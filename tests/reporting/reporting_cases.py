@@ -11,10 +11,12 @@ from tiny_models import tiny_llama
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import settings_from
+from privlora.data.examples import Examples
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.reporting import write_release
 from privlora.training.assembly import Parts, build_parts, plan_privacy
 from privlora.training.files import RunFolder, append_line
+from privlora.training.step import Step
 
 STEPS = 3
 
@@ -78,10 +80,14 @@ def make_run(
                 noise=NoiseSource(insecure_seed=1),
                 adaptive=parts.adaptive,
             )
-            for step in range(1, STEPS + 1):
-                parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
-                if parts.average is not None:
-                    parts.average.update()
+            step = Step(
+                state=parts,
+                mechanism=mechanism,
+                examples=Examples([], pad_token_id=0),
+                learning_rate=parts.learning_rate,
+            )
+            for _ in range(STEPS):
+                step.take([])
         summary = read_ledger(folder.ledger)
     write_release(folder, parts, summary)
     return Run(folder, parts, summary)

@@ -16,7 +16,6 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, settings_from
-from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
@@ -28,7 +27,7 @@ from privlora.optimizers import Optimizer
 from privlora.stacked import TrainedAdapters, train_adapters
 from privlora.stacked.adapter import StackedAdapter
 from privlora.training.assembly import build_parts
-from privlora.training.gradients import micro_batch_gradients
+from privlora.training.step import Step
 
 SIGMA, SEEDS = 0.3, (5, 6, 7)
 # Name of the method, and what is set otherwise than by its row.
@@ -66,7 +65,7 @@ def settings(method: dict[str, Any], *, init: str | None = None, **privacy: Any)
 
 
 def records() -> Examples:
-    return Examples(uneven_examples())
+    return Examples(uneven_examples(), pad_token_id=0)
 
 
 def some(adapters: int, units: int) -> Tensor:
@@ -76,7 +75,7 @@ def some(adapters: int, units: int) -> Tensor:
 def trained(chosen: Settings, **options: Any) -> TrainedAdapters:
     examples = options.pop("examples", records())
     model = options.pop("model", None)
-    given = {"members": some(3, len(examples)), "seeds": SEEDS, "pad_token_id": 0, **options}
+    given = {"members": some(3, len(examples)), "seeds": SEEDS, **options}
     return train_adapters(chosen, tiny_model() if model is None else model, examples, **given)
 
 
@@ -100,15 +99,15 @@ def ordinary(
             noise=NoiseSource(2 * seed + 1),
             clipping=parts.hyper.clipping,
         )
-    model.train()
-    for step in range(1, privacy.steps + 1):
-        drawn = units.draw_records(own[sampler.draw()], sampler.generator)
-        for batch in micro_batches(drawn, examples, max_tokens=50, pad_token_id=0):
-            summed = not mechanism.needs_examples
-            mechanism.accumulate(micro_batch_gradients(model, parts.adapter, batch, summed=summed)[0])
-        parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
-        if parts.average is not None:
-            parts.average.update()
+    step = Step(
+        state=parts,
+        mechanism=mechanism,
+        examples=examples,
+        learning_rate=parts.learning_rate,
+        draw=lambda: units.draw_records(own[sampler.draw()], sampler.generator),
+        max_tokens=50,
+    )
+    step.take_many(privacy.steps)
     return parts.named_factors()
 
 
@@ -146,7 +145,7 @@ def test_units_of_several_records_and_a_part_of_the_frozen_weights() -> None:
 def test_losses_are_those_of_the_model_with_each_adapter() -> None:
     chosen, examples = settings(METHODS["dp-adamw"]), records()
     found = trained(chosen)
-    losses = found.losses(examples, pad_token_id=0, together=2)
+    losses = found.losses(examples, together=2)
     assert losses.shape == (3, len(examples))
     model = tiny_model()
     adapter = LowRankAdapter(model, rank=2, target_modules=["q_proj", "v_proj", "up_proj"])
@@ -158,7 +157,7 @@ def test_losses_are_those_of_the_model_with_each_adapter() -> None:
             )
             adapter.install(group, a, torch.ones(len(a), 2), b)
         with adapter:
-            expected = record_losses(model, examples, pad_token_id=0)
+            expected = record_losses(model, examples)
         np.testing.assert_allclose(losses[n].numpy(), expected, rtol=1e-5)
 
 
@@ -173,7 +172,9 @@ def test_a_record_that_is_not_finite_spoils_nothing() -> None:
     alone = both.clone()
     alone[0, -1] = False
     with_it, without = (
-        trained(chosen, model=model, examples=Examples([*examples, poison]), members=members, seeds=(1, 2))
+        trained(
+            chosen, model=model, examples=examples.like([*examples, poison]), members=members, seeds=(1, 2)
+        )
         for members in (both, alone)
     )
     for n in (0, 1):
@@ -182,7 +183,7 @@ def test_a_record_that_is_not_finite_spoils_nothing() -> None:
         trained(
             settings(METHODS["not private"], sample_rate=1.0),
             model=model,
-            examples=Examples([poison]),
+            examples=examples.like([poison]),
             members=both[:, -1:],
             seeds=(1, 2),
         )
@@ -305,7 +306,7 @@ def test_the_model_is_left_as_it_was_and_progress_is_told() -> None:
 
 def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
     model = tiny_model()
-    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2)
+    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2, records=1)
     for group in adapter.groups:
         sizes = 2 * len(group.sites)
         adapter.install(
@@ -324,7 +325,7 @@ def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
         ("members are", {"members": torch.ones(2, 3, dtype=torch.bool)}, {}),
         ("2 seeds for 3", {"seeds": (1, 2)}, {}),
         ("same seed", {"seeds": (1, 1, 2)}, {}),
-        ("seeds or without noise", {"ledgers": [Ledger()] * 3}, {}),
+        ("with seeds cannot be charged", {"ledgers": [Ledger()] * 3}, {}),
         ("together=0", {"together": 0}, {}),
         ("insecure_noise_seed does not go", {}, {"insecure_noise_seed": 1}),
         ("clip_quantile does not go", {}, {"clip_quantile": 0.5}),

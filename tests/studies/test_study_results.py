@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from privlora.errors import RunError
-from privlora.studies.results import Results, Row, finite, read_results
+from privlora.studies.results import Results, Row, all_finite, read_results
 from privlora.studies.settings import Cell
 
 
@@ -62,6 +62,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_finite() -> None:
-    assert finite({"loss": 1.0, "records": 3, "task_metric": "accuracy"})
-    assert not finite({"loss": float("nan")})
-    assert not finite({"loss": 1.0, "accuracy": float("inf")})
+    assert all_finite({"loss": 1.0, "records": 3, "task_metric": "accuracy"})
+    assert not all_finite({"loss": float("nan")})
+    assert not all_finite({"loss": 1.0, "accuracy": float("inf")})

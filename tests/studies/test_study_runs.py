@@ -25,7 +25,7 @@ from privlora.studies import running
 from privlora.studies.choice import job_of, selection_cells
 from privlora.studies.results import Row, read_results
 from privlora.studies.settings import Cell, Study, study_from
-from privlora.studies.study import Findings, missing_runs, report_study, run_study
+from privlora.studies.study import StudyReport, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
 from privlora.training import assembly
 from privlora.training.loop import Interrupted
@@ -59,8 +59,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 @pytest.fixture(scope="module")
-def findings(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    return run_study(study, tmp_path_factory.mktemp("findings"))
+def found(study: Study, tmp_path_factory: pytest.TempPathFactory) -> StudyReport:
+    return run_study(study, tmp_path_factory.mktemp("found"))
 
 
 def test_each_role_sees_its_own_seeds_and_records(
@@ -105,10 +105,10 @@ def test_every_method_gets_the_same_public_start(tmp_path: Path, monkeypatch: py
     assert sorted(seeds) == [0, 1]
 
 
-def test_one_ledger_a_run(findings: Findings) -> None:
-    rows = read_results(findings.folder / "results.jsonl")
+def test_one_ledger_a_run(found: StudyReport) -> None:
+    rows = read_results(found.folder / "results.jsonl")
     assert len(rows) == 16
-    ledgers = [read_ledger(findings.folder / row.facts["ledger"]) for row in rows]
+    ledgers = [read_ledger(found.folder / row.facts["ledger"]) for row in rows]
     assert len({ledger.run_id for ledger in ledgers}) == 16
     for row, ledger in zip(rows, ledgers, strict=True):
         assert ledger.closed
@@ -116,7 +116,7 @@ def test_one_ledger_a_run(findings: Findings) -> None:
         assert ledger.plan.method == row.cell.method
         assert ledger.plan.dataset == row.cell.task
         assert ledger.epsilon() <= row.cell.epsilon
-        release = (findings.folder / row.facts["ledger"]).parent
+        release = (found.folder / row.facts["ledger"]).parent
         assert {path.name for path in release.iterdir()} == {
             "ledger.jsonl",
             "adapter_config.json",
@@ -126,32 +126,32 @@ def test_one_ledger_a_run(findings: Findings) -> None:
         assert [path.name for path in (release.parent / "private").iterdir()] == ["config.resolved.yaml"]
 
 
-def test_what_is_written(findings: Findings) -> None:
-    assert {p.name for p in findings.folder.iterdir()} == {
+def test_what_is_written(found: StudyReport) -> None:
+    assert {p.name for p in found.folder.iterdir()} == {
         "results.jsonl",
         "runs",
         "study.html",
         "summary.json",
         "table.md",
     }
-    summary = json.loads((findings.folder / "summary.json").read_text())
+    summary = json.loads((found.folder / "summary.json").read_text())
     assert summary["runs"]["finished"] == 16
     assert summary["runs"]["cpu_seconds"] > 0
     assert summary["runs"]["versions"][0]["privlora"] == privlora.__version__
     assert summary["tuning_cost"]
-    assert "is best in the mean" in findings.table.read_text()
+    assert "is best in the mean" in found.table.read_text()
 
 
 def test_a_finished_study_runs_nothing(
-    study: Study, findings: Findings, monkeypatch: pytest.MonkeyPatch
+    study: Study, found: StudyReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running.Workbench, "run", None)
-    before = findings.table.read_bytes()
+    monkeypatch.setattr(running.Runner, "run", None)
+    before = found.table.read_bytes()
     log = Log()
-    again = run_study(study, findings.folder, watcher=log)
+    again = run_study(study, found.folder, watcher=log)
     assert log.phases == [("choosing learning rates", 8, 8), ("report runs", 8, 8)]
     assert again.table.read_bytes() == before
-    assert missing_runs(study, findings.folder) == 0
+    assert missing_runs(study, found.folder) == 0
 
 
 def test_an_extended_study_runs_what_is_new(
@@ -165,9 +165,9 @@ def test_an_extended_study_runs_what_is_new(
     changed = study.settings.model_dump()
     changed["base"]["privacy"]["steps"] = 2
     log = Log()
-    findings = run_study(study_from(changed, "tiny.yaml"), tmp_path, watcher=log)
+    found = run_study(study_from(changed, "tiny.yaml"), tmp_path, watcher=log)
     assert len(log.rows) == 16
-    assert findings.summary["runs"]["outdated"] == 16 + 4
+    assert found.summary["runs"]["outdated"] == 16 + 4
     run = (tmp_path / log.rows[0].facts["ledger"]).parents[1]
     assert read_ledger(run / "earlier-ledger-1.jsonl").plan.steps == 3
     assert read_ledger(run / "release" / "ledger.jsonl").plan.steps == 2
@@ -186,20 +186,20 @@ def test_a_run_that_fails_is_recorded_once(
     with monkeypatch.context() as patch:
         patch.setattr(running, "finish_training", fails)
         log = Log()
-        findings = run_study(study, tmp_path, watcher=log)
+        found = run_study(study, tmp_path, watcher=log)
     failed = [row for row in log.rows if row.error is not None]
     assert [(row.cell.task, row.error) for row in failed] == [
         ("one", "ValueError: one bad run"),
         ("two", failed[1].error),
     ]
-    assert "**2 runs failed**" in findings.table.read_text()
+    assert "**2 runs failed**" in found.table.read_text()
     again = Log()
     run_study(study, tmp_path, watcher=again)
     assert not again.rows
     retried = Log()
-    findings = run_study(study, tmp_path, watcher=retried, retry_failed=True)
+    found = run_study(study, tmp_path, watcher=retried, retry_failed=True)
     assert [row.cell for row in retried.rows] == [row.cell for row in failed]
-    assert "failed" not in findings.table.read_text()
+    assert "failed" not in found.table.read_text()
 
 
 def test_a_loss_that_is_not_finite_is_a_failure(
@@ -214,7 +214,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(
 
     monkeypatch.setattr(running, "evaluate_next_token", nothing)
     job = job_of(study, selection_cells(study)[0], "selection", tmp_path)
-    row = running.Workbench().run(job)
+    row = running.Runner().run(job)
     assert row.error is not None
     assert "not finite" in row.error
     assert not row.scores
@@ -248,13 +248,13 @@ def test_a_task_with_a_metric_of_its_own(tmp_path: Path) -> None:
         numbers = range(first, first + count)
         rows = [{"sentence": f"film {i} was {('bad', 'good')[i % 2]}", "label": i % 2} for i in numbers]
         Path(content["base"]["data"][name]).write_text("\n".join(map(json.dumps, rows)))
-    findings = run_study(study_from(content), tmp_path / "out")
-    (task,) = findings.summary["tasks"]
+    found = run_study(study_from(content), tmp_path / "out")
+    (task,) = found.summary["tasks"]
     assert (task["metric"], task["words"], task["lower_is_better"]) == ("task", "accuracy", False)
-    rows = read_results(findings.folder / "results.jsonl")
+    rows = read_results(found.folder / "results.jsonl")
     assert all(row.scores["records"] == 6 and 0 <= row.scores["task"] <= 1 for row in rows)
     assert all(row.before["task_metric"] == "accuracy" for row in rows)
-    assert "accuracy, higher is better" in findings.table.read_text()
+    assert "accuracy, higher is better" in found.table.read_text()
 
 
 def test_ledgers_only(tmp_path: Path) -> None:
@@ -266,16 +266,16 @@ def test_ledgers_only(tmp_path: Path) -> None:
         "selection": {},
     }
     content |= {"seeds": [0]}
-    findings = run_study(study_from(content), tmp_path / "out")
-    files = [path.name for path in (findings.folder / "runs").rglob("*") if path.is_file()]
+    found = run_study(study_from(content), tmp_path / "out")
+    files = [path.name for path in (found.folder / "runs").rglob("*") if path.is_file()]
     assert files == ["ledger.jsonl"]
-    assert "Each method has one learning rate" in findings.table.read_text()
+    assert "Each method has one learning rate" in found.table.read_text()
 
 
 def test_an_interruption_keeps_what_is_finished(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = running.Workbench.run
+    run = running.Runner.run
 
     def interrupted(self: Any, job: running.Job) -> Row:
         if job.cell.task == "two":
@@ -283,7 +283,7 @@ def test_an_interruption_keeps_what_is_finished(
         return run(self, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running.Workbench, "run", interrupted)
+        patch.setattr(running.Runner, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_study(study, tmp_path)
     assert len(read_results(tmp_path / "results.jsonl")) == 4
@@ -416,11 +416,9 @@ def test_the_example_runs(tmp_path: Path) -> None:
         content |= {"learning_rate": content["learning_rate"][:2], "seeds": content["seeds"][:2], "rank": [2]}
         content |= {"epsilon": content["epsilon"][:1]}
         content["selection"]["seeds"] = content["selection"]["seeds"][:1]
-        findings = run_study(study_from(content, file.name), tmp_path / "out" / file.stem)
-        assert findings.summary["runs"]["failed"] == 0
-        assert all(
-            cell["state"] == "complete" for rule in findings.summary["rules"] for cell in rule["cells"]
-        )
+        found = run_study(study_from(content, file.name), tmp_path / "out" / file.stem)
+        assert found.summary["runs"]["failed"] == 0
+        assert all(cell["state"] == "complete" for rule in found.summary["rules"] for cell in rule["cells"])
 
 
 def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:

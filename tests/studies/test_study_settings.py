@@ -104,7 +104,7 @@ def test_settings_of_a_run() -> None:
         tasks={"one": {"data": {"max_length": 20}, "privacy.steps": 5}},
     )
     label = "prism (optimizer sgd, adapter.init random, privacy.clip_norm 0.5)"
-    assert [contender.label for contender in study.contenders] == [label]
+    assert [arm.label for arm in study.arms] == [label]
     found = study.run_settings(Cell("one", label, 3.0, 2, 0.02, 7))
     assert (found.data.max_length, found.privacy.steps, found.privacy.clip_norm) == (20, 5, 0.5)
     assert (found.method.optimizer, found.method.learning_rate, found.adapter.init) == ("sgd", 0.02, "random")
@@ -133,7 +133,7 @@ def test_the_grid() -> None:
 
 def test_a_method_without_noise() -> None:
     study = paper(methods=["prism", {"name": "prism", "privacy.private": False}, "adamw"])
-    assert [(c.label, c.private) for c in study.contenders] == [
+    assert [(c.label, c.private) for c in study.arms] == [
         ("prism", True),
         ("prism (non-private)", False),
         ("adamw", False),

@@ -52,7 +52,7 @@ def gradients(model: Any, *, key: int = 1, dropout: bool = False, lora_dropout: 
             left, right = (torch.randn(len(g.sites), k, 2, generator=operands) for k in (g.m, g.n))
             adapter.install(g, left, torch.ones(len(g.sites), 2), right)
         with training_passes(model, counter_generator(key), dropout=dropout):
-            captured, _ = micro_batch_gradients(model, adapter, one_batch(uneven_examples()))
+            captured, _ = micro_batch_gradients(adapter, one_batch(uneven_examples()))
     return [*captured.p, *captured.q]
 
 

@@ -15,7 +15,7 @@ from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, releases, 
 import privlora.training.loop
 from privlora.accounting import read_ledger
 from privlora.config import PrivacySettings
-from privlora.data.batching import micro_batches, pad_token
+from privlora.data.batching import micro_batches
 from privlora.data.examples import Template, build_examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError
@@ -91,7 +91,7 @@ def test_the_held_out_loss_is_that_of_the_public_records(bench: Bench, tmp_path:
     bench.start(tmp_path / "run", evaluation=public, privacy=privacy)
     first, last = read_lines(tmp_path / "run/release/evaluations.jsonl")
     examples = build_examples(public, Template(text="text"), bench.tokenizer, max_length=40)
-    expected = evaluate_next_token(bench.model, examples, pad_token_id=pad_token(bench.tokenizer)).to_dict()
+    expected = evaluate_next_token(bench.model, examples).to_dict()
     assert first == pytest.approx({"step": 0, **expected}, rel=1e-5)
     for count in ("examples", "tokens"):
         assert last[count] == expected[count]
@@ -142,7 +142,7 @@ def test_micro_batches_come_after_the_draw(
             count[0] += 1
             yield batch
 
-    monkeypatch.setattr(privlora.training.loop, "micro_batches", counted)
+    monkeypatch.setattr(privlora.training.step, "micro_batches", counted)
     with side_log(tmp_path / "log"):
         bench.start(tmp_path / "run", run={"tokens_per_micro_batch": 1})
     assert count[0] > 2 * STEPS

@@ -49,7 +49,7 @@ def bert(*, is_decoder: bool = False) -> Any:
 
 
 def probe(model: Any, **options: Any) -> None:
-    refuse_coupled(LowRankAdapter(model, rank=2, **options), tiny_tokenizer(), pad_token_id=0)
+    refuse_coupled(LowRankAdapter(model, rank=2, **options), tiny_tokenizer())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

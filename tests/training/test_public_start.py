@@ -17,7 +17,7 @@ from privlora.adapters import LowRankAdapter
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FactorCoordinates, TangentCoordinates
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError
 from privlora.methods import METHODS
 from privlora.training import assembly, public_start
@@ -40,7 +40,7 @@ def found_for(
     model: Any, texts: list[Example] = TEXTS, rank: int = 3, seed: int = 0, max_tokens: int = 60
 ) -> Subspaces:
     adapter = LowRankAdapter(model, rank=rank)
-    return mean_gradient_subspaces(adapter, texts, seed=seed, max_tokens=max_tokens, pad_token_id=0)
+    return mean_gradient_subspaces(adapter, Examples(texts, pad_token_id=0), seed=seed, max_tokens=max_tokens)
 
 
 def dense_gradients(model: Any, texts: list[Example]) -> list[dict[str, Tensor]]:

@@ -129,7 +129,7 @@ def delta_curve(
     adjacency: Adjacency = "add-or-remove-one",
     grid: float = DEFAULT_GRID,
 ) -> list[float]:
-    """`delta_of` at each of `epsilons`, from one composition. Errors as there."""
+    """`delta_of` at each of `epsilons`, from one composition, with the same errors."""
     for value in epsilons:
         if not value >= 0:
             raise PrivacyError(f"epsilon={value} is not >= 0", fix="give an epsilon of 0 or more")
@@ -167,9 +167,9 @@ def accountant_versions(accountant: Accountant = "pld") -> dict[str, str]:
 
 
 def rough_epsilon(events: dict[StepEvent, int]) -> float:
-    """The size of epsilon from mean and spread of the privacy loss, in microseconds. Never to be printed.
+    """A quick estimate of epsilon from mean and spread of the privacy loss. Never to be printed.
 
-    It keeps PLD from what would need gigabytes: its memory grows with the range of losses.
+    It keeps PLD from inputs that would need gigabytes: its memory grows with the range of losses.
     """
     import numpy as np
 
@@ -195,14 +195,14 @@ def rough_epsilon(events: dict[StepEvent, int]) -> float:
 
 
 def typical_energy(event: StepEvent) -> float:
-    """The mean share of a unit's squared norm that a step lets through: 1 without projections."""
+    """Mean share of a unit's squared norm that survives a step's projection: 1 without projections."""
     if not event.is_cheaper_by_projection:
         return 1.0
     return max(rank / dimension for rank, dimension in event.projections)
 
 
 def _extreme_energy(event: StepEvent) -> float:
-    """A share that is exceeded with probability 1e-12: Laurent and Massart (2000), chi-square_r over d."""
+    """A share that is exceeded with probability at most 1e-12 (Laurent and Massart 2000, chi-square_r over d)."""
     if not event.is_cheaper_by_projection:
         return 1.0
     tail = math.sqrt(2 * math.log(1e12))
@@ -223,7 +223,7 @@ def check_adjacency(adjacency: str) -> None:
 
 
 def check_covered(event: StepEvent, adjacency: Adjacency) -> None:
-    """Raise PrivacyError unless steps like `event` can be accounted under `adjacency`."""
+    """Raise PrivacyError if the accountants cannot price `event` under `adjacency`."""
     check_adjacency(adjacency)
     if event.projections and adjacency != "add-or-remove-one":
         raise PrivacyError(
@@ -293,7 +293,7 @@ def _step_pld(event: StepEvent, relation: NeighboringRelation, grid: float) -> P
     from dp_accounting.pld import privacy_loss_distribution
 
     if event.is_cheaper_by_projection:
-        # Of Poisson batches, an empty unit in place of one is the same as none: `relation` does not matter.
+        # Under Poisson sampling, replacing a unit by an empty one equals removing it: `relation` does not matter.
         from privlora.accounting.projection.composition import rank_free_pld
 
         return rank_free_pld(event.noise_multiplier, event.projections, event.sampling.sample_rate, grid)

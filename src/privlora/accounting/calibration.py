@@ -38,10 +38,10 @@ from privlora.errors import PrivacyError
 
 _log = logging.getLogger(__name__)
 
-# Below, epsilon is in the hundreds and means nothing; above, no training signal would be left. The lower one is
-# per square root of the share of a gradient's energy that a projection lets through.
+# Below the smallest, epsilon is in the hundreds and means nothing; above the largest, no signal would be left. The
+# smallest is multiplied by the root of the share of a gradient's energy that a projection keeps.
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
-_SMALLEST_TARGET = 1e-3  # the accountant's grid resolves no less
+_SMALLEST_TARGET = 1e-3  # the accountant's grid resolves nothing smaller
 _FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
 _COARSE_TOLERANCE = 1e-4
 _HUGE = 1e3
@@ -115,7 +115,7 @@ def calibrate_noise_multiplier(
         target_epsilon: from 0.001 to 500.
         delta: total delta, in (0, 1).
         adjacency: which data sets are neighbours.
-        tolerance: relative accuracy of sigma, in [1e-7, 0.1]; the result is at most twice this too large.
+        tolerance: relative accuracy of sigma, in [1e-7, 0.1]; sigma is too large by at most twice this.
         cache: reuse and keep results under `cache_folder()`.
         projections: (rank, input dimension) of the layers that each step projects afresh after clipping the whole
             gradient; empty if it projects nothing. See `StepEvent`.

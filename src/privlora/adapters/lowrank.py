@@ -41,7 +41,7 @@ class Site:
     mid: Tensor | None = None  # (r,)
     right: Tensor | None = None  # (n, r)
     offset: tuple[Tensor, Tensor] | None = None  # fixed A0 (m, k), B0 (n, k): the layer is W0 - A0 B0^T
-    p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the micro-batch under way
+    p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the current micro-batch
     q: Tensor | None = None  # (rows, n, r)
     norms: Tensor | None = None  # (rows,) float64: ||G_i||_F, kept where the adapter wants them
     update: Tensor | None = None  # (m, n): while attached, the layer computes with W0 + update
@@ -280,12 +280,12 @@ class LowRankAdapter:
         return whole
 
     @contextmanager
-    def capture(self, rows: int, *, summed: bool = False) -> Iterator[None]:
-        """Gather P and Q in the backward passes inside; ``rows`` is the micro-batch's number of sequences.
+    def capture(self, records: Tensor, *, summed: bool = False) -> Iterator[None]:
+        """Gather P and Q in the backward passes inside, of a micro-batch whose row i is record records[i], (rows,).
 
         ``summed`` adds the rows up at once (the non-private mode needs no per-example gradients).
         """
-        self._rows, self._summed = rows, summed
+        self._rows, self._summed = len(records), summed
         for site in self.sites:
             site.p = site.q = site.norms = None
         try:
@@ -354,7 +354,7 @@ class LowRankAdapter:
             raise PrivacyError(
                 "a backward pass ran outside LowRankAdapter.capture",
                 why="its gradients would escape clipping",
-                fix="compute losses inside `with adapter.capture(rows):`",
+                fix="compute losses inside `with adapter.capture(records):`",
             )
         if x.dim() != 3 or x.shape[0] != self._rows:
             raise PrivacyError(

@@ -45,7 +45,7 @@ def write_adapter(
 ) -> None:
     """Write a plain LoRA adapter. factors: site name -> (A (m, k), B (n, k)) with W = W0 + A B^T.
 
-    base_model: a hub name, or a local folder, of which the adapter's note keeps the last part only.
+    base_model: a hub name, or a local folder; the adapter's note keeps only the last part of a folder's name.
     """
     from peft import LoraConfig  # takes seconds, which commands that write no adapter should not wait for
 

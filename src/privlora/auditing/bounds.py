@@ -59,7 +59,7 @@ class Errors:
 
 
 def rate_at_most(hits: int, trials: int, confidence: float) -> float:
-    """Clopper-Pearson upper bound on a probability of which ``hits`` of ``trials`` independent draws were true."""
+    """Clopper-Pearson upper bound on a probability, from ``hits`` successes in ``trials`` independent draws."""
     _check_counts(hits, trials)
     _check_confidence(confidence)
     return 1.0 if hits == trials else float(beta.ppf(confidence, hits + 1, trials - hits))

@@ -19,7 +19,6 @@ from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer,
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, load_settings
-from privlora.data.batching import pad_token
 from privlora.data.records import load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError
 from privlora.training.files import RunFolder
@@ -41,7 +40,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Leakage:
-    """Of planted secrets: mean exposure in bits, and how many greedy decoding recites after their prefix."""
+    """Planted secrets: mean exposure in bits, and how many of them greedy decoding completes from their prefix."""
 
     exposure: float
     chance: float
@@ -216,8 +215,7 @@ def _measure(
             leakages.append(Leakage(report.mean, report.chance, report.ceiling, extracted, len(planted)))
         if examples is not None:
             on_stage(f"members under {stage}")
-            pad = pad_token(tokenizer)
-            losses.append(tuple(record_losses(model, each, pad_token_id=pad) for each in examples))
+            losses.append(tuple(record_losses(model, each) for each in examples))
     return (
         (leakages[0], leakages[1]) if leakages else None,
         ((losses[0][0], losses[0][1]), (losses[1][0], losses[1][1])) if losses else None,

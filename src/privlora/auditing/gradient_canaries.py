@@ -25,8 +25,8 @@ _CHUNK = 64  # canaries whose P and Q are in memory at a time
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """``count`` canaries. Of each site s: members[s] (k_s,) are those that are not zero there, left[s] (k_s, m_s) and
-    right[s] (k_s, n_s) unit rows, sizes[s] (k_s,) float64 the Frobenius norms."""
+    """``count`` canaries. For each site s: members[s] (k_s,) are those that are not zero there, left[s] (k_s, m_s) and
+    right[s] (k_s, n_s) their unit rows, sizes[s] (k_s,) float64 their Frobenius norms."""
 
     count: int
     members: list[Tensor]

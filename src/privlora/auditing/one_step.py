@@ -224,7 +224,7 @@ def _errors(absent: Floats, present: Floats, pilot: int) -> Errors:
 def _epsilon_lower(
     claimed: StepEvent, errors: Errors, shares: Floats, delta: float, confidence: float
 ) -> float:
-    """Epsilon of the largest noise for which so many right guesses would be too lucky."""
+    """Epsilon of the largest noise that so many right guesses rule out."""
     if not claimed.projections:
         return gaussian_epsilon(accuracy_mu(errors, confidence), delta)
     # M2 publishes its projections: a trial that lets the share s through is right with Phi(mu sqrt(s) / 2) at the most.

@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from markupsafe import Markup
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from privlora.accounting.accountants import delta_curve, rough_epsilon
 from privlora.accounting.events import StepEvent
 from privlora.auditing.bounds import Floats, curve_floor
+from privlora.auditing.canary_scores import CanaryState, OneRunAudit
 from privlora.auditing.finished_run import FinishedAudit
 from privlora.auditing.membership import roc_curve
-from privlora.auditing.one_run import CanaryState, OneRunAudit
 from privlora.auditing.shadows import ShadowAudit
 from privlora.errors import RunError
-from privlora.reporting.plots import ACCENT, GRID, INK, MUTED, SECOND, STYLE, inline_svg
-from privlora.reporting.render import page_template
-from privlora.reporting.wording import number, rounded_up
+from privlora.pages.figures import ACCENT, GRID, INK, MUTED, SECOND, grid, in_style, inline_svg
+from privlora.pages.numbers import finite, number, rounded_up
+from privlora.pages.template import fill
 from privlora.training.files import RunFolder, write_atomically
 from privlora.version import __version__
 
@@ -51,7 +49,6 @@ class Claim:
 
 def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
     """The page and the JSON of ``privlora audit RUN``. Raises RunError if nothing can be written."""
-    folder = RunFolder(Path(audit.run))
     claim = None
     if audit.summary is not None and audit.epsilon is not None:
         claim = Claim(audit.summary.plan.event, audit.summary.charges, audit.epsilon, audit.delta)
@@ -62,18 +59,17 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
             for stage, found in zip(("before", "after"), audit.membership, strict=True)
         }
         figure = roc_picture(scores, claim, audit.membership[1].epsilon_lower)
-    page = page_template("audit.html.j2", "privlora.auditing").render(
-        title="What the run gives away",
+    return _write(
+        RunFolder(Path(audit.run)),
+        audit.to_dict(),
+        heading="What the run gives away",
         by=f"{audit.model} · {audit.method} · {audit.run}",
         verdict=_verdict_of_run(audit),
         violated=audit.violated,
         figure=figure,
-        caption=_ROC_CAPTION,
         tables=_tables(audit),
         notes=_NOTES_OF_RUN,
-        version=__version__,
     )
-    return _write(folder, page, audit.to_dict())
 
 
 def write_one_run(
@@ -90,18 +86,17 @@ def write_one_run(
         ("AUC of the scores", number(audit.area)),
         ("audited", f"{steps} steps of {event.describe()}"),
     ]
-    page = page_template("audit.html.j2", "privlora.auditing").render(
-        title="Audit of one run by its canaries",
+    return _write(
+        RunFolder(root),
+        {**audit.to_dict(), "violated": audit.violated, "kind": kind},
+        heading="Audit of one run by its canaries",
         by=str(root),
         verdict=_verdict_of_canaries(audit),
         violated=audit.violated,
         figure=roc_picture(scores, claim, audit.epsilon_lower),
-        caption=_ROC_CAPTION,
         tables=[("Numbers", ("", ""), rows)],
         notes=_NOTES_OF_CANARIES,
-        version=__version__,
     )
-    return _write(RunFolder(root), page, {**audit.to_dict(), "violated": audit.violated, "kind": kind})
 
 
 def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
@@ -120,68 +115,64 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
         ("AUC", f"{number(area.value)} ({number(area.low)} to {number(area.high)})"),
         ("adapters", f"{adapters}, half of them with the canary ({audit.kind})"),
     ]
-    page = page_template("audit.html.j2", "privlora.auditing").render(
-        title="Audit of one configuration by shadow adapters",
+    folder = RunFolder(root)
+    folder.create()
+    return _write(
+        folder,
+        audit.to_dict(),
+        heading="Audit of one configuration by shadow adapters",
         by=f"{audit.method} · {root}",
         verdict=_verdict_of_shadows(audit),
         violated=audit.violated,
         figure=roc_picture({"canaries": (audit.members, audit.non_members)}, claim, audit.epsilon_lower),
-        caption=_ROC_CAPTION,
         tables=[("Numbers", ("", ""), rows)],
         notes=_NOTES_OF_SHADOWS,
-        version=__version__,
     )
-    folder = RunFolder(root)
-    folder.create()
-    return _write(folder, page, audit.to_dict())
 
 
+@in_style
 def roc_picture(
     scores: Mapping[str, tuple[Floats, Floats]], claim: Claim | None, epsilon_lower: float
 ) -> Markup:
     """ROC curves (members, non-members) on logarithmic axes, the region that the claim forbids, and the lower bound."""
     smallest = min(1 / max(len(other), len(member)) for member, other in scores.values()) / 2
     rates = np.geomspace(smallest, 1, 200)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.plot(rates, rates, color=GRID, linewidth=1)
-        if claim is not None:
-            most = claim.most(rates)
-            axes.fill_between(rates, most, 1, color=SECOND, alpha=0.14, linewidth=0)
-            axes.plot(
-                rates, most, color=SECOND, linewidth=1.4, label=f"claimed: ε = {rounded_up(claim.epsilon)}"
-            )
-        if epsilon_lower > 0:
-            bound = np.minimum(1, np.exp(epsilon_lower) * rates)
-            axes.plot(
-                rates,
-                bound,
-                color=INK,
-                linewidth=1,
-                linestyle=(0, (4, 3)),
-                label=f"lower bound: ε ≥ {number(epsilon_lower)}",
-            )
-        for name, (members, others) in scores.items():
-            curve = roc_curve(members, others)
-            axes.step(
-                np.maximum(curve.false_positive_rates, smallest),
-                np.maximum(curve.true_positive_rates, smallest),
-                where="post",
-                color=_COLOURS[name],
-                linewidth=1.8,
-                label=name,
-            )
-        axes.set(xscale="log", yscale="log", xlim=(smallest, 1), ylim=(smallest, 1))
-        axes.set(xlabel="false positives", ylabel="true positives")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda rate, _: number(rate)))
-            axis.set_minor_locator(NullLocator())
-        axes.legend(loc="lower right", frameon=False, labelcolor=MUTED)
-        axes.grid(True)
-        return inline_svg(figure, "true against false positives of the attack, and what the claim allows")
+    figure, (axes,) = grid(1, 1, 6.4, 4.6)
+    axes.plot(rates, rates, color=GRID, linewidth=1)
+    if claim is not None:
+        most = claim.most(rates)
+        axes.fill_between(rates, most, 1, color=SECOND, alpha=0.14, linewidth=0)
+        axes.plot(rates, most, color=SECOND, linewidth=1.4, label=f"claimed: ε = {rounded_up(claim.epsilon)}")
+    if epsilon_lower > 0:
+        bound = np.minimum(1, np.exp(epsilon_lower) * rates)
+        axes.plot(
+            rates,
+            bound,
+            color=INK,
+            linewidth=1,
+            linestyle=(0, (4, 3)),
+            label=f"lower bound: ε ≥ {number(epsilon_lower)}",
+        )
+    for name, (members, others) in scores.items():
+        curve = roc_curve(members, others)
+        axes.step(
+            np.maximum(curve.false_positive_rates, smallest),
+            np.maximum(curve.true_positive_rates, smallest),
+            where="post",
+            color=_COLOURS[name],
+            linewidth=1.8,
+            label=name,
+        )
+    axes.set(xscale="log", yscale="log", xlim=(smallest, 1), ylim=(smallest, 1))
+    axes.set(xlabel="false positives", ylabel="true positives")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda rate, _: number(rate)))
+        axis.set_minor_locator(NullLocator())
+    axes.legend(loc="lower right", labelcolor=MUTED)
+    return inline_svg(figure, "true against false positives of the attack, and what the claim allows")
 
 
+_PRIVATE = ("PRIVATE", "This page holds facts about private records. Keep it where the records are")
 _ROC_CAPTION = (
     "True positives against false positives of the attack, at every threshold. The shaded region is what the run's "
     "privacy curve rules out for any attack; the dashed line has the slope e^ε of the lower bound. Single curves "
@@ -279,7 +270,17 @@ def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple
     return tables
 
 
-def _write(folder: RunFolder, page: str, content: Mapping[str, Any]) -> tuple[Path, Path]:
+def _write(folder: RunFolder, content: Mapping[str, Any], **shown: Any) -> tuple[Path, Path]:
+    """content: of the JSON. shown: what audit.html.j2 needs."""
+    page = fill(
+        "audit.html.j2",
+        "privlora.auditing",
+        title=f"Audit · {shown['by']}",
+        banner=_PRIVATE,
+        caption=_ROC_CAPTION,
+        version=__version__,
+        **shown,
+    )
     try:
         folder.private.mkdir(exist_ok=True)
         folder.private.chmod(0o700)
@@ -288,15 +289,6 @@ def _write(folder: RunFolder, page: str, content: Mapping[str, Any]) -> tuple[Pa
             f"cannot write into {str(folder.private)!r}: {error.strerror}", fix="mend its permissions"
         ) from None
     written = folder.private / PAGE, folder.private / JSON
-    write_atomically(written[1], json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+    write_atomically(written[1], json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
     write_atomically(written[0], page)
     return written
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -29,8 +29,7 @@ from privlora.auditing.bounds import (
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
 from privlora.config import Settings
-from privlora.data.batching import pad_token
-from privlora.data.examples import Example, Examples
+from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
@@ -41,7 +40,7 @@ from privlora.training.models import check_model, given_or_loaded
 LEAST_LIKELY = "least-likely"
 KINDS = (*TEXT_CANARIES, LEAST_LIKELY)
 _TOKENS = 32  # of a canary, at most: its loss is a mean over tokens
-_PILOT = 5  # one adapter in so many teaches the threshold that the others are judged by
+_PILOT = 5  # one adapter in five sets the threshold that judges the others
 _FEWEST = 20
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
 _TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
@@ -125,23 +124,22 @@ def audit_shadows(
     each = adapters // 2
     members = torch.ones(2 * each, len(units), dtype=torch.bool)
     members[each:, -1] = False
-    total, pad = 2 * each * settings.privacy.steps, pad_token(tokenizer)
+    total = 2 * each * settings.privacy.steps
     trained = train_adapters(
         settings,
         model,
         examples,
         members=members,
         units=units,
-        pad_token_id=pad,
         public=PublicStart(tokenizer),
         progress=None if progress is None else lambda done: progress(done, total),
     )
-    before = record_losses(model, Examples([canary]), pad_token_id=pad)
-    scores = before - trained.losses([canary], pad_token_id=pad).numpy()[:, 0]
-    return judge(settings, kind, trained.event, scores[:each], scores[each:], confidence)
+    alone = examples[-1:]
+    scores = record_losses(model, alone) - trained.losses(alone).numpy()[:, 0]
+    return judge_shadows(settings, kind, trained.event, scores[:each], scores[each:], confidence)
 
 
-def judge(
+def judge_shadows(
     settings: Settings,
     kind: str,
     event: StepEvent | None,

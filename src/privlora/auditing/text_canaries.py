@@ -48,13 +48,11 @@ def add_records(examples: Examples, units: Units, more: list[Example]) -> tuple[
     for unit in range(len(units)):
         unit_of_record[units[unit]] = unit
     unit_of_record[len(examples) :] = len(units) + np.arange(len(more))
-    return Examples([*examples, *more]), Units(unit_of_record, units.max_records_per_unit)
+    return examples.like([*examples, *more]), Units(unit_of_record, units.max_records_per_unit)
 
 
 @torch.no_grad()
-def record_losses(
-    model: torch.nn.Module, examples: Examples, *, pad_token_id: int, max_tokens: int = 8192
-) -> Floats:
+def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192) -> Floats:
     """Mean next-token loss of each record in nats per label token, (records,) float64; 0 where nothing is predicted.
 
     Raises ModelError where a loss is not finite.
@@ -64,7 +62,7 @@ def record_losses(
     was_training = model.training
     model.eval()
     try:
-        for batch in sequential_batches(examples, max_tokens=max_tokens, pad_token_id=pad_token_id):
+        for batch in sequential_batches(examples, max_tokens=max_tokens):
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)

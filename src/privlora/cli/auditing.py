@@ -38,7 +38,7 @@ def audit(
         str | None, typer.Option(help="Records of the same kind that were not.", show_default=False)
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use the first so many of each file.", show_default=False)
+        int | None, typer.Option(min=1, help="Use this many records of each file.", show_default=False)
     ] = None,
     one_run: Annotated[
         bool, typer.Option("--one-run", help="Train CONFIG once more, with canaries, not for release.")
@@ -46,7 +46,7 @@ def audit(
     shadows: Annotated[
         int | None,
         typer.Option(
-            min=20, help="Train so many adapters of CONFIG, half with a canary.", show_default=False
+            min=20, help="Train this many adapters of CONFIG, half of them with a canary.", show_default=False
         ),
     ] = None,
     canaries: Annotated[int | None, typer.Option(help="With --one-run; 1000.", show_default=False)] = None,
@@ -168,8 +168,8 @@ def _one_run(
     folder = settings.run.output
     with quiet_libraries():
         from privlora.accounting import read_ledger
+        from privlora.auditing.canary_run import audit_run, read_state
         from privlora.auditing.page import write_one_run
-        from privlora.auditing.run_audit import audit_run, read_state
         from privlora.training.assembly import plan_privacy
         from privlora.training.files import RunFolder
         from privlora.training.progress import RichObserver

@@ -24,7 +24,7 @@ from privlora.cli.training import Stopped
 
 if TYPE_CHECKING:
     from privlora.studies.results import Row
-    from privlora.studies.study import Findings
+    from privlora.studies.study import StudyReport
 
 _PLAIN_SECONDS = 30.0  # between lines where there is no terminal
 
@@ -52,11 +52,11 @@ def compare(
         checked = load_study(study)
         folder = output_folder(checked) if output is None else output
         if table:
-            findings = report_study(checked, folder)
+            found = report_study(checked, folder)
         else:
             try:
                 with _Watch(err()) as watch:
-                    findings = run_study(
+                    found = run_study(
                         checked,
                         folder,
                         workers=workers,
@@ -69,15 +69,15 @@ def compare(
                 raise Stopped(
                     f"finished runs are kept, at most {left} are left. Go on with the same command"
                 ) from None
-    _show(findings, as_json)
+    _show(found, as_json)
 
 
-def _show(findings: Findings, as_json: bool) -> None:
-    places = {"table": str(findings.table), "page": str(findings.page)}
+def _show(found: StudyReport, as_json: bool) -> None:
+    places = {"table": str(found.table), "page": str(found.page)}
     if as_json:
-        emit({**places, **findings.summary})
+        emit({**places, **found.summary})
         return
-    out().print(findings.table.read_text(encoding="utf-8"))
+    out().print(found.table.read_text(encoding="utf-8"))
     for name, place in places.items():
         out().print(f"{name + ':':<10}{place}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import warnings
@@ -14,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from privlora.pages.numbers import finite
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 
@@ -30,7 +31,7 @@ def err() -> Console:
 
 def emit(content: dict[str, Any]) -> None:
     """Print one JSON object; numbers that JSON does not have (infinity, NaN) become null."""
-    print(json.dumps(_finite(content), allow_nan=False))
+    print(json.dumps(finite(content), allow_nan=False))
 
 
 @contextlib.contextmanager
@@ -51,11 +52,3 @@ def quiet_libraries() -> Iterator[None]:
         logging.disable_progress_bar()
         getLogger("absl").setLevel(ERROR)  # the RDP accountant tells of every order that it leaves out
         yield
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,9 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.cli.training import OverridesArgument, Stopped
-from privlora.config import load_settings
+from privlora.config import Settings, load_settings, settings_from
 
 _QUICK = 20
+_PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
+_RECORDS = 1000
 
 
 def diagnose(
@@ -52,16 +54,16 @@ def diagnose(
     """Measure what gauges, noise and preconditioning do to DP-AdamW and to PRISM; trains nothing to keep."""
     settings = load_settings(config, overrides or ()) if config is not None else None
     with quiet_libraries():
+        from privlora.diagnostics.experiments import chosen_figures, chosen_rows
+        from privlora.diagnostics.experiments import diagnose as run
         from privlora.diagnostics.page import findings, make_folder, write
-        from privlora.diagnostics.study import chosen_figures, chosen_rows, demo_inputs
-        from privlora.diagnostics.study import diagnose as run
 
         wanted, others = chosen_figures(figures), chosen_rows(also)
         records: list[dict[str, str]] | None = None
-        public = public_data
+        name, public = None, public_data
         if settings is None:
-            settings, records = demo_inputs()
-            public = True
+            settings, records = embedded_inputs()
+            name, public = "(embedded)", True
         make_folder(output if public else output / "private", private=not public)
         try:
             with _progress() as progress:
@@ -77,6 +79,7 @@ def diagnose(
                     also=others,
                     steps=steps,
                     seed=seed,
+                    model_name=name,
                     records=records,
                     on_step=advance,
                 )
@@ -97,6 +100,27 @@ def diagnose(
     out().print(f"pictures: {len(written.pictures)} PNG files beside them")
     if not found.public:
         out().print("PRIVATE: computed from the records with seeded noise; do not publish any of it")
+
+
+def embedded_inputs() -> tuple[Settings, list[dict[str, str]]]:
+    """The embedded model and generated records, with the paper's rank, alpha, targets, C and delta, in small."""
+    from privlora.demo import model_path, private_records
+
+    settings = settings_from(
+        {
+            "model": {"name": str(model_path()), "dtype": "float32"},
+            "data": {"path": "(generated)", "max_length": 64},
+            "adapter": {"r": 16, "lora_alpha": 16, "target_modules": list(_PAPER_TARGETS)},
+            "privacy": {
+                "target_epsilon": 3.0,
+                "delta": 1e-5,
+                "steps": 100,
+                "expected_batch_size": 16,
+                "public_dataset_size": _RECORDS,
+            },
+        }
+    )
+    return settings, private_records(_RECORDS, seed=1)
 
 
 def _progress() -> Progress:

@@ -41,7 +41,7 @@ def evaluate(
         str | None, typer.Option(help="A benchmark, as data.task: its score.", show_default=False)
     ] = None,
     scoring: Annotated[
-        str | None, typer.Option(help="Of a task: likelihood or generation.", show_default=False)
+        str | None, typer.Option(help="How a task is scored: likelihood or generation.", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Of a generated answer.", show_default=False)
@@ -65,7 +65,7 @@ def evaluate(
     max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default=False)] = None,
     add_eos: Annotated[bool | None, typer.Option(help="End texts with EOS.", show_default=False)] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Use the first so many records.", show_default=False)
+        int | None, typer.Option(help="Use only this many records, from the first on.", show_default=False)
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …", show_default=False)] = None,
@@ -195,15 +195,13 @@ def require_adapter(run: RunFolder) -> None:
 
 
 def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.data.batching import pad_token
     from privlora.data.records import load_records
     from privlora.evaluation import evaluate_next_token
     from privlora.training.inputs import tokenise
 
     records = load_records(data.path, format=data.format, limit=data.limit)
     model, tokenizer = _load(model_settings, adapter)
-    examples = tokenise(records, data, tokenizer)
-    return evaluate_next_token(model, examples, pad_token_id=pad_token(tokenizer)).to_dict()
+    return evaluate_next_token(model, tokenise(records, data, tokenizer)).to_dict()
 
 
 def _task(

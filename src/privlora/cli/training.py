@@ -123,7 +123,7 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
     statement: dict[str, Any] = {"private": result.epsilon is not None}
     words = "NOT PRIVATE: nothing is promised about the records"
     if result.epsilon is not None:
-        from privlora.reporting.wording import rounded_up
+        from privlora.pages.numbers import rounded_up
 
         plan = read_ledger(folder.ledger).plan
         words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {describe(plan)}"

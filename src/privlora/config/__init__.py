@@ -7,6 +7,7 @@ what they say of method and privacy is public, and stands in the report.
 
 from privlora.config.groups import (
     IN_MEMORY,
+    OPTIMIZER_SETTINGS,
     AdapterSettings,
     DataSettings,
     MethodSettings,
@@ -19,6 +20,7 @@ from privlora.config.reading import checked, load_settings, read_yaml, settings_
 
 __all__ = [
     "IN_MEMORY",
+    "OPTIMIZER_SETTINGS",
     "AdapterSettings",
     "DataSettings",
     "MethodSettings",

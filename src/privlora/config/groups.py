@@ -41,14 +41,14 @@ class ModelSettings(_Group):
     name: str
     """Local folder or hub name of a causal language model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the frozen weights. Clipping, sums and noise are float32 or better in any case."""
+    """Dtype of the frozen weights. Clipping, sums and noise are float32 or better in any case."""
     gradient_checkpointing: Literal["none", "reentrant", "non-reentrant"] = "none"
     """Recompute activations in the backward pass to save memory; per-example gradients stay exact."""
     dropout: bool = False
-    """Train with the base model's own dropout and whatever else it draws in training mode. Off by default: masks are
-    one more thing that must stay secret. adapter.lora_dropout does not depend on it."""
+    """Run the base model in training mode, with its own dropout. Off by default: dropout masks are one more thing that
+    must stay secret. adapter.lora_dropout works either way."""
     device: str = "auto"
-    """auto takes a GPU if there is one."""
+    """A torch device, such as cpu or cuda:0; auto takes a GPU if there is one."""
     revision: str | None = None
     """Hub revision, so that a run can be repeated."""
 
@@ -63,7 +63,7 @@ class AdapterSettings(_Group):
     exclude_modules: list[str] = []
     layers_to_transform: list[int] | None = None
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of the adapter's inputs, with masks that nobody can foresee."""
+    """Dropout on the adapter's inputs. Its masks are drawn from secret randomness."""
     use_rslora: bool = False
     init: str | None = None
     """Start of the adapter; null takes the method's own. random (the update is zero, as in LoRA), w0-subspace (a zero
@@ -73,11 +73,11 @@ class AdapterSettings(_Group):
     public_text: str | list[str] | None = None
     """PUBLIC records for init=public-gradient, of the form that the group data describes. Never private ones."""
     public_text_limit: int | None = Field(default=None, ge=1)
-    """Take the first so many of them; null takes 384."""
+    """How many of these records to use, from the first on; null uses 384."""
 
     @property
     def public_texts(self) -> int:
-        """How many records of public_text are used at most."""
+        """Largest number of records of public_text that are used."""
         return self.public_text_limit or 384
 
     @model_validator(mode="after")
@@ -102,8 +102,8 @@ class DataSettings(_Group):
     """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as hf://name:split."""
     format: Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"] = "auto"
     task: str | None = None
-    """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp): its own
-    prompt and completion from the records' usual columns, loss_on=completion, its metric in `privlora evaluate`."""
+    """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
+    prompt and completion from the records' usual columns, loss_on=completion, and its metric in `privlora evaluate`."""
     text: str | None = None
     """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
     prompt: str | None = None
@@ -113,17 +113,17 @@ class DataSettings(_Group):
     """Column of chat messages, rendered by the tokenizer's chat template."""
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
-    """In tokens; prompts are cut before completions. Unless set, what the model reads if that is less."""
+    """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
-    """Only the first so many records are the data set: where one of them leaves, a later one takes its place. So what
-    is protected is replacing a record, not adding or removing one; refused with unit=user."""
+    """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
+    against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
     unchecked: bool = False
-    """Train although the records cannot be what was said of them: more than twice or fewer than half of the public
-    number of units, most of them without a token to train on, or most of them cut to less than half by max_length. The
-    setting is published like every other."""
+    """Train even if the records do not fit the settings: more than twice or fewer than half as many units as the public
+    number, most of them without a token to train on, or most of them cut to less than half by max_length. This setting
+    is published like every other."""
 
     @property
     def columns(self) -> dict[str, str | None]:
@@ -176,22 +176,22 @@ class PrivacySettings(_Group):
     """What is promised, and what it costs."""
 
     private: bool = True
-    """False is the labelled non-private mode: no clipping, no noise, no statement."""
+    """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Give this or noise_multiplier."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Give this or noise_multiplier."""
     noise_multiplier: float | None = Field(default=None, gt=0)
-    """sigma: standard deviation of the noise over clip_norm."""
+    """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """At most 1 / public_dataset_size, better far below it."""
     clip_norm: float = Field(default=1.0, gt=0)
     """C: bound on the norm of one unit's gradient over all modules."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
-    """Clip at this quantile of the units' norms instead, starting from clip_norm and learnt privately as training goes
-    on; 0.5 is the median. It is in the same epsilon: 0.5 % more noise pays for it. Null keeps clip_norm."""
+    """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
+    stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
     steps: int = Field(ge=1)
-    """T: number of releases. There are no epochs in private training."""
+    """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training."""
     expected_batch_size: float | None = Field(default=None, gt=0)
-    """b = q N. Give it with public_dataset_size, or with sample_rate."""
+    """b = q N: mean number of units in a step. Give it with public_dataset_size, or with sample_rate."""
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     """q: probability with which each unit joins a step."""
     public_dataset_size: int | None = Field(default=None, ge=1)
@@ -200,7 +200,7 @@ class PrivacySettings(_Group):
     """Whose presence is hidden: one record, or all records of one user."""
     user_column: str | None = None
     max_records_per_user: int = Field(default=16, ge=1)
-    """A user's step uses at most so many of the user's records, drawn at random."""
+    """Largest number of a user's records in one step; with more, a random part of them is used."""
     max_batch_size: int | None = Field(default=None, ge=1)
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
     insecure_noise_seed: int | None = None
@@ -292,20 +292,27 @@ class MethodSettings(_Group):
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
     clipping: Literal["flat", "automatic", "spectral"] | None = None
-    """How a unit's gradient is brought to clip_norm: flat scales long ones down; automatic scales all to about it;
-    spectral evens out modules and directions first. The same epsilon for all three."""
-    beta1: float | None = Field(default=None, ge=0, lt=1)
-    beta2: float | None = Field(default=None, ge=0, lt=1)
-    weight_decay: float | None = Field(default=None, ge=0)
-    """Decoupled, as in AdamW. Refused, as what follows, where the optimizer has no such setting."""
-    learning_rate_ratio: float | None = Field(default=None, gt=0)
-    """lora+: the left factor's learning rate over the right one's."""
-    floor: float | None = Field(default=None, gt=0)
-    """dp-adambc: the smallest second moment that is divided by, in units of the noise's variance."""
-    error_feedback: float | None = Field(default=None, ge=0)
-    """prism: rank of the memory of what retractions cut off, as a multiple of adapter.r; 0: none."""
-    right_weight: float | None = Field(default=None, gt=0, le=10)
-    """prism: weight of the part of a gradient that turns V, the inputs' subspace, before it is clipped; at most 10."""
+    """How a unit's gradient is brought to clip_norm. flat scales down longer ones; automatic scales all to about
+    clip_norm; spectral first brings up weak modules and directions, then clips as flat does. Epsilon is the same."""
+
+    # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
+    # has no such argument refuses the setting.
+    beta1: float | None = Field(default=None, title="β₁", ge=0, lt=1)
+    beta2: float | None = Field(default=None, title="β₂", ge=0, lt=1)
+    weight_decay: float | None = Field(default=None, title="weight decay", ge=0)
+    """Decoupled weight decay, as in AdamW."""
+    learning_rate_ratio: float | None = Field(default=None, title="learning-rate ratio", gt=0)
+    """lora+: learning rate of the left factor (lora_B), as a multiple of the right factor's (lora_A)."""
+    floor: float | None = Field(default=None, title="floor", gt=0)
+    """dp-adambc: lower bound on the second moment under the root, in units of the noise's variance."""
+    error_feedback: float | None = Field(default=None, title="error feedback", ge=0)
+    """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
+    right_weight: float | None = Field(default=None, title="right weight", gt=0, le=10)
+    """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none."""
+
+
+OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}
+"""Fields of MethodSettings that belong to optimizers, some to a few of them only: name -> what reports call it."""
 
 
 class RunSettings(_Group):
@@ -315,13 +322,13 @@ class RunSettings(_Group):
     seed: int = 0
     """PUBLIC seed of the adapter's start. Noise and sampling never use it."""
     label: str | None = None
-    """Public name of the data set, to tell ledgers apart."""
+    """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: int = Field(default=4096, ge=1)
     checkpoint_every: int = Field(default=20, ge=1)
     evaluate_every: int = Field(default=0, ge=0)
-    """Held-out loss on the public evaluation records every so many steps; 0: before and after only."""
+    """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""
     show_private_loss: bool = False
-    """Print the training loss, which is private data, on the screen of whoever may see the records."""
+    """Show the training loss on the screen. It is private data: only for people who may see the records."""
 
 
 class Settings(_Group):
@@ -385,7 +392,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:
-    """A name in ``first`` of a file that ``second`` names too, by this name or another; None if there is none."""
+    """A path in ``first`` that leads to the same file as one in ``second``, however it is spelt; None if none does."""
     others = {key for path in _paths(second) for key in _identities(path)}
     return next((shown(path) for path in _paths(first) if others & _identities(path)), None)
 

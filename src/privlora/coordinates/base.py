@@ -20,7 +20,7 @@ def add_vectors(a: Vector, b: Vector) -> Vector:
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where what is on ``device`` can be held in float64: on the CPU for Apple's, which has none."""
+    """``device``, or the CPU where it has no float64 (Apple's GPUs)."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -36,7 +36,7 @@ class Coordinates(ABC):
 
     @property
     def event_layers(self) -> tuple[tuple[int, int], ...]:
-        """StepEvent.projections of a release here; () where a unit moves the coordinates by C itself."""
+        """StepEvent.projections of a release here; () if the accounting is that of the plain Gaussian mechanism."""
         return ()
 
     def __init__(self, adapter: LowRankAdapter, dtype: torch.dtype = torch.float32) -> None:
@@ -49,7 +49,7 @@ class Coordinates(ABC):
 
     @abstractmethod
     def balance(self, captured: Captured) -> Captured:
-        """Each unit's finite gradient evened out (coordinates.spectrum), for spectral clipping."""
+        """Each unit's finite gradient after step one of spectral clipping (coordinates.spectrum)."""
 
     @abstractmethod
     def to_vector(self, raw: Vector) -> Vector:
@@ -85,16 +85,19 @@ class Coordinates(ABC):
 
     @property
     def draws(self) -> int | None:
-        """Which projection releases go through, where each must have its own; else None."""
+        """Number of the current projection where each release needs a new one; else None."""
         return None
 
     def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called by a mechanism whose noise is secure, when it is made."""
 
+    def advance(self) -> None:  # noqa: B027 - most coordinates have nothing to do
+        """Called once after each step: draw what the next release needs."""
+
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
         """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
 
-        Sums of float32 would round by more than C / 1e5 where thousands of units pull the same way.
+        In float32 the sum of thousands of aligned units would round by more than C / 1e5.
         """
         # One module's gradients at a time are copied to float64.
         factors = _in_float64(weights)

@@ -30,7 +30,7 @@ class FactorCoordinates(Coordinates):
     ) -> None:
         super().__init__(adapter, dtype)
         self.scale = scale
-        # Copies, in place of which nothing is ever put: optimizers hold views and write into them.
+        # Own copies. Update them in place, never rebind them: optimizers hold views.
         self.left = [_copy(a, dtype) for a, _ in factors]  # (L, m, r) each
         self.right = [_copy(b, dtype) for _, b in factors]  # (L, n, r)
         self.install()

@@ -14,8 +14,8 @@ class OneFactorCoordinates(FactorCoordinates):
     """Gradients of left alone in W = W0 + s left right^T (left = lora_B, right = lora_A^T, frozen).
 
     Only dloss/dleft = s P is clipped, noised and counted, so W moves inside the row space of right, and noise on left
-    is linear in W: no product of two noises appears (Sun et al. 2024, FFA-LoRA). A unit whose Q is not finite counts
-    as long as its P is: Q enters nothing (spectral clipping drops it all the same).
+    is linear in W: no product of two noises appears (Sun et al. 2024, FFA-LoRA). A unit whose Q is not finite still
+    counts if its P is finite, because Q is not used (spectral clipping drops such a unit all the same).
     """
 
     def norms_squared(self, captured: Captured) -> Tensor:

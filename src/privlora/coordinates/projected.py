@@ -3,7 +3,7 @@
 A layer W (m, n) trains densely, W = W0 + Z with Z (m, n), but a step sees its gradient G through Q (n, r) alone, whose
 orthonormal columns span a uniformly random subspace: P = G Q, at the cost of one LoRA factor's gradient. The unbiased
 estimate (n / r) P Q^T moves Z, whose rank grows by r with each step (Hu et al. 2026, Algorithm 3, with the orthonormal
-basis of the Wishart matrix's range in the place of the matrix: the same privacy, less spread in the update).
+basis of the Wishart matrix's range instead of the matrix: the same privacy, less spread in the update).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from privlora.randomness import counter_generator
 
 # A key is kept as two non-negative int64 halves.
 _HALF = 63
-# Of the largest singular value: what of an update is exported as rank.
+# Singular values below this fraction of the largest are not exported.
 _NEGLIGIBLE = 1e-6
 
 
@@ -53,7 +53,7 @@ class ProjectedCoordinates(Coordinates):
                 why="dropout would thin out the gradient of the whole layer, not that of an adapter beside it",
                 fix="set adapter.lora_dropout=0",
             )
-        # Copies, in place of which nothing is ever put: optimizers hold views and write into them.
+        # Own copies. Update them in place, never rebind them: optimizers hold views.
         self.updates = [z.detach().to(adapter.device, dtype, copy=True) for z in updates]
         self.projections: list[Tensor] = []  # Q (L, n, r) a group
         self._key, self._count = key, 0
@@ -123,7 +123,7 @@ class ProjectedCoordinates(Coordinates):
         self._install_projections()
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
-        """The updates as A B^T of full rank, one side of which is the identity."""
+        """The updates as A B^T of full rank; A or B is the identity."""
         return [
             (z, _eye(z, z.shape[2])) if z.shape[2] <= z.shape[1] else (_eye(z, z.shape[1]), z.mT.contiguous())
             for z in self.updates
@@ -182,7 +182,7 @@ class WishartCoordinates(ProjectedCoordinates):
 
     A unit moves c by C ||u Q|| with a direction u that was fixed before Q was drawn, and E ||u Q||^2 = r / n: noise of
     about sqrt(r / n) sigma C does what sigma C does without projection. That is what accounting with ``event_layers``
-    proves, on two conditions: each Q is independent of data and history, and is released upon once. So the key is the
+    proves, on two conditions: each Q is independent of data and history, and serves for one release. So the key is the
     operating system's from ``begin`` on, and a mechanism refuses a second release on the same Q.
     """
 
@@ -216,7 +216,7 @@ class WishartCoordinates(ProjectedCoordinates):
     def begin(self) -> None:
         """A fresh key: whoever foresees projections could write a record that lies in them.
 
-        It is not taken from a checkpoint either, since a step that was charged and lost has shown its projection.
+        It is not restored from a checkpoint either: a step that was charged and lost has shown its projection.
         """
         self._key = secrets.randbits(2 * _HALF)
         self._draw_projections()
@@ -227,7 +227,7 @@ class WishartCoordinates(ProjectedCoordinates):
         return 1.0
 
     def norms_squared(self, captured: Captured) -> Tensor:
-        """||G_i||_F^2 over all modules, and at least that of G Q, whose rounding is another."""
+        """max of ||G_i||_F^2 and ||G_i Q||_F^2, each over all modules: rounding can make the second larger."""
         if captured.dense_squares is None:
             raise PrivacyError(
                 "the norms of whole gradients are missing",

@@ -1,4 +1,4 @@
-"""Where training starts: subspaces and factors that depend on public things only.
+"""Where training starts: subspaces and factors that are computed from public inputs only.
 
 random          the update is zero; subspaces are uniformly random (factor methods: peft's own start of lora_A).
 w0-subspace     the update is zero; subspaces are the top singular vectors of the frozen weights.
@@ -28,7 +28,7 @@ RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
 PUBLIC_GRADIENT = "public-gradient"
 
 Subspaces = Mapping[str, tuple[Tensor, Tensor]]
-"""Site name -> orthonormal U (m, r) and V (n, r), which depend on public things only."""
+"""Site name -> orthonormal U (m, r) and V (n, r), computed from public inputs only."""
 
 
 def tangent_start(

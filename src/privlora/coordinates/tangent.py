@@ -1,4 +1,4 @@
-"""Tangent coordinates at a fixed-rank point: PRISM's space, in which factors play no part."""
+"""Tangent coordinates at a fixed-rank point: PRISM's space, independent of how the point is factored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from privlora.geometry.fixed_rank import (
     transport,
 )
 
-# Of right_weight: times the rounding of Q in span(V), which it multiplies, this stays below a mechanism's slack.
+# Largest right_weight: it multiplies the rounding of Q in span(V), which must stay below a mechanism's slack.
 MAX_RIGHT_WEIGHT = 10.0
 
 
@@ -31,11 +31,10 @@ class TangentCoordinates(Coordinates):
 
     For w = 1 they are an isometry of the tangent space, so clipping and noise depend on Z alone, and noise of standard
     deviation tau in every coordinate has intrinsic size tau sqrt(r (m + n - r)) on each weight, whatever the factors.
-    Other weights make it the tangent space of another metric, of which all that holds but the size, which is
-    tau sqrt(r (m + w^2 (n - r))).
+    For w != 1 the same holds in a rescaled metric; only the noise size changes, to tau sqrt(r (m + w^2 (n - r))).
 
-    right_weight: w, how much of the clipping norm goes to turning V, the subspace of the layers' inputs; public. Less
-    pays where V is good from the start (it cannot get better by noise), as with the subspaces of a public gradient.
+    right_weight: w, the weight of the component that rotates V, the subspace of the layers' inputs; public. A weight
+    below 1 helps where V is good from the start, as with the subspaces of a public gradient.
     Raises ConfigError unless 0 < w <= 10.
     """
 
@@ -60,7 +59,7 @@ class TangentCoordinates(Coordinates):
         self.install()
 
     def gradient(self, tangent: Tangent) -> Tangent:
-        """A tangent vector from what stands in its coordinates, in the metric that ``right_weight`` makes."""
+        """A gradient as a tangent vector, from its coordinates, in the metric that ``right_weight`` defines."""
         return replace(tangent, Vp=self.right_weight * tangent.Vp)
 
     def transport(self, old: Point, new: Point, coordinates: Tangent) -> Tangent:
@@ -74,8 +73,8 @@ class TangentCoordinates(Coordinates):
         for group, point in zip(self.adapter.groups, self.points, strict=True):
             for k in range(len(group.sites)):
                 p, q, V = captured.p[site], captured.q[site], point.V[k]
-                # ||M||^2 + ||Up||^2 = ||P||^2. Vp is measured itself, as a difference of squares would vanish in their
-                # rounding where Q is nearly in span(V); projected once, what rounding leaves there only adds to it.
+                # ||M||^2 + ||Up||^2 = ||P||^2. Vp is measured directly: where Q is nearly in span(V), a difference of
+                # squares would be lost in rounding. Rounding of the one projection can only make the norm larger.
                 turning = q - V @ (V.mT @ q)
                 total += _squares(p).double() + self.right_weight**2 * _squares(turning).double()
                 site += 1
@@ -84,7 +83,7 @@ class TangentCoordinates(Coordinates):
     def balance(self, captured: Captured) -> Captured:
         """P and Q of each module with the roots of their singular values, projected back to one tangent vector.
 
-        M is the mean of what the two sides say of it. A function of the point and of the unit's tangent vector alone.
+        M is the mean of its two estimates, one from each side. A function of the point and the unit's tangent vector.
         """
         ps, qs, squares = [], [], []
         sites = iter(zip(captured.p, captured.q, strict=True))
@@ -101,7 +100,7 @@ class TangentCoordinates(Coordinates):
         return Captured(ps, qs).rescaled(root_norms(torch.stack(squares)))
 
     def to_vector(self, raw: Vector) -> Vector:
-        # In float64, as sums are: what projecting rounds is nobody's alone, so no clipping would bound it.
+        # In float64, as sums are: clipping bounds no rounding error of the projected sum, which mixes all units.
         pairs = zip(self.points, raw, strict=True)
         tangents = (project(point.to(p), p, q) for point, (p, q) in pairs)
         return [(t.M, t.Up, self.right_weight * t.Vp) for t in tangents]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from privlora.data.examples import IGNORED, Example
+from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, PrivacyError
 
 
@@ -22,7 +21,7 @@ class MicroBatch:
     """
 
     input_ids: torch.Tensor
-    """(b, T) int64; ``pad_token_id`` at the right."""
+    """(b, T) int64; the examples' ``pad_token_id`` at the right."""
     attention_mask: torch.Tensor
     """(b, T) int64; 1 on tokens. A row without any token attends to one pad: its softmax is finite."""
     labels: torch.Tensor
@@ -89,10 +88,9 @@ class MicroBatch:
 
 def micro_batches(
     indices: Iterable[int | np.integer | np.ndarray],
-    examples: Sequence[Example],
+    examples: Examples,
     *,
     max_tokens: int,
-    pad_token_id: int,
 ) -> Iterator[MicroBatch]:
     """Split a logical batch: longest units first, so that the peak of memory shows at once.
 
@@ -103,19 +101,14 @@ def micro_batches(
         examples: all tokenised records.
         max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
             still is one micro-batch, since its gradient must be summed before it is clipped.
-        pad_token_id: any id of the vocabulary; padding is masked and carries no weight.
 
     Raises:
-        ConfigError: ``max_tokens`` < 1 or ``pad_token_id`` < 0.
+        ConfigError: ``max_tokens`` < 1.
         PrivacyError: a record occurs twice, so that its contribution would not be bounded.
     """
     if max_tokens < 1:
         raise ConfigError(
             f"max_tokens={max_tokens} is below 1", fix="set it to a few times the longest example"
-        )
-    if pad_token_id < 0:
-        raise ConfigError(
-            f"pad_token_id={pad_token_id} is not a token", fix="use the tokenizer's padding or end-of-text id"
         )
     units = [np.atleast_1d(np.asarray(unit, dtype=np.int64)) for unit in indices]
     if units and len(np.unique(np.concatenate(units))) != sum(map(len, units)):
@@ -133,40 +126,28 @@ def micro_batches(
     rows = width = 0
     for unit in units:
         if group and (rows + len(unit)) * width > max_tokens:
-            yield _collate(group, examples, width, pad_token_id)
+            yield _collate(group, examples, width)
             group, rows = [], 0
         if not group:
             width = max(1, longest(unit))
         group.append(unit)
         rows += len(unit)
     if group:
-        yield _collate(group, examples, width, pad_token_id)
+        yield _collate(group, examples, width)
 
 
-def pad_token(tokenizer: Any) -> int:
-    """A ``pad_token_id``. Any id serves: padding is masked and carries no weight."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    return 0
-
-
-def sequential_batches(
-    examples: Sequence[Example], *, max_tokens: int, pad_token_id: int
-) -> Iterator[MicroBatch]:
+def sequential_batches(examples: Examples, *, max_tokens: int) -> Iterator[MicroBatch]:
     """Every example once, for evaluation; ``record_index`` leads back to the original order.
 
     Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
     """
-    return micro_batches(range(len(examples)), examples, max_tokens=max_tokens, pad_token_id=pad_token_id)
+    return micro_batches(range(len(examples)), examples, max_tokens=max_tokens)
 
 
-def _collate(
-    units: list[np.ndarray], examples: Sequence[Example], width: int, pad_token_id: int
-) -> MicroBatch:
+def _collate(units: list[np.ndarray], examples: Examples, width: int) -> MicroBatch:
     records = np.concatenate(units)
     sizes = np.array([len(unit) for unit in units])
-    input_ids = np.full((len(records), width), pad_token_id, dtype=np.int64)
+    input_ids = np.full((len(records), width), examples.pad_token_id, dtype=np.int64)
     labels = np.full_like(input_ids, IGNORED)
     attention_mask = np.zeros_like(input_ids)
     # A softmax over no position at all is NaN, and NaN times a weight of zero is still NaN.

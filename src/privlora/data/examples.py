@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -36,7 +37,7 @@ class Example:
     dropped: int = 0
     """Tokens of the record that did not fit into max_length."""
     blank: bool = False
-    """Whether what is trained on says nothing: blanks at most, and the end of the text."""
+    """Whether the trained part is empty: only blanks and the end of the text."""
 
     @property
     def digest(self) -> bytes:
@@ -45,20 +46,39 @@ class Example:
 
 
 class Examples(Sequence[Example]):
-    """Tokenised records in the order of the records. Everything that it counts is private."""
+    """Tokenised records in the order of the records. Everything that it counts is private.
 
-    def __init__(self, examples: Sequence[Example]) -> None:
+    pad_token_id: any id of their tokenizer's vocabulary, for what batches are filled up with.
+    """
+
+    def __init__(self, examples: Iterable[Example], *, pad_token_id: int) -> None:
+        if pad_token_id < 0:
+            raise ConfigError(
+                f"pad_token_id={pad_token_id} is not a token",
+                fix="use the tokenizer's padding or end-of-text id",
+            )
+        self.pad_token_id = pad_token_id
         self._examples = list(examples)
-        self.lengths = np.array([len(e.input_ids) for e in self._examples], dtype=np.int64)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
         """(N,) int64: tokens of each example."""
-        self.label_counts = np.array(
-            [(e.labels[1:] != IGNORED).sum() for e in self._examples], dtype=np.int64
-        )
+        return np.array([len(e.input_ids) for e in self._examples], dtype=np.int64)
+
+    @cached_property
+    def label_counts(self) -> np.ndarray:
         """(N,) int64: predicted tokens of each example; an example with 0 stays and has a zero gradient."""
-        self.dropped = np.array([e.dropped for e in self._examples], dtype=np.int64)
+        return np.array([(e.labels[1:] != IGNORED).sum() for e in self._examples], dtype=np.int64)
+
+    @cached_property
+    def dropped(self) -> np.ndarray:
         """(N,) int64: tokens that did not fit into max_length."""
-        self.blank = np.array([e.blank for e in self._examples], dtype=bool)
+        return np.array([e.dropped for e in self._examples], dtype=np.int64)
+
+    @cached_property
+    def blank(self) -> np.ndarray:
         """(N,) whether what is trained on says nothing."""
+        return np.array([e.blank for e in self._examples], dtype=bool)
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -67,10 +87,14 @@ class Examples(Sequence[Example]):
     def __getitem__(self, index: int) -> Example: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: slice) -> Examples: ...
 
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        return self._examples[index]
+    def __getitem__(self, index: int | slice) -> Example | Examples:
+        return self.like(self._examples[index]) if isinstance(index, slice) else self._examples[index]
+
+    def like(self, examples: Iterable[Example]) -> Examples:
+        """Others of the same tokenizer."""
+        return Examples(examples, pad_token_id=self.pad_token_id)
 
 
 @dataclass(frozen=True)
@@ -188,7 +212,15 @@ def build_examples(
             parts = [(next(token_ids), segment.trained) for segment in segments]
             blank = not any(segment.trained and segment.text.strip() for segment in segments)
             examples.append(replace(_assemble(parts, frame), blank=blank))
-    return Examples(examples)
+    return Examples(examples, pad_token_id=pad_token(tokenizer))
+
+
+def pad_token(tokenizer: Any) -> int:
+    """A ``pad_token_id``. Any id serves: padding is masked and carries no weight."""
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0
 
 
 def token_hashes(examples: Iterable[Example]) -> set[bytes]:

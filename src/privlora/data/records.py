@@ -51,7 +51,7 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
         format: ``auto`` goes by the file's ending. ``jsonl`` is one object a line, ``json`` a list of
             objects, ``text`` one record a non-blank line and ``paragraphs`` one between blank lines (both
             as column "text").
-        limit: keep the first so many records.
+        limit: keep only the first ``limit`` records.
 
     Returns:
         At least one record.
@@ -238,7 +238,7 @@ def _read_file(file: Path, format: Format, zipped: bool) -> Iterator[Record]:
         "text": _read_lines,
         "paragraphs": _read_paragraphs,
     }
-    # utf-8-sig: spreadsheet programs write a byte order mark, which is no part of the first column's name.
+    # utf-8-sig: spreadsheet programs write a byte order mark, which does not belong to the first column's name.
     encoding, newline = "utf-8-sig", ""
     try:
         with (

@@ -17,24 +17,23 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Plan
-from privlora.adapters import LowRankAdapter
-from privlora.config import MethodSettings, Settings
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
-from privlora.data.batching import micro_batches, pad_token
 from privlora.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
-from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseSource, PrivateSum, Release
 from privlora.mechanisms.charges import Uncharged
-from privlora.mechanisms.noising import noised
-from privlora.methods import OPTIMIZER_SETTINGS, SPACES, Hyperparameters, find_method, make_optimizer
+from privlora.mechanisms.noising import Charged
+from privlora.methods import SPACES, Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
-from privlora.training.forward import training_passes
-from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import Data, fitted, load_data, sampler
 from privlora.training.models import check_model, load_model, unchanged_afterwards
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 BASELINE: Final = "dp-adamw"
 PRISM: Final = "prism"
@@ -88,7 +87,6 @@ class Workbench:
     adapter: LowRankAdapter
     data: Data
     plan: Plan
-    pad_token_id: int
     start: FactorPairs
     scale: float
     dtype: torch.dtype
@@ -144,49 +142,64 @@ class Workbench:
             noise=NoiseSource(self.seed),
             clipping=CLIPPING,
         )
-        replay = NoiseSource(self.seed)
-        masks = private_generator(self.seed)
-        model = self.adapter.model
-        coordinates.install()
         trace = Trace(contender.name, gauge, noise_multiplier, mechanism.noise_std)
-        for step in range(1, steps + 1):
-            norms: list[Tensor] = []
-            records = self.data.units.draw_records(draws.draw(), draws.generator)
-            with training_passes(model, masks, dropout=self.settings.model.dropout):
-                for batch in micro_batches(
-                    records,
-                    self.data.examples,
-                    max_tokens=self.settings.run.tokens_per_micro_batch,
-                    pad_token_id=self.pad_token_id,
-                ):
-                    captured, _ = micro_batch_gradients(model, self.adapter, batch)
-                    norms.append(coordinates.norms_squared(captured).clamp_min(0).sqrt())
-                    mechanism.accumulate(captured)
+        replay = NoiseSource(self.seed)
+
+        def before_release(norms: list[Tensor]) -> None:
             # The mechanism is about to draw the same numbers from the same seed.
-            noise = self._noise_alone(coordinates, replay, mechanism.noise_std)
+            noise = Charged(0, replay).vector(
+                None,
+                coordinates.standard_normal,
+                scale=mechanism.noise_std,
+                divisor=1.0,
+                dtype=self.dtype,
+                device=self.adapter.device,
+            )
             _record_noise(trace, coordinates, noise)
             _record_clipping(trace, norms, self.plan.clip_norm)
             if watcher is not None:
                 watcher(contender, noise, mechanism.noise_std)
+
+        hyper = contender.hyper
+        step = Step(
+            state=TrainState(coordinates=coordinates, optimizer=contender.optimizer),
+            mechanism=_Watched(mechanism, before_release),
+            examples=self.data.examples,
+            learning_rate=lambda number: learning_rate_at(
+                number, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+            ),
+            draw=lambda: self.data.units.draw_records(draws.draw(), draws.generator),
+            max_tokens=self.settings.run.tokens_per_micro_batch,
+            dropout=self.settings.model.dropout,
+            masks=private_generator(self.seed),
+        )
+        coordinates.install()
+        for _ in range(steps):
             before = _copied(coordinates.factors())
-            release = mechanism.release()
-            hyper = contender.hyper
-            rate = learning_rate_at(
-                step, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
-            )
-            contender.optimizer.step(release, rate)
+            step.take()
             moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
             trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
             if on_step is not None:
                 on_step(contender.name)
         return trace
 
-    def _noise_alone(self, coordinates: Coordinates, source: NoiseSource, tau: float) -> Vector:
-        """The release of an empty batch."""
-        drawn = coordinates.standard_normal(
-            lambda shape: source.standard_normal(shape).to(self.adapter.device)
-        )
-        return [tuple(noised(None, xi, tau, 1.0, self.dtype) for xi in parts) for parts in drawn]
+
+class _Watched(Instrument):
+    """Shows the norms of a batch's units just before their release."""
+
+    def __init__(self, inner: Mechanism, before_release: Callable[[list[Tensor]], None]) -> None:
+        super().__init__(inner)
+        self._before_release = before_release
+        self._norms: list[Tensor] = []
+
+    def accumulate(self, captured: Captured) -> None:
+        self._norms.append(self.coordinates.norms_squared(captured).clamp_min(0).sqrt())
+        super().accumulate(captured)
+
+    def release(self, total: PrivateSum | None = None) -> Release:
+        norms, self._norms = self._norms, []
+        self._before_release(norms)
+        return super().release(total)
 
 
 @contextmanager
@@ -226,7 +239,6 @@ def open_workbench(
                 adapter=parts.adapter,
                 data=data,
                 plan=plan,
-                pad_token_id=pad_token(tokenizer),
                 start=snapshot(coordinates),
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from privlora.diagnostics import plots
 from privlora.diagnostics.gauges import Clipping, NoiseEnergy, NoiseRatio, Sensitivity
 from privlora.diagnostics.preconditioning import PreconditioningStudy, StressSeries
-from privlora.diagnostics.style import Draw
 from privlora.diagnostics.sweep import GaugeSweep
-from privlora.reporting import wording
+from privlora.pages.numbers import number
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class FigureText:
 
     title: str
     paper: str
-    draw: Draw
+    draw: Callable[[Any], Figure]
     finding: Callable[[Any], str]
 
 
@@ -140,13 +141,6 @@ TEXTS: dict[str, FigureText] = {
         _gram_stress,
     ),
 }
-
-
-def number(value: float, digits: int = 4) -> str:
-    """As in the reports. A singular Gram matrix gives infinity, a step with an empty batch no number."""
-    if math.isnan(value):
-        return "–"
-    return wording.number(value, digits) if math.isfinite(value) else "∞"
 
 
 def _most(values: Sequence[float]) -> float:

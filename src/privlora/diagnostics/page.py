@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privlora.diagnostics.experiments import Diagnostics
 from privlora.diagnostics.findings import TEXTS
-from privlora.diagnostics.study import Diagnostics
-from privlora.diagnostics.style import as_png, as_svg
 from privlora.errors import RunError
-from privlora.reporting.render import page_template
-from privlora.reporting.wording import number
+from privlora.pages.figures import inline_svg, png
+from privlora.pages.numbers import number
+from privlora.pages.template import fill
 from privlora.training.files import write_atomically
 from privlora.version import __version__
+
+_PRIVATE = (
+    "Computed from private records with noise of a known seed: keep this page, its pictures and its numbers where the "
+    "records are"
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,15 @@ def render(diagnostics: Diagnostics) -> str:
             "title": TEXTS[name].title,
             "paper": TEXTS[name].paper,
             "finding": found[name],
-            "picture": as_svg(TEXTS[name].draw, result, TEXTS[name].title),
+            "picture": inline_svg(TEXTS[name].draw(result), TEXTS[name].title),
         }
         for name, result in diagnostics.figures.items()
     ]
-    return page_template("diagnostics.html.j2", "privlora.diagnostics").render(
+    return fill(
+        "diagnostics.html.j2",
+        "privlora.diagnostics",
+        title=f"Diagnostics · {diagnostics.facts['model']}",
+        banner=None if diagnostics.public else ("PRIVATE", _PRIVATE),
         public=diagnostics.public,
         model=diagnostics.facts["model"],
         seed=diagnostics.facts["seed"],
@@ -68,7 +77,7 @@ def write(diagnostics: Diagnostics, output: Path) -> Written:
         [folder / f"{name}.png" for name in diagnostics.figures],
     )
     for path, (name, result) in zip(written.pictures, diagnostics.figures.items(), strict=True):
-        write_atomically(path, as_png(TEXTS[name].draw, result))
+        write_atomically(path, png(TEXTS[name].draw(result)))
     write_atomically(written.series, json.dumps(diagnostics.to_dict(), indent=1, allow_nan=False) + "\n")
     write_atomically(written.page, render(diagnostics))
     return written

@@ -20,8 +20,8 @@ from privlora.diagnostics.bench import Contender, FactorPairs, Workbench
 from privlora.diagnostics.laws import gram_stress, product_energy
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent, factors
-from privlora.optimizers import FactorAdamW, TangentOptimizer
-from privlora.optimizers.tangent import TangentPaper
+from privlora.optimizers import FactorAdamW
+from privlora.optimizers.tangent import TangentMomentum, TangentPaper
 
 EPSILONS = (1.5, 3.0, 6.0, 12.0)
 OPTIMIZERS: Final = ("rank", "scalar", "paper")
@@ -147,7 +147,6 @@ def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float)
         scales = _adam_scales(contender)
         pairs = zip(vector, scales, strict=True)
         return [tuple(t * s for t, s in zip(parts, scale, strict=True)) for parts, scale in pairs]
-    assert isinstance(optimizer, TangentOptimizer)
     assert isinstance(contender.coordinates, TangentCoordinates)
     points = contender.coordinates.points
     if isinstance(optimizer, TangentPaper):
@@ -157,6 +156,7 @@ def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float)
             da, db = _lift(point, Tangent(parts[0], parts[1], parts[2]))
             applied.append((da @ right, db @ left))
         return applied
+    assert isinstance(optimizer, TangentMomentum)
     directions = [
         optimizer._direction(g, point, Tangent(parts[0], parts[1], parts[2]), noise_std)
         for g, (point, parts) in enumerate(zip(points, vector, strict=True))
@@ -265,11 +265,11 @@ def _paper_roots(contender: Contender, noise_std: float) -> list[tuple[Tensor, T
     assert isinstance(optimizer, TangentPaper)
     assert isinstance(contender.coordinates, TangentCoordinates)
     state = optimizer.state_dict()
-    correction = 1 - optimizer.betas[1] ** int(state["count"])
+    correction = 1 - optimizer.beta2 ** int(state["count"])
     found = []
     for g, point in enumerate(contender.coordinates.points):
         # The Gram matrices of balanced factors are both diag(S), so tr(N^-1) / r = tr(M^-1) / r = mean of 1 / S.
-        floor = optimizer.floor * noise_std**2 * _inverse(point.S).mean(dim=-1)
+        floor = noise_std**2 * _inverse(point.S).mean(dim=-1)
         pair = []
         for name in ("va", "vb"):
             w, e = torch.linalg.eigh(state[f"{g}.{name}"] / correction)

@@ -1,4 +1,4 @@
-"""How good a model is on records that may be shown."""
+"""How good a model is on public records."""
 
 from privlora.evaluation.intervals import Difference, Interval, bootstrap_interval, paired_difference
 from privlora.evaluation.next_token import NextTokenResult, evaluate_next_token

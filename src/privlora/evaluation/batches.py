@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privlora.data.examples import pad_token
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -37,11 +39,11 @@ class PromptBatch:
 
 def prompt_batches(
     prompts: Sequence[np.ndarray],
+    tokenizer: Any,
     *,
     room: int,
     copies: int,
     max_tokens: int,
-    pad_token_id: int,
     device: torch.device,
 ) -> Iterator[PromptBatch]:
     """All prompts, the longest first. A batch has at least one prompt.
@@ -54,7 +56,7 @@ def prompt_batches(
     while start < len(order):
         width = len(prompts[order[start]])
         rows = order[start : start + max(1, max_tokens // (copies * (width + room)))]
-        ids = np.full((len(rows), width), pad_token_id, dtype=np.int64)
+        ids = np.full((len(rows), width), pad_token(tokenizer), dtype=np.int64)
         mask = np.zeros_like(ids)
         for row, index in enumerate(rows):
             length = len(prompts[index])
@@ -66,7 +68,7 @@ def prompt_batches(
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[torch.device]:
-    """No dropout and no gradients inside; gives the device of the inputs. The model's mode comes back afterwards."""
+    """Without dropout and gradients; yields the device of the inputs and restores the model's mode afterwards."""
     was_training = model.training
     model.eval()
     try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from privlora.data.examples import pad_token
 from privlora.errors import ConfigError
 from privlora.evaluation.batches import evaluating, prompt_batches
 
@@ -20,13 +21,12 @@ def generate(
     prompts: Sequence[np.ndarray],
     *,
     max_new_tokens: int,
-    pad_token_id: int,
     num_beams: int = 1,
     stop: Sequence[str] = (),
     max_tokens: int = 8192,
     use_cache: bool = True,
 ) -> list[str]:
-    """The most probable continuation of each prompt (greedy, or by beam search); nothing is drawn at random.
+    """The most probable continuation of each prompt (greedy, or by beam search); there is no sampling.
 
     Sampling, penalties and lengths of the model's own generation settings are not used.
 
@@ -34,8 +34,7 @@ def generate(
         model: a causal LM; peft models and attached adapters count as they are.
         tokenizer: its tokenizer.
         prompts: token ids, at least one each.
-        max_new_tokens: an answer ends here at the latest, else at EOS or at a stop string.
-        pad_token_id: any id of the vocabulary.
+        max_new_tokens: limit of an answer, which may end earlier at EOS or at a stop string.
         num_beams: 1 is greedy.
         stop: the answer ends before the first of these strings.
         max_tokens: bound on beams x (prompt + new tokens) of a batch (a single prompt may exceed it).
@@ -56,7 +55,7 @@ def generate(
         num_beams=num_beams,
         do_sample=False,
         use_cache=use_cache,
-        pad_token_id=pad_token_id,
+        pad_token_id=pad_token(tokenizer),
         eos_token_id=sorted(ends) or None,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
@@ -67,10 +66,10 @@ def generate(
     with evaluating(model) as device:
         for batch in prompt_batches(
             prompts,
+            tokenizer,
             room=max_new_tokens,
             copies=num_beams,
             max_tokens=max_tokens,
-            pad_token_id=pad_token_id,
             device=device,
         ):
             rows = model.generate(
@@ -103,7 +102,7 @@ class _Stop(StoppingCriteria):
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:
-    """The tokenizer's EOS (what training ends completions with), and those that the model itself ends turns with."""
+    """The tokenizer's EOS, which ends completions in training, and the ids that end a turn in the model's settings."""
     own = model.generation_config.eos_token_id
     listed = own if isinstance(own, list | tuple) else [own]
     return {int(token) for token in (tokenizer.eos_token_id, *listed) if token is not None}

@@ -60,7 +60,7 @@ def bootstrap_interval(
         raise ConfigError(f"resamples={resamples} says little about a tail", fix="use 1000")
     parts = tuple(np.flatnonzero(strata == part) for part in np.unique(strata))
     if any(len(part) < 2 for part in parts):
-        return Interval(float("nan"), float("nan"), confidence)  # one example does not show its spread
+        return Interval(float("nan"), float("nan"), confidence)  # one example has no spread
     found = bootstrap(
         parts,
         lambda *chosen: statistic(np.concatenate(chosen)),

@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 from privlora.adapters.targets import output_layer
+from privlora.data.examples import pad_token
 from privlora.errors import ConfigError, ModelError
 from privlora.evaluation.batches import PromptBatch, evaluating, prompt_batches, takes_positions
 
 
 def answer_log_likelihoods(
     model: torch.nn.Module,
+    tokenizer: Any,
     prompts: Sequence[np.ndarray],
     answers: Sequence[Sequence[int]],
     *,
-    pad_token_id: int,
     max_tokens: int = 8192,
 ) -> np.ndarray:
     """log p(answer | prompt) in nats, (prompts, answers) float64: the sum over the answer's tokens, without EOS.
 
     Args:
         model: a causal LM with a key-value cache; peft models and attached adapters count as they are.
+        tokenizer: its tokenizer; needs no padding token.
         prompts: token ids, at least one each.
         answers: token ids, at least one each; the same answers for every prompt.
-        pad_token_id: any id of the vocabulary.
         max_tokens: bound on answers x padded length of a batch (a single prompt may exceed it).
 
     Raises:
@@ -44,17 +45,17 @@ def answer_log_likelihoods(
     found = np.empty((len(prompts), len(answers)))
     longest = max(map(len, answers))
     with evaluating(model) as device:
-        ids = torch.full((len(answers), longest), pad_token_id, dtype=torch.int64)
+        ids = torch.full((len(answers), longest), pad_token(tokenizer), dtype=torch.int64)
         used = torch.zeros((len(answers), longest), dtype=torch.bool)
         for row, answer in enumerate(answers):
             ids[row, : len(answer)] = torch.tensor(list(answer))
             used[row, : len(answer)] = True
         for batch in prompt_batches(
             prompts,
+            tokenizer,
             room=longest,
             copies=len(answers),
             max_tokens=max_tokens,
-            pad_token_id=pad_token_id,
             device=device,
         ):
             found[batch.order] = _of_batch(model, batch, ids.to(device), used.to(device)).cpu().numpy()
@@ -105,7 +106,7 @@ def _log_p(logits: Tensor) -> Tensor:
 
 @contextmanager
 def _only_last_logits(model: torch.nn.Module) -> Iterator[None]:
-    """The output layer sees the last position only: the others would cost rows x tokens x vocabulary."""
+    """Logits of the last position only: all positions would cost rows x tokens x vocabulary."""
     head = output_layer(model)
 
     def last(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

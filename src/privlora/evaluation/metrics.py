@@ -1,7 +1,7 @@
 """GLUE's metrics and exact match, of gold and predicted values as (n,) float64 arrays.
 
-A prediction that is NaN (nothing could be read in the answer) is wrong for the accuracy; ``worst_for`` says what it
-counts as in the others.
+A prediction of NaN means that the answer could not be read. It is wrong for the accuracy; ``worst_for`` replaces it for
+the other metrics.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class NextTokenResult:
 
 @torch.no_grad()
 def evaluate_next_token(
-    model: torch.nn.Module, examples: Examples, *, pad_token_id: int, max_tokens: int = 8192
+    model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192
 ) -> NextTokenResult:
     """Evaluate in batches of at most ``max_tokens`` padded tokens. Raises DataError if nothing can be predicted."""
     device = next(model.parameters()).device
@@ -43,7 +43,7 @@ def evaluate_next_token(
     losses: list[torch.Tensor] = []
     total = hits = tokens = 0.0
     try:
-        for batch in sequential_batches(examples, max_tokens=max_tokens, pad_token_id=pad_token_id):
+        for batch in sequential_batches(examples, max_tokens=max_tokens):
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)

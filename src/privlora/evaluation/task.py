@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from privlora.data.batching import pad_token
 from privlora.data.examples import encode_completions, encode_prompts
 from privlora.data.tasks import SCORE_STEP, Question, Task, find_task, questions
 from privlora.errors import ConfigError, DataError
@@ -114,7 +113,7 @@ def evaluate_task(
     resamples: int = 1000,
     seed: int = 0,
 ) -> TaskResult:
-    """Ask the model every question of ``records`` in the form in which it was trained, and score its answers.
+    """Ask the model every question of ``records``, in the training format, and score its answers.
 
     Args:
         model: a causal LM as transformers and peft load it, also with an attached privlora adapter.
@@ -124,11 +123,11 @@ def evaluate_task(
             records that name their source are parts by themselves.
         scoring: ``likelihood`` (labels and scores: the most probable label, the expected score) or ``generation``
             (any task: the generated answer is read). None takes likelihood where it is possible.
-        max_length: of prompt and answer, in tokens, as ``data.max_length``; prompts are cut at their left.
-        max_tokens: bound on the padded tokens of a batch; a matter of memory.
-        max_new_tokens: of a generated answer; None is what the longest answer needs, and 256 for math.
-        num_beams: None is 1 (greedy), and 4 for math (LLM-Adapters).
-        limit: the first so many records, of each part.
+        max_length: tokens of prompt and answer together, as ``data.max_length``; prompts are cut on the left.
+        max_tokens: bound on the padded tokens of a batch; limits memory, does not change results.
+        max_new_tokens: limit of a generated answer; None takes what the longest answer needs, and 256 for math.
+        num_beams: None takes 1 (greedy), and 4 for math (LLM-Adapters).
+        limit: use the first ``limit`` records of each part.
         confidence, resamples, seed: of the interval (see ``bootstrap_interval``).
 
     Raises:
@@ -148,13 +147,12 @@ def evaluate_task(
     asked, part = _asked(row, records, limit)
     prompts = [question.prompt for question in asked]
     gold = np.array([_number(question, i) for i, question in enumerate(asked, start=1)])
-    pad = pad_token(tokenizer)
     options = encode_completions([row.completion(answer) for answer in row.answers], tokenizer)
     longest = max(map(len, options), default=_MATH_TOKENS)
     answers: list[str] = []
     if scoring == "likelihood":
         ids = encode_prompts(prompts, tokenizer, max_length=_room(model, max_length, longest + 1, longest))
-        found = answer_log_likelihoods(model, ids, options, pad_token_id=pad, max_tokens=max_tokens)
+        found = answer_log_likelihoods(model, tokenizer, ids, options, max_tokens=max_tokens)
         predicted = _most_probable(row, found)
     else:
         new = max_new_tokens or longest + (row.kind != "math")  # one more shows where a label ends
@@ -164,7 +162,6 @@ def evaluate_task(
             tokenizer,
             ids,
             max_new_tokens=new,
-            pad_token_id=pad,
             num_beams=num_beams or (_MATH_BEAMS if row.kind == "math" else 1),
             stop=_NEXT_BLOCK if row.kind == "math" else (),
             max_tokens=max_tokens,
@@ -201,7 +198,7 @@ def compare_results(
 
 
 def _plain(values: list[float]) -> list[float | None]:
-    """JSON has no NaN."""
+    """None for NaN, which JSON does not have."""
     return [None if value != value else value for value in values]
 
 

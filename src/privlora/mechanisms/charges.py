@@ -16,7 +16,7 @@ class Charges(Protocol):
 
 
 class ChargeAll:
-    """Every one of several ledgers is charged for a release that all of them take part in."""
+    """Several ledgers at once: each is charged for a release that their runs share."""
 
     def __init__(self, ledgers: Sequence[Charges]) -> None:
         self._ledgers = ledgers
@@ -30,7 +30,7 @@ class ChargeAll:
 
 
 class Uncharged(ChargeAll):
-    """No ledger: for audits and studies, which play on data of their own or publish nothing."""
+    """No ledger: for audits and studies, which use data of their own or publish nothing."""
 
     def __init__(self) -> None:
         super().__init__(())

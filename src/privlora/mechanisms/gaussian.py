@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates import Coordinates, Vector, add_vectors, float64_device
+from privlora.coordinates import Coordinates, add_vectors
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
-from privlora.mechanisms.noising import noised
-from privlora.mechanisms.release import Mechanism, Release
+from privlora.mechanisms.noising import Noising
+from privlora.mechanisms.release import Mechanism, PrivateSum, Release
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
-# 2023). spectral: each unit's gradient is evened out at equal norm first (coordinates.spectrum), then flat.
+# 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
 CLIPPING = ("flat", "automatic", "spectral")
 
-# Of automatic clipping: C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
+# Automatic clipping multiplies by C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
 _STABILITY = 0.01
 
 # Norms are summed in float32; shrinking by more than their rounding keeps what is summed within C.
 _SLACK = 1e-5
-# Below float32 a gradient's own rounding depends a little on who else is in its micro-batch, so a unit that leaves
-# moves more than its own part: by less than this in all that was measured (docs/sharp-edges.md).
+# Below float32 a gradient's rounding depends a little on who else is in its micro-batch, so a unit that leaves moves
+# the sum by more than its own part: by less than this in every measurement (docs/sharp-edges.md).
 _REDUCED_SLACK = 0.02
 
 
-# Roots bring small gradients up, and with them what float32 rounds (docs/sharp-edges.md).
+# Roots make small gradients larger, and the rounding error of float32 with them (docs/sharp-edges.md).
 _SPECTRAL_SLACK = 0.01
 
 
 def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
-    """s, the part of C that no unit's gradient is given: it is brought to norm C (1 - s) at most. Public."""
+    """s: a unit's gradient is clipped to norm C (1 - s), a little below C. Public."""
     if adapter.reduced_precision:
         return _REDUCED_SLACK
     return _SPECTRAL_SLACK if clipping == "spectral" else _SLACK
@@ -45,12 +47,12 @@ class GaussianMechanism(Mechanism):
 
     Guarantee: adding or removing one unit moves the sum by at most C (replacing one, by 2 C), over all modules
     together; so one release is ``event``: a Gaussian mechanism of noise_multiplier sigma on a sampled batch. The ledger
-    is charged before noise is drawn. ``clipping`` (CLIPPING) says how a unit is brought to norm C at most; whatever it
-    does to a unit is a function of that unit alone.
+    is charged before noise is drawn. ``clipping`` (CLIPPING) says how a unit's norm is bounded by C; what it does to a
+    unit is a function of that unit alone.
 
-    ``adaptive`` clips at C_t instead and scales by the public C / C_t, so that units still have norm C at most and the
-    noise of all steps is equal. The same release then holds a noisy count of the norms that were C_t at most, from
-    which C_{t+1} follows; ``event`` stays what both cost together (``split_noise_multiplier``).
+    ``adaptive`` clips at C_t instead and scales by the public C / C_t, so that no unit's norm exceeds C and all steps
+    have the same noise. The same release then holds a noisy count of the norms <= C_t, which gives C_{t+1}; ``event``
+    covers both together (``split_noise_multiplier``).
 
     | edge case                        | what happens                                            |
     |----------------------------------|---------------------------------------------------------|
@@ -107,18 +109,17 @@ class GaussianMechanism(Mechanism):
         self.clip_norm = clip_norm
         self.event = event
         self.expected_batch_size = expected_batch_size
-        self.ledger = ledger
-        self.noise = noise or NoiseSource()
+        self.noising = Noising(ledger, noise or NoiseSource())
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
         self._last_draw: int | None = None
-        if self.noise.secure:
+        if self.noising.noise.secure:
             coordinates.begin()
         self.adaptive = adaptive
         self._sum_multiplier, self._count_std = event.noise_multiplier, 0.0
         if adaptive is not None:
             self._sum_multiplier, self._count_std = split_noise_multiplier(event.noise_multiplier)
-        # Private: of the batch under way, +1/2 for each norm of C_t at most and -1/2 for others.
+        # Private: running count of the current batch; +1/2 for a unit with norm <= C_t, else -1/2.
         self._count = 0.0
 
     @property
@@ -146,46 +147,50 @@ class GaussianMechanism(Mechanism):
         part = self.coordinates.weighted_sum(captured, weights)
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
-    def clipped_sum(self) -> Vector | None:
-        """PRIVATE. The float64 sum that noise would be added to now, in a release's coordinates; None before any unit.
+    def take(self) -> PrivateSum:
+        count = self._count
+        return replace(super().take(), count=count)
 
-        For audits, whose attacker knows the records' part of it.
-        """
-        # In float64, since what rounding leaves in directions that coordinates project out meets no noise there.
-        return None if self._sum is None else self.coordinates.to_vector(self._sum)
-
-    def release(self) -> Release:
-        try:
-            total, count = self.clipped_sum(), self._count
-        finally:
-            # A batch whose release fails must not stay in the next sum, where its units would count twice.
-            self.discard()
-        step = self.ledger.charge(self.event)
+    def release(self, total: PrivateSum | None = None) -> Release:
+        if total is None:
+            total = self.take()
+        elif self._sum is not None:
+            raise PrivacyError(
+                "a sum from elsewhere is released while units stand here",
+                why="they would count in this release or in the next one, and nobody knows in which",
+                fix="add take() of every mechanism that has a part of the batch, then release the total",
+            )
+        charged = self.noising.charge(self.event)
         self._refuse_used_projection()
-        noise = self.coordinates.standard_normal(self._draw)
-        vector: Vector = []
-        for g, parts in enumerate(noise):
-            clipped = (None,) * len(parts) if total is None else total[g]
-            vector.append(tuple(self._noised(c, xi) for c, xi in zip(clipped, parts, strict=True)))
-        if self.adaptive is None:
-            return Release(vector, self.noise_std, step, self.clip_norm)
-        clipped_at = self.adaptive.value
-        counted, xi = torch.tensor([count], dtype=torch.float64), self.noise.standard_normal((1,))
-        share = noised(counted, xi, self._count_std, self.expected_batch_size, torch.float64)
-        self.adaptive.update(0.5 + float(share))
-        return Release(vector, self.noise_std, step, clipped_at)
+        vector = charged.vector(
+            total.vector,
+            self.coordinates.standard_normal,
+            scale=self._sum_multiplier * self.clip_norm,
+            divisor=self.expected_batch_size,
+            dtype=self.coordinates.dtype,
+            device=self.coordinates.adapter.device,
+        )
+        clipped_at = self.clip_norm
+        if self.adaptive is not None:
+            clipped_at = self.adaptive.value
+            count = torch.tensor([total.count], dtype=torch.float64)
+            share = charged.tensor(
+                count, scale=self._count_std, divisor=self.expected_batch_size, dtype=torch.float64
+            )
+            self.adaptive.update(0.5 + float(share))
+        return Release(vector, self.noise_std, charged.step, clipped_at)
 
     def _refuse_used_projection(self) -> None:
         if self.coordinates.draws is not None and self.coordinates.draws == self._last_draw:
             raise PrivacyError(
-                "this projection was released upon before",
+                "this projection has served for a release before",
                 why="the accounting holds for projections that are independent of all that was released",
                 fix="step the optimizer between two releases: it draws the next projection",
             )
         self._last_draw = self.coordinates.draws
 
     def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
-        """Factors (units,) that give each unit the norm of ``lengths`` (times C / C_t where adaptive), C at most."""
+        """(units,) factors that rescale each gradient to norm ``lengths`` (x C / C_t if adaptive), capped at C."""
         norms = lengths if self.clipping == "flat" else self._norms(captured)
         finite = torch.isfinite(norms) & ~torch.isnan(lengths)
         captured.zero(~finite)
@@ -200,13 +205,5 @@ class GaussianMechanism(Mechanism):
         return torch.where(finite & (norms > 0), lengths.clamp(max=bound) / norms, 0.0)
 
     def _norms(self, captured: Captured) -> Tensor:
-        # Of what is negative, NaN: that unit counts as zero.
+        # The root of a negative square is NaN, and that unit counts as zero.
         return self.coordinates.norms_squared(captured).sqrt()
-
-    def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        return self.noise.standard_normal(shape).to(float64_device(self.coordinates.adapter.device))
-
-    def _noised(self, clipped: Tensor | None, xi: Tensor) -> Tensor:
-        scale = self._sum_multiplier * self.clip_norm
-        made = noised(clipped, xi, scale, self.expected_batch_size, self.coordinates.dtype)
-        return made.to(self.coordinates.adapter.device)

@@ -21,8 +21,8 @@ class NoiseSource:
     insecure_seed: reproducible noise for tests. Whoever knows it can subtract the noise, so the run is stamped
     NOT PRIVATE.
 
-    A copy would draw the same noise again, and the difference of two releases would show the data: so one is not made,
-    and a forked process is refused (PrivacyError).
+    A copy would draw the same noise again, and the difference of two releases would show the data. So copying is
+    refused, and so is use in a forked process (PrivacyError).
     """
 
     def __init__(self, insecure_seed: int | None = None) -> None:
@@ -31,7 +31,7 @@ class NoiseSource:
         self._process = os.getpid()
 
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
-        """Independent N(0, 1) entries, float64, on the CPU. PrivacyError in another process than made the source."""
+        """Independent N(0, 1) entries, float64, on the CPU. PrivacyError outside the process that made the source."""
         if os.getpid() != self._process:
             raise PrivacyError(
                 "a source of noise is used in another process than the one that made it",

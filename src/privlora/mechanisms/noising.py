@@ -1,20 +1,84 @@
-"""How noise meets a sum, wherever the sum came from: added in float64, snapped to a public grid, rounded once.
+"""Where a private sum becomes public: charge, draw, add, divide; in this order, and nowhere else.
 
 The gaps between floating-point numbers depend on their size, so the last digits of a sum with continuous noise can tell
-what the sum was (Mironov 2012). Here every entry is rounded to a multiple of one power of two, about 1/4096 of the
-noise's standard deviation, after the noise is in. The grid follows from public numbers alone. The noise is still a
-floating-point Gaussian that is rounded, not a sample of a discrete law.
+what the sum was (Mironov 2012). Here noise is added in float64, and every entry is then rounded to a multiple of one
+power of two, about 1/4096 of the noise's standard deviation. The grid follows from public numbers alone. The noise is
+still a floating-point Gaussian that is rounded, not a sample of a discrete law.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from privlora.accounting.events import StepEvent
+from privlora.coordinates.base import Vector, float64_device
+from privlora.mechanisms.charges import Charges
+from privlora.mechanisms.noise import NoiseSource
+
+# From a source of standard normal entries of a shape: the noise of a whole vector, of covariance I on all that the sum
+# can reach (Coordinates.standard_normal).
+Law = Callable[[Callable[[tuple[int, ...]], Tensor]], Vector]
+
 # The grid's step is the noise's standard deviation over this, rounded down to a power of two.
 _STEPS = 4096
+
+
+class Noising:
+    """Turns sums into releases. It knows shapes and no adapter: a sum may come from one process, from several that
+    added theirs up, or from a secure sum. Whoever hands it in answers for its sensitivity.
+
+    ledger: charged before noise is drawn. noise: where it is drawn from.
+    """
+
+    def __init__(self, ledger: Charges, noise: NoiseSource) -> None:
+        self.ledger = ledger
+        self.noise = noise
+
+    def charge(self, event: StepEvent) -> Charged:
+        """What noise can be had from, once the ledger shows ``event``. Its errors pass through."""
+        return Charged(self.ledger.charge(event), self.noise)
+
+
+class Charged:
+    """A release that has been paid for. step: 1, 2, …, the number that the ledger gave it."""
+
+    def __init__(self, step: int, noise: NoiseSource) -> None:
+        self.step = step
+        self._noise = noise
+
+    def vector(
+        self,
+        total: Vector | None,
+        law: Law,
+        *,
+        scale: float,
+        divisor: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Vector:
+        """(total + scale xi) / divisor for xi of ``law``, every tensor on its noise's grid.
+
+        total: PRIVATE, clipped; None for zeros. scale: sigma C. divisor: public.
+        """
+
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            return self._noise.standard_normal(shape).to(float64_device(device))
+
+        made: Vector = []
+        for g, parts in enumerate(law(draw)):
+            clipped = (None,) * len(parts) if total is None else total[g]
+            pairs = zip(clipped, parts, strict=True)
+            made.append(tuple(noised(c, xi, scale, divisor, dtype).to(device) for c, xi in pairs))
+        return made
+
+    def tensor(self, total: Tensor, *, scale: float, divisor: float, dtype: torch.dtype) -> Tensor:
+        """The same for one PRIVATE tensor of any shape whose entries all get noise."""
+        xi = self._noise.standard_normal(tuple(total.shape)).to(float64_device(total.device))
+        return noised(total, xi, scale, divisor, dtype).to(total.device)
 
 
 def grid_width(noise_std: float) -> float:
@@ -22,7 +86,7 @@ def grid_width(noise_std: float) -> float:
 
     Also 0 where float64 has no such power (tau below 1e-319).
     """
-    # Of exponents: tau / 4096 itself may underflow.
+    # By exponents, because tau / 4096 itself may underflow.
     return math.ldexp(1.0, math.frexp(noise_std)[1] - math.frexp(_STEPS)[1]) if noise_std > 0 else 0.0
 
 
@@ -37,5 +101,5 @@ def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype
     noise /= divisor
     width = grid_width(scale / divisor)
     if width:
-        noise.div_(width).round_().mul_(width)  # exact but for the rounding: the width is a power of two
+        noise.div_(width).round_().mul_(width)  # only round_ is inexact: the width is a power of two
     return noise.to(dtype)

@@ -6,22 +6,28 @@ import torch
 
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, add_vectors
-from privlora.errors import RunError
-from privlora.mechanisms.release import Mechanism, Release
+from privlora.errors import ModelError, RunError
+from privlora.mechanisms.release import Mechanism, PrivateSum, Release
 
 
 class MeanMechanism(Mechanism):
     """Sum of the batch's gradients over its expected size: no clipping, no noise, NO PRIVACY.
 
-    For baselines and public data only. Refuses step T + 1, as a ledger would.
+    For baselines and public data only. Refuses step T + 1, as a ledger would. Raises ModelError for a gradient
+    that is not finite.
     """
 
-    needs_examples = False
-
     def __init__(
-        self, coordinates: Coordinates, *, expected_batch_size: float, steps: int, done: int = 0
+        self,
+        coordinates: Coordinates,
+        *,
+        expected_batch_size: float,
+        steps: int,
+        done: int = 0,
+        needs_examples: bool = False,
     ) -> None:
         self.coordinates = coordinates
+        self.needs_examples = needs_examples
         self.expected_batch_size = expected_batch_size
         self.steps = steps
         self._done = done
@@ -30,18 +36,22 @@ class MeanMechanism(Mechanism):
         return float("inf")
 
     def accumulate(self, captured: Captured) -> None:
+        if not bool(captured.finite().all()):
+            raise ModelError(
+                "the gradient of a record is not a number",
+                why="without clipping the adapter is lost",
+                fix="lower method.learning_rate",
+            )
         part = self.coordinates.weighted_sum(captured, captured.p[0].new_ones(captured.units))
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
-    def release(self) -> Release:
+    def release(self, total: PrivateSum | None = None) -> Release:
         if self._done >= self.steps:
             raise RunError(f"step {self._done + 1} of a plan for {self.steps}", fix="plan more steps")
         self._done += 1
-        if self._sum is None:
+        vector = (self.take() if total is None else total).vector
+        if vector is None:
             vector = self.coordinates.standard_normal(self._zeros)
-        else:
-            vector = self.coordinates.to_vector(self._sum)
-        self._sum = None
         dtype, device = self.coordinates.dtype, self.coordinates.adapter.device
         mean = [tuple((t / self.expected_batch_size).to(dtype).to(device) for t in ts) for ts in vector]
         return Release(mean, noise_std=0.0, step=self._done)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, Vector
+from privlora.coordinates import Coordinates, Vector, add_vectors
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Release:
     """One noisy mean gradient. Made by a mechanism, read by an optimizer; no private quantity is left in it.
 
     vector: coordinates in the space that made it. noise_std: the standard deviation tau = sigma C / b of the noise in
-    every coordinate (0 if the mode is not private). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
+    every coordinate (0 if there is no privacy). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
     norm at which units were clipped, public; infinite where none was.
     """
 
@@ -24,29 +24,90 @@ class Release:
     clip_norm: float = float("inf")
 
 
+@dataclass(frozen=True)
+class PrivateSum:
+    """PRIVATE. What a logical batch comes to before noise; sums of disjoint parts of it add up, wherever they are.
+
+    vector: float64, in a release's coordinates; None for no unit. count: +1/2 for each norm of C_t at most and -1/2 for
+    others, where the clipping norm is adaptive.
+    """
+
+    vector: Vector | None
+    count: float = 0.0
+
+    def __add__(self, other: PrivateSum) -> PrivateSum:
+        given = [each.vector for each in (self, other) if each.vector is not None]
+        vector = add_vectors(*given) if len(given) == 2 else given[0] if given else None
+        return PrivateSum(vector, self.count + other.count)
+
+
 class Mechanism(ABC):
     """Takes captured gradients of a logical batch in any number of micro-batches; gives one Release."""
 
     coordinates: Coordinates
 
-    # The non-private mean needs no gradient per example, which lets the adapter add rows up at once.
+    # False lets the adapter sum over rows at once: the non-private mean needs no per-example gradients.
     needs_examples: bool
 
-    # The private sum of the logical batch under way.
+    # The private sum of the current logical batch.
     _sum: Vector | None = None
 
     def discard(self) -> None:
-        """Forget a logical batch that was abandoned half-way; in the next sum its units would count twice."""
+        """Forget an unfinished logical batch, so that its units do not count again in the next sum."""
         self._sum = None
+
+    def clipped_sum(self) -> Vector | None:
+        """PRIVATE. The float64 sum so far, in a release's coordinates, before noise; None if there was no unit yet.
+
+        For audits, whose attacker knows the records' part of it.
+        """
+        # In float64: rounding error in directions that coordinates project out would get no noise.
+        return None if self._sum is None else self.coordinates.to_vector(self._sum)
+
+    def take(self) -> PrivateSum:
+        """PRIVATE. End the logical batch and hand out its sum; nothing of it stays here."""
+        try:
+            return PrivateSum(self.clipped_sum())
+        finally:
+            # Also where this fails: in the next sum the batch's units would count twice.
+            self.discard()
 
     @abstractmethod
     def accumulate(self, captured: Captured) -> None:
         """Add one micro-batch's units to the sum."""
 
     @abstractmethod
-    def release(self) -> Release:
-        """End the logical batch, also an empty one."""
+    def release(self, total: PrivateSum | None = None) -> Release:
+        """End the logical batch and release it, even if it is empty.
+
+        total: what ``take`` gave here plus what it gave elsewhere (other processes, other clients), for one batch that
+        is spread over all of them; None for a batch that is here alone.
+        """
 
     @abstractmethod
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
-        """Largest norm by which one privacy unit moves the sum; infinite if it is not bounded."""
+        """How far one privacy unit can move the sum, in norm; infinite if nothing bounds it."""
+
+
+class Instrument(Mechanism):
+    """Wraps another mechanism to observe it, for audits and diagnostics; ``inner`` does all the work."""
+
+    needs_examples = True
+
+    def __init__(self, inner: Mechanism) -> None:
+        self.coordinates, self.inner = inner.coordinates, inner
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+    def take(self) -> PrivateSum:
+        return self.inner.take()
+
+    def accumulate(self, captured: Captured) -> None:
+        self.inner.accumulate(captured)
+
+    def release(self, total: PrivateSum | None = None) -> Release:
+        return self.inner.release(self.take() if total is None else total)
+
+    def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
+        return self.inner.sensitivity(adjacency)

@@ -23,6 +23,10 @@ class IterateAverage:
     def __init__(self, coordinates: Coordinates, decay: float) -> None:
         self.coordinates = coordinates
         self.decay = decay
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all iterates but the present one."""
         self._points: list[Point] = self._current()
         self._count = 0
 
@@ -51,7 +55,7 @@ class IterateAverage:
     def _current(self) -> list[Point]:
         if isinstance(self.coordinates, TangentCoordinates):
             return self.coordinates.points
-        # Factors may start at zero; the directions that they lack carry no weight, so any public ones will do.
+        # Factors may start at zero: missing directions carry no weight, so any public ones will do.
         return [
             point_from_factors(a, b, torch.Generator(a.device).manual_seed(0))
             for a, b in self.coordinates.factors()

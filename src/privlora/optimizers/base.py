@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from privlora.errors import PrivacyError
@@ -15,10 +17,15 @@ from privlora.mechanisms import Release
 class Optimizer(ABC):
     """Moves the state of some coordinates along releases, and nothing else."""
 
-    # Its settings besides the learning rate, with their defaults. A setting that is not here is refused, not ignored.
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
+    # Its settings besides the learning rate, with their defaults: the keyword-only arguments of its constructor.
+    # A setting that is not here is refused, not ignored.
+    settings: ClassVar[Mapping[str, float]]
     # Those of its coordinates' start that go with it, likewise.
     space_settings: ClassVar[Mapping[str, float]] = {}
+
+    def __init_subclass__(cls) -> None:
+        arguments = inspect.signature(cls).parameters.values()
+        cls.settings = {a.name: a.default for a in arguments if a.kind is a.KEYWORD_ONLY}
 
     def step(self, release: Release, learning_rate: float) -> None:
         """One update. Raises PrivacyError for anything but a Release."""
@@ -33,6 +40,17 @@ class Optimizer(ABC):
     @abstractmethod
     def _update(self, release: Release, learning_rate: float) -> None:
         """Move the coordinates' state and install it."""
+
+    def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:  # noqa: B027 - of flat spaces
+        """Bring what is remembered to the coordinates' present point, to which something else than a step led.
+
+        before: ``coordinates.state_dict()`` of the point that it was kept at. noise_std: tau of the releases so far.
+        Where the coordinates of two points are the same space there is nothing to do.
+        """
+
+    def reset(self) -> None:
+        """Forget all releases: the next step is that of a new optimizer at the present point."""
+        self.load_state_dict({name: torch.zeros_like(t) for name, t in self.state_dict().items()})
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

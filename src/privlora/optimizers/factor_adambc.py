@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,21 +19,15 @@ class FactorAdamBC(Optimizer):
     """theta <- theta - learning_rate * m^ / sqrt(max(v^ - tau^2, gamma)) (Tang et al. 2024, Algorithm 1).
 
     m^ and v^ are Adam's bias-corrected moments and tau = sigma C / b is the noise's standard deviation in each
-    coordinate. floor: gamma in units of tau^2; a coordinate that only noise reaches moves by learning_rate * m^ / tau
-    / sqrt(floor).
+    coordinate. floor: gamma in units of tau^2; a coordinate that sees only noise moves by learning_rate * m^ / (tau
+    sqrt(floor)).
     """
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "floor": 1.0}
-
     def __init__(
-        self,
-        coordinates: FactorCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        floor: float = 1.0,
+        self, coordinates: FactorCoordinates, *, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1.0
     ) -> None:
         self.coordinates = coordinates
-        self.betas = betas
+        self.beta1, self.beta2 = beta1, beta2
         self.floor = floor
         self._count = 0
         self._parameters = [t for tensors in coordinates.trained for t in tensors]
@@ -43,7 +36,7 @@ class FactorAdamBC(Optimizer):
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        beta1, beta2 = self.betas
+        beta1, beta2 = self.beta1, self.beta2
         noise = release.noise_std**2
         gradients = [t for tensors in release.vector for t in tensors]
         for parameter, gradient, m, v in zip(self._parameters, gradients, self._m, self._v, strict=True):

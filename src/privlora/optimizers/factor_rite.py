@@ -41,9 +41,9 @@ class FactorRite(Optimizer):
     singular value), gives the other one no gradient there.
     """
 
-    def __init__(self, coordinates: FactorCoordinates, *, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(self, coordinates: FactorCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
         self.coordinates = coordinates
-        self.betas = betas
+        self.beta1, self.beta2 = beta1, beta2
         self._count = 0
         self._sides = [
             (_fresh(left, right), _fresh(right, left))
@@ -64,7 +64,7 @@ class FactorRite(Optimizer):
 
     def _step(self, side: _Side, gradient: Tensor, basis: Tensor, inverse: Tensor) -> Tensor:
         """The change of a factor; basis (L, others, r) and inverse (L, r, r) = R^-1 are those of the other one."""
-        mean_decay, square_decay = (self._decay(beta) for beta in self.betas)
+        mean_decay, square_decay = (self._decay(beta) for beta in (self.beta1, self.beta2))
         g = gradient @ inverse
         turn = basis.mT @ side.basis
         carried = turn @ side.v @ turn.mT

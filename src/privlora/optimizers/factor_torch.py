@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,15 +43,15 @@ class TorchOptimizer(Optimizer):
     stacks a group of equal modules, left (L, m, r) and right (L, n, r), which is faster for rules on single entries.
     """
 
+    per_site: ClassVar[bool] = False
+
     def __init__(
         self,
         coordinates: FactorCoordinates | ProjectedCoordinates,
         make: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        *,
-        per_site: bool = False,
     ) -> None:
         self.coordinates: FactorCoordinates | ProjectedCoordinates = coordinates
-        module, self._slots = _module_of_views(coordinates, per_site)
+        module, self._slots = _module_of_views(coordinates, self.per_site)
         self._inner = make(module)
         self._rates = [group["lr"] for group in self._inner.param_groups]
         self._count = 0
@@ -100,24 +101,32 @@ class TorchOptimizer(Optimizer):
             self._inner.state[parameter][name] = like.detach().copy_(tensor)
 
 
-class FactorAdamW(TorchOptimizer):
-    """torch.optim.AdamW (Loshchilov and Hutter 2019): DP-AdamW, and FFA-LoRA on one factor."""
-
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+class AdamOptimizer(TorchOptimizer):
+    """A rule of a library with the arguments of Adam."""
 
     def __init__(
         self,
         coordinates: FactorCoordinates | ProjectedCoordinates,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
+        beta1: float = 0.9,
+        beta2: float = 0.999,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(
-            coordinates,
-            lambda module: torch.optim.AdamW(
-                module.parameters(), lr=1.0, betas=betas, weight_decay=weight_decay
-            ),
-        )
+        arguments = {"lr": 1.0, "betas": (beta1, beta2), "weight_decay": weight_decay}
+        super().__init__(coordinates, lambda module: self._rule(module, **arguments))
+
+    @staticmethod
+    @abstractmethod
+    def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
+        """The library's own."""
+
+
+class FactorAdamW(AdamOptimizer):
+    """torch.optim.AdamW (Loshchilov and Hutter 2019): DP-AdamW, and FFA-LoRA on one factor."""
+
+    @staticmethod
+    def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(module.parameters(), **arguments)
 
 
 class FactorSGD(TorchOptimizer):
@@ -126,8 +135,6 @@ class FactorSGD(TorchOptimizer):
     The gradient is divided by tau = sigma C / b where there is noise, so that one grid of learning rates serves it and
     the adaptive rules: learning_rate / tau is the rate of the plain rule.
     """
-
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.0}
 
     def __init__(self, coordinates: FactorCoordinates, *, beta1: float = 0.0) -> None:
         super().__init__(
@@ -145,18 +152,12 @@ class FactorLoraPlus(TorchOptimizer):
     learning_rate is the rate of right; left's is learning_rate_ratio times it.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "weight_decay": 0.0,
-        "learning_rate_ratio": 6.0,
-    }
-
     def __init__(
         self,
         coordinates: FactorCoordinates,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
+        beta1: float = 0.9,
+        beta2: float = 0.999,
         weight_decay: float = 0.0,
         learning_rate_ratio: float = 6.0,
     ) -> None:
@@ -170,12 +171,12 @@ class FactorLoraPlus(TorchOptimizer):
                 lr=1.0,
                 loraplus_lr_ratio=learning_rate_ratio,
                 loraplus_weight_decay=weight_decay,
-                betas=betas,
+                betas=(beta1, beta2),
             ),
         )
 
 
-class FactorLamb(TorchOptimizer):
+class FactorLamb(AdamOptimizer):
     """LAMB (You et al. 2020) of pytorch_optimizer: Adam's step of each matrix, scaled to the matrix's norm.
 
     As in version 3 of the paper, nothing is corrected for moments that started at zero (the library's default would
@@ -183,51 +184,29 @@ class FactorLamb(TorchOptimizer):
     start, takes the unscaled step.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+    per_site = True
 
-    def __init__(
-        self,
-        coordinates: FactorCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ) -> None:
+    @staticmethod
+    def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
         from pytorch_optimizer import Lamb  # takes seconds, which only this method should wait for
 
-        super().__init__(
-            coordinates,
-            lambda module: Lamb(
-                module.parameters(), lr=1.0, betas=betas, weight_decay=weight_decay, adam_debias=True
-            ),
-            per_site=True,
-        )
+        return Lamb(module.parameters(), adam_debias=True, **arguments)
 
 
-class FactorRiemannian(TorchOptimizer):
+class FactorRiemannian(AdamOptimizer):
     """Preconditioned LoRA (Zhang and Pilanci 2024) of peft, before AdamW.
 
     Gradients become grad_left (right^T right + 0.01 I)^-1 and (left^T left + 0.01 I)^-1 grad_right; the damping is
     peft's default.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
+    per_site = True
 
-    def __init__(
-        self,
-        coordinates: FactorCoordinates,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ) -> None:
+    @staticmethod
+    def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
         from peft.optimizers import create_riemannian_optimizer
 
-        super().__init__(
-            coordinates,
-            lambda module: create_riemannian_optimizer(
-                module, torch.optim.AdamW, lr=1.0, betas=betas, weight_decay=weight_decay
-            ),
-            per_site=True,
-        )
+        return create_riemannian_optimizer(module, torch.optim.AdamW, **arguments)
 
 
 class FactorLoraFA(FactorAdamW):
@@ -237,11 +216,10 @@ class FactorLoraFA(FactorAdamW):
     bfloat16 wherever the hardware can; here it is done in the dtype of the factors, and AdamW's epsilon is torch's.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
     coordinates: FactorCoordinates
 
-    def __init__(self, coordinates: FactorCoordinates, *, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        super().__init__(coordinates, betas=betas)
+    def __init__(self, coordinates: FactorCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
+        super().__init__(coordinates, beta1=beta1, beta2=beta2)
 
     def _gradients(self, release: Release) -> Vector:
         return [

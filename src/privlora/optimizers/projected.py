@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ class ProjectedSGD(Optimizer):
     Without momentum, Z <- Z - learning_rate / tau (n / r) P Q^T (Hu et al. 2026, Algorithm 3) in place, and no dense
     gradient is formed. With it, a buffer as large as Z is kept.
     """
-
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.0}
 
     def __init__(self, coordinates: ProjectedCoordinates, *, beta1: float = 0.0) -> None:
         self.coordinates = coordinates

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from privlora.coordinates import TangentCoordinates
+from privlora.coordinates.tangent import points_from_tensors
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent, retract, tangent_dimension
 from privlora.mechanisms import Release
@@ -27,15 +28,47 @@ from privlora.optimizers.base import Optimizer
 
 # Keeps noiseless (non-private) preconditioners finite.
 _TINY = 1e-12
-# Smallest second moment that is divided by, relative to the largest of its module.
+# Lower bound on second moments, relative to the largest of their module.
 _LEAST = 1e-6
 
 
 class TangentOptimizer(Optimizer):
+    """Keeps moving averages of releases. beta1, beta2: decay of the first and of the second moment."""
+
+    def __init__(self, coordinates: TangentCoordinates, beta1: float, beta2: float) -> None:
+        self.coordinates = coordinates
+        self.beta1, self.beta2 = beta1, beta2
+        self._count = 0
+
+    def _mean(self, moment: Tensor) -> Tensor:
+        """A first moment, freed from the bias of an average that started at zero."""
+        return moment / (1 - self.beta1**self._count)
+
+    def _corrected(self, moment: Tensor) -> Tensor:
+        """A second moment, likewise."""
+        return moment / (1 - self.beta2**self._count)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        moments = self._moments().items()
+        return {"count": torch.tensor(self._count)} | {
+            f"{g}.{name}": t for name, of_groups in moments for g, t in enumerate(of_groups)
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self._count = int(tensors["count"])
+        for name, moments in self._moments().items():
+            moments[:] = [tensors[f"{g}.{name}"].to(t) for g, t in enumerate(moments)]
+
+    def _moments(self) -> dict[str, list[Tensor]]:
+        """Name -> the optimizer's own list of one tensor a group."""
+        return {}
+
+
+class TangentMomentum(TangentOptimizer):
     """Transported momentum, a direction, a retraction with error feedback: Z + E <- Z + E - learning_rate * D.
 
-    betas: decay of the first and of the second moment. floor: the smallest second moment that is divided by, in units
-    of the noise variance tau^2 (PRISM section 3.3: floors keep preconditioning from amplifying noise).
+    Second moments are floored at the noise variance tau^2, so that preconditioning does not amplify noise (PRISM
+    section 3.3).
 
     error_feedback: rank of the residual E, as a multiple of r; 0 for none. Z is the top r singular triplets of all that
     was summed, and E those that follow, so that a weak direction which many steps agree on is not lost to the noise of
@@ -43,29 +76,25 @@ class TangentOptimizer(Optimizer):
     adapter stays Z. E is a function of releases alone.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
     space_settings: ClassVar[Mapping[str, float]] = {"right_weight": 1.0}
 
     def __init__(
         self,
         coordinates: TangentCoordinates,
         *,
-        betas: tuple[float, float] = (0.9, 0.99),
-        floor: float = 1.0,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
         error_feedback: float = 0.0,
     ) -> None:
-        self.coordinates = coordinates
-        self.betas = betas
-        self.floor = floor
+        super().__init__(coordinates, beta1, beta2)
         rank, kept = coordinates.adapter.rank, round(error_feedback * coordinates.adapter.rank)
         self._residuals = [point.extended(kept).split(rank)[1] for point in coordinates.points]
-        self._count = 0
         self._momentum = [Tangent.zero(point) for point in coordinates.points]
         self._start(coordinates.points)
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        space, rank, beta1 = self.coordinates, self.coordinates.adapter.rank, self.betas[0]
+        space, rank, beta1 = self.coordinates, self.coordinates.adapter.rank, self.beta1
         moved = []
         for g, (point, parts) in enumerate(zip(space.points, release.vector, strict=True)):
             tangent = Tangent(*parts)
@@ -82,6 +111,12 @@ class TangentOptimizer(Optimizer):
         space.points = moved
         space.install()
 
+    def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
+        old = points_from_tensors(before, self.coordinates.points)
+        for g, (there, here) in enumerate(zip(old, self.coordinates.points, strict=True)):
+            self._momentum[g] = self.coordinates.transport(there, here, self._momentum[g])
+            self._follow(g, there, here, noise_std)
+
     def _start(self, points: list[Point]) -> None:
         """Make the second moments, all zero."""
 
@@ -95,43 +130,32 @@ class TangentOptimizer(Optimizer):
     def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:
         """Bring second moments into the frame of the new point."""
 
-    def _corrected(self, moment: Tensor) -> Tensor:
-        """Undo the bias of a moving average that started at zero."""
-        return moment / (1 - self.betas[1] ** self._count)
-
     def state_dict(self) -> dict[str, Tensor]:
-        tensors = {"count": torch.tensor(self._count)}
+        tensors = super().state_dict()
         for g, momentum in enumerate(self._momentum):
             tensors |= {f"{g}.{name}": getattr(momentum, name) for name in ("M", "Up", "Vp")}
         for g, residual in enumerate(self._residuals):
             if residual.rank:
                 tensors |= {f"{g}.residual.{name}": getattr(residual, name) for name in "USV"}
-        for name, moments in self._second_moments().items():
-            tensors |= {f"{g}.{name}": t for g, t in enumerate(moments)}
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self._count = int(tensors["count"])
+        super().load_state_dict(tensors)
         for g, old in enumerate(self._momentum):
             self._momentum[g] = Tangent(*(tensors[f"{g}.{name}"].to(old.M) for name in ("M", "Up", "Vp")))
         for g, residual in enumerate(self._residuals):
             if residual.rank:
                 self._residuals[g] = Point(*(tensors[f"{g}.residual.{n}"].to(residual.S) for n in "USV"))
-        for name, moments in self._second_moments().items():
-            moments[:] = [tensors[f"{g}.{name}"].to(t) for g, t in enumerate(moments)]
-
-    def _second_moments(self) -> dict[str, list[Tensor]]:
-        return {}
 
 
-class TangentSGD(TangentOptimizer):
+class TangentSGD(TangentMomentum):
     """Transported momentum alone, in units of the noise: D = m / tau (D = m where there is no noise)."""
 
     def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
         return mean.scale(1 / noise_std) if noise_std else mean
 
 
-class TangentScalar(TangentOptimizer):
+class TangentScalar(TangentMomentum):
     """One number a module: momentum over the debiased root mean square of the module's released tangents."""
 
     def _start(self, points: list[Point]) -> None:
@@ -139,17 +163,17 @@ class TangentScalar(TangentOptimizer):
 
     def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
         d = tangent_dimension(point.U.shape[1], point.V.shape[1], point.rank)
-        self._v[g] = torch.lerp(tangent.norm_squared() / d, self._v[g], self.betas[1])
+        self._v[g] = torch.lerp(tangent.norm_squared() / d, self._v[g], self.beta2)
 
     def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
         signal = self._corrected(self._v[g]) - noise_std**2
-        return mean.scale(signal.clamp_min(self.floor * noise_std**2 + _TINY**2).rsqrt())
+        return mean.scale(signal.clamp_min(noise_std**2 + _TINY**2).rsqrt())
 
-    def _second_moments(self) -> dict[str, list[Tensor]]:
+    def _moments(self) -> dict[str, list[Tensor]]:
         return {"v": self._v}
 
 
-class TangentRank(TangentOptimizer):
+class TangentRank(TangentMomentum):
     """r x r second moments of both sides, debiased by tau^2 I, floored, and carried along as the frames turn.
 
     D has P-side Up V_R^-1/2, Q-side Vp V_L^-1/2 and core V_L^-1/4 M V_R^-1/4.
@@ -162,9 +186,8 @@ class TangentRank(TangentOptimizer):
     def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
         M, Up, Vp = tangent.M, tangent.Up, tangent.Vp
         m, n = Up.shape[1], Vp.shape[1]
-        beta2 = self.betas[1]
-        self._vr[g] = torch.lerp((M.mT @ M + Up.mT @ Up) / m, self._vr[g], beta2)
-        self._vl[g] = torch.lerp((M @ M.mT + Vp.mT @ Vp) / n, self._vl[g], beta2)
+        self._vr[g] = torch.lerp((M.mT @ M + Up.mT @ Up) / m, self._vr[g], self.beta2)
+        self._vl[g] = torch.lerp((M @ M.mT + Vp.mT @ Vp) / n, self._vl[g], self.beta2)
 
     def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
         left, left_root = self._inverse_roots(self._vl[g], noise_std)
@@ -176,17 +199,17 @@ class TangentRank(TangentOptimizer):
         w, e = torch.linalg.eigh(self._corrected(moment))
         w = w - noise_std**2
         # Without noise, gradients of deficient rank leave eigenvalues of rounding only, which must not be inverted.
-        least = (_LEAST * w[:, -1:]).clamp_min(self.floor * noise_std**2 + _TINY**2)
+        least = (_LEAST * w[:, -1:]).clamp_min(noise_std**2 + _TINY**2)
         w = torch.maximum(w, least)[:, None, :]
         return (e * w**-0.5) @ e.mT, (e * w**-0.25) @ e.mT
 
     def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:
         # What the new frame has outside the old one has only been seen as noise.
-        prior = (1 - self.betas[1] ** self._count) * noise_std**2
+        prior = (1 - self.beta2**self._count) * noise_std**2
         self._vl[g] = _turn(self._vl[g], old.U.mT @ new.U, prior)
         self._vr[g] = _turn(self._vr[g], old.V.mT @ new.V, prior)
 
-    def _second_moments(self) -> dict[str, list[Tensor]]:
+    def _moments(self) -> dict[str, list[Tensor]]:
         return {"vl": self._vl, "vr": self._vr}
 
 
@@ -198,10 +221,9 @@ class TangentPaper(TangentOptimizer):
     ConfigError at Z = 0, where nothing would be left.
     """
 
-    settings: ClassVar[Mapping[str, float]] = {"beta1": 0.9, "beta2": 0.999}
-    space_settings: ClassVar[Mapping[str, float]] = {}
-
-    def _start(self, points: list[Point]) -> None:
+    def __init__(self, coordinates: TangentCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
+        super().__init__(coordinates, beta1, beta2)
+        points = coordinates.points
         if any((point.S == 0).all(dim=-1).any() for point in points):
             raise ConfigError(
                 "the optimizer 'paper' cannot leave an adapter of zeros",
@@ -210,12 +232,10 @@ class TangentPaper(TangentOptimizer):
             )
         self._ma = [torch.zeros_like(point.U) for point in points]
         self._mb = [torch.zeros_like(point.V) for point in points]
-        self._va = [torch.zeros_like(m.M) for m in self._momentum]
-        self._vb = [torch.zeros_like(m.M) for m in self._momentum]
+        self._va, self._vb = ([Tangent.zero(point).M for point in points] for _ in "ab")
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        beta1, beta2 = self.betas
         moved = []
         for g, (point, parts) in enumerate(zip(self.coordinates.points, release.vector, strict=True)):
             M, Up, Vp = parts
@@ -224,11 +244,11 @@ class TangentPaper(TangentOptimizer):
             # Eq. 14 on the noised tangent: every entry of the lift carries noise.
             da = (Up + 0.5 * point.U @ M) * root
             db = (Vp + 0.5 * point.V @ M.mT) * root
-            self._ma[g] = torch.lerp(da, self._ma[g], beta1)
-            self._mb[g] = torch.lerp(db, self._mb[g], beta1)
-            self._va[g] = torch.lerp(da.mT @ da / da.shape[1], self._va[g], beta2)
-            self._vb[g] = torch.lerp(db.mT @ db / db.shape[1], self._vb[g], beta2)
-            floor = self.floor * release.noise_std**2 * inverse.mean(dim=-1, keepdim=True)  # (L, 1, 1)
+            self._ma[g] = torch.lerp(da, self._ma[g], self.beta1)
+            self._mb[g] = torch.lerp(db, self._mb[g], self.beta1)
+            self._va[g] = torch.lerp(da.mT @ da / da.shape[1], self._va[g], self.beta2)
+            self._vb[g] = torch.lerp(db.mT @ db / db.shape[1], self._vb[g], self.beta2)
+            floor = release.noise_std**2 * inverse.mean(dim=-1, keepdim=True)  # (L, 1, 1)
             ua = self._mean(self._ma[g]) @ _inverse_root(self._corrected(self._va[g]), floor)
             ub = self._mean(self._mb[g]) @ _inverse_root(self._corrected(self._vb[g]), floor)
             sqrt_s = point.S.sqrt()[:, None, :]
@@ -242,13 +262,7 @@ class TangentPaper(TangentOptimizer):
         self.coordinates.points = moved
         self.coordinates.install()
 
-    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
-        raise AssertionError("the paper's rule works on factors; see _update")
-
-    def _mean(self, moment: Tensor) -> Tensor:
-        return moment / (1 - self.betas[0] ** self._count)
-
-    def _second_moments(self) -> dict[str, list[Tensor]]:
+    def _moments(self) -> dict[str, list[Tensor]]:
         return {"ma": self._ma, "mb": self._mb, "va": self._va, "vb": self._vb}
 
 

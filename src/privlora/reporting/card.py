@@ -7,7 +7,8 @@ import re
 import yaml
 
 from privlora.names import HUB_NAME
-from privlora.reporting.wording import Report, is_private, method_table, nats, number, privacy_table, sentence
+from privlora.pages.numbers import nats, number
+from privlora.reporting.wording import Report, is_private, method_table, privacy_table, sentence
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 

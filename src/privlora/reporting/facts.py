@@ -22,6 +22,7 @@ from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
+from privlora.pages.numbers import finite
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.assembly import Parts
@@ -98,11 +99,6 @@ def evaluation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names = ("loss_per_example", "standard_error", "loss_per_token", "accuracy", "examples", "tokens")
     found = {row["step"]: {"step": row["step"], **{n: finite(row[n]) for n in names}} for row in rows}
     return [found[step] for step in sorted(found)]
-
-
-def finite(value: float) -> float | None:
-    """``value``, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None
 
 
 def _statement(

@@ -1,81 +1,55 @@
-"""The figures of the web page, as inline SVG whose colours follow the page's light or dark theme."""
+"""The figures of the report, as inline SVG."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import matplotlib
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-from privlora.reporting.wording import Report, nats, number, rounded_up
+from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, inline_svg
+from privlora.pages.numbers import nats, number, rounded_up
+from privlora.reporting.wording import Report
 
-# matplotlib wants fixed colours: these stand for the page's CSS variables and are replaced in the SVG
-INK, MUTED, GRID, ACCENT, SECOND = "#0a0b0c", "#1a1b1c", "#2a2b2c", "#3a3b3c", "#4a4b4c"
-_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", ACCENT: "--accent", SECOND: "--second"}
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": GRID,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "axes.titlesize": 9.5,
-    "axes.titlecolor": MUTED,
-    "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-}
-_HALF, _FULL = 5.0, 10.2  # inches of width
+_HALF = 5.0  # inches
 _LONGEST_LABEL = 34
 
 
+@in_style
 def epsilon_plot(report: Report) -> Markup | None:
     """Epsilon after each number of steps, with the target."""
     points = [p for p in report["epsilon_over_steps"] if p["epsilon"] is not None]
     if not points:
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _single(_HALF, 3.1)
-        steps, values = [p["step"] for p in points], [p["epsilon"] for p in points]
-        target = report["target_epsilon"]
-        if target is not None:
-            axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            axes.annotate(
-                f"target {number(target)}", (0, target), (4, 5), textcoords="offset points", color=MUTED
-            )
-        axes.fill_between(steps, values, color=ACCENT, alpha=0.1, linewidth=0)
-        axes.plot(steps, values, color=ACCENT, linewidth=2)
-        axes.plot(steps[-1], values[-1], "o", color=ACCENT, markersize=6)
+    figure, (axes,) = grid(1, 1, _HALF, 3.1)
+    steps, values = [p["step"] for p in points], [p["epsilon"] for p in points]
+    target = report["target_epsilon"]
+    if target is not None:
+        axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"ε = {rounded_up(values[-1])}",
-            (steps[-1], values[-1]),
-            (0, 9),
-            textcoords="offset points",
-            ha="right",
+            f"target {number(target)}", (0, target), (4, 5), textcoords="offset points", color=MUTED
         )
-        axes.margins(y=0.16)
-        axes.set(xlabel="steps released", ylabel="ε", xlim=(0, steps[-1] * 1.04))
-        axes.set_ylim(bottom=0)
-        return inline_svg(figure, f"epsilon over steps, {rounded_up(values[-1])} at step {steps[-1]}")
+    axes.fill_between(steps, values, color=ACCENT, alpha=0.1, linewidth=0)
+    axes.plot(steps, values, color=ACCENT, linewidth=2)
+    axes.plot(steps[-1], values[-1], "o", color=ACCENT, markersize=6)
+    axes.annotate(
+        f"ε = {rounded_up(values[-1])}",
+        (steps[-1], values[-1]),
+        (0, 9),
+        textcoords="offset points",
+        ha="right",
+    )
+    axes.margins(y=0.16)
+    axes.set(xlabel="steps released", ylabel="ε", xlim=(0, steps[-1] * 1.04))
+    axes.set_ylim(bottom=0)
+    return inline_svg(figure, f"epsilon over steps, {rounded_up(values[-1])} at step {steps[-1]}")
 
 
+@in_style
 def loss_plot(report: Report) -> Markup | None:
     """Held-out loss per example over steps, with a band of one standard error."""
     rows = [row for row in report["evaluation"] if row["loss_per_example"] is not None]
@@ -84,25 +58,23 @@ def loss_plot(report: Report) -> Markup | None:
     steps = np.array([row["step"] for row in rows])
     loss = np.array([row["loss_per_example"] for row in rows])
     error = np.array([row["standard_error"] or 0.0 for row in rows])
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _single(_HALF, 3.1)
-        axes.fill_between(steps, loss - error, loss + error, color=SECOND, alpha=0.16, linewidth=0)
-        axes.plot(steps, loss, color=SECOND, linewidth=2)
-        ends = [0, -1] if len(rows) > 1 else [0]
-        axes.errorbar(steps[ends], loss[ends], error[ends], fmt="o", color=SECOND, markersize=6, capsize=3)
-        above = 1 if loss[-1] <= loss[0] else -1  # the side of the first point on which the curve is not
-        for end, offset, side in zip(
-            ends, ((8, 10 * above), (-6, -12 * above)), ("left", "right"), strict=False
-        ):
-            label = nats(loss[end])
-            place = (steps[end], loss[end])
-            axes.annotate(label, place, offset, textcoords="offset points", ha=side, va="center")
-        margin = max(steps[-1], 1) * 0.04
-        axes.set(xlabel="step", ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
-        axes.margins(y=0.2)
-        return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
+    figure, (axes,) = grid(1, 1, _HALF, 3.1)
+    axes.fill_between(steps, loss - error, loss + error, color=SECOND, alpha=0.16, linewidth=0)
+    axes.plot(steps, loss, color=SECOND, linewidth=2)
+    ends = [0, -1] if len(rows) > 1 else [0]
+    axes.errorbar(steps[ends], loss[ends], error[ends], fmt="o", color=SECOND, markersize=6, capsize=3)
+    above = 1 if loss[-1] <= loss[0] else -1  # the side of the first point on which the curve is not
+    for end, offset, side in zip(ends, ((8, 10 * above), (-6, -12 * above)), ("left", "right"), strict=False):
+        label = nats(loss[end])
+        place = (steps[end], loss[end])
+        axes.annotate(label, place, offset, textcoords="offset points", ha=side, va="center")
+    margin = max(steps[-1], 1) * 0.04
+    axes.set(xlabel="step", ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
+    axes.margins(y=0.2)
+    return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
 
 
+@in_style
 def noise_plot(report: Report) -> Markup | None:
     """The noise of one step on each weight: closed form against fresh draws, one lane for each module."""
     noise = report["noise"]
@@ -116,42 +88,38 @@ def noise_plot(report: Report) -> Markup | None:
     lanes = _lanes(kinds)
     closed = np.array([m["closed_form"] for m in modules])
     measured = np.array([m["measured"] for m in modules])
-    with matplotlib.rc_context(STYLE):
-        figure, (size, ratio) = _figure(_FULL, _height(kinds), columns=2, width_ratios=(3, 1.3), sharey=True)
-        size.vlines(
-            closed, lanes - 0.5, lanes + 0.5, color=ACCENT, linewidth=3, alpha=0.5, label="closed form"
-        )
-        size.plot(
-            measured,
-            lanes,
-            "o",
-            color=INK,
-            markersize=3,
-            markeredgewidth=0,
-            label=f"measured, {noise['draws']} draws",
-        )
-        size.set(
-            xlabel="root mean square of the noise on W in one step, Frobenius norm",
-            xlim=(0, 1.08 * max(measured.max(), closed.max())),
-        )
-        size.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderpad=0, handlelength=1.2
-        )
-        if noise["intrinsic"]:  # chi-square with r (m + n - r) degrees of freedom a draw (PRISM Theorem 3.1)
-            freedom = np.array([m["r"] * (m["m"] + m["n"] - m["r"]) for m in modules])
-            spread = 1.96 / np.sqrt(2 * noise["draws"] * freedom)
-            ratio.barh(lanes, 2 * spread, 1.0, left=-spread, color=ACCENT, alpha=0.18, linewidth=0)
-        ratio.axvline(0, color=ACCENT, linewidth=1)
-        ratio.plot(measured / closed - 1, lanes, "o", color=INK, markersize=3, markeredgewidth=0)
-        ratio.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=1, symbol=" %"))
-        ratio.xaxis.set_major_locator(MaxNLocator(4, symmetric=True))
-        ratio.set_xlabel("measured against closed form")
-        _label_kinds(size, kinds, lanes)
-        ratio.tick_params(labelleft=False, left=False)
-        ratio.grid(visible=False, axis="y")
-        return inline_svg(figure, "noise on the weights, measured against closed form, for each module")
+    figure, (size, ratio) = grid(1, 2, WIDTH, _height(kinds), width_ratios=(3, 1.3), sharey=True)
+    size.vlines(closed, lanes - 0.5, lanes + 0.5, color=ACCENT, linewidth=3, alpha=0.5, label="closed form")
+    size.plot(
+        measured,
+        lanes,
+        "o",
+        color=INK,
+        markersize=3,
+        markeredgewidth=0,
+        label=f"measured, {noise['draws']} draws",
+    )
+    size.set(
+        xlabel="root mean square of the noise on W in one step, Frobenius norm",
+        xlim=(0, 1.08 * max(measured.max(), closed.max())),
+    )
+    size.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0, handlelength=1.2)
+    if noise["intrinsic"]:  # chi-square with r (m + n - r) degrees of freedom a draw (PRISM Theorem 3.1)
+        freedom = np.array([m["r"] * (m["m"] + m["n"] - m["r"]) for m in modules])
+        spread = 1.96 / np.sqrt(2 * noise["draws"] * freedom)
+        ratio.barh(lanes, 2 * spread, 1.0, left=-spread, color=ACCENT, alpha=0.18, linewidth=0)
+    ratio.axvline(0, color=ACCENT, linewidth=1)
+    ratio.plot(measured / closed - 1, lanes, "o", color=INK, markersize=3, markeredgewidth=0)
+    ratio.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=1, symbol=" %"))
+    ratio.xaxis.set_major_locator(MaxNLocator(4, symmetric=True))
+    ratio.set_xlabel("measured against closed form")
+    _label_kinds(size, kinds, lanes)
+    ratio.tick_params(labelleft=False, left=False)
+    ratio.grid(visible=False, axis="y")
+    return inline_svg(figure, "noise on the weights, measured against closed form, for each module")
 
 
+@in_style
 def spectrum_plot(report: Report) -> Markup | None:
     """Singular values of the update Z: modules downwards, index to the right, logarithmic colour."""
     modules = report["adapter"]["modules"]
@@ -167,35 +135,34 @@ def spectrum_plot(report: Report) -> Markup | None:
     picture[lanes.astype(int)] = values[[i for members in kinds.values() for i in members]]
     top = float(np.nanmax(values))
     bottom = max(float(values[values > 0].min()), top * 1e-3)
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _single(_FULL, _height(kinds))
-        ranks = values.shape[1]
-        image = axes.imshow(
-            np.ma.masked_invalid(np.maximum(picture, bottom)),
-            norm=LogNorm(bottom, top if top > bottom else bottom * 1.01),
-            cmap="viridis",
-            aspect="auto",
-            interpolation="none",
-            extent=(0.5, ranks + 0.5, len(picture) - 0.5, -0.5),
-        )
-        axes.grid(visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(min(ranks, 16), integer=True))
-        axes.set(xlabel="index of the singular value")
-        bar = figure.colorbar(
-            image,
-            ax=axes,
-            pad=0.02,
-            aspect=30,
-            fraction=0.06,
-            ticks=np.geomspace(bottom, top, 6),
-            format=FuncFormatter(lambda value, _: number(value, 2)),
-        )
-        bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
-        bar.set_label("singular value of Z")
-        _label_kinds(axes, kinds, lanes)
-        axes.spines[:].set_visible(False)
-        return inline_svg(figure, "singular values of the update for each module")
+    figure, (axes,) = grid(1, 1, WIDTH, _height(kinds))
+    ranks = values.shape[1]
+    image = axes.imshow(
+        np.ma.masked_invalid(np.maximum(picture, bottom)),
+        norm=LogNorm(bottom, top if top > bottom else bottom * 1.01),
+        cmap="viridis",
+        aspect="auto",
+        interpolation="none",
+        extent=(0.5, ranks + 0.5, len(picture) - 0.5, -0.5),
+    )
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(min(ranks, 16), integer=True))
+    axes.set(xlabel="index of the singular value")
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        pad=0.02,
+        aspect=30,
+        fraction=0.06,
+        ticks=np.geomspace(bottom, top, 6),
+        format=FuncFormatter(lambda value, _: number(value, 2)),
+    )
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)
+    bar.set_label("singular value of Z")
+    _label_kinds(axes, kinds, lanes)
+    axes.spines[:].set_visible(False)
+    return inline_svg(figure, "singular values of the update for each module")
 
 
 def by_kind(names: Sequence[str]) -> dict[str, list[int]]:
@@ -261,49 +228,3 @@ def _label_kinds(axes: Axes, kinds: dict[str, list[int]], lanes: np.ndarray) -> 
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_ylim(lanes.max() + 1, -1)
-
-
-def _single(width: float, height: float) -> tuple[Figure, Axes]:
-    figure, (axes,) = _figure(width, height)
-    return figure, axes
-
-
-def _figure(
-    width: float,
-    height: float,
-    *,
-    columns: int = 1,
-    width_ratios: Sequence[float] | None = None,
-    sharey: bool = False,
-) -> tuple[Figure, Sequence[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.subplots(
-        1, columns, squeeze=False, sharey=sharey, gridspec_kw={"width_ratios": width_ratios}
-    )[0]
-    for one in axes:
-        one.grid(visible=True)
-        one.tick_params(length=0)
-    return figure, axes
-
-
-def inline_svg(figure: Figure, label: str) -> Markup:
-    """The figure as an <svg> element without identifiers of its own, sized by the page."""
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": label}):  # the same report gives the same bytes
-        figure.savefig(
-            buffer,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    head = re.search(r'viewBox="[^"]*"', svg)
-    assert head is not None
-    svg = f'<svg role="img" aria-label="{escape(label)}" {head[0]}>' + svg[svg.index(">") + 1 :]
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
-    return Markup(svg)  # matplotlib escaped every text

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from privlora.accounting import LedgerSummary, read_ledger
-from privlora.adapters import write_adapter
-from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.errors import PrivacyError, RunError
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
-from privlora.reporting.render import render
+from privlora.reporting.page import render
 from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, read_lines, set_times, write_atomically
 
@@ -32,7 +27,7 @@ def write_release(folder: RunFolder, parts: Parts, summary: LedgerSummary | None
 
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
-    _write_adapter(folder.release, parts)
+    parts.write_adapter(folder.release)
     _write_report(folder, gather(parts, summary, read_lines(folder.evaluations)))
     if summary is not None:
         set_times(folder.release, summary.created)
@@ -98,26 +93,3 @@ def _write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
     write_atomically(folder.report, text)
     write_atomically(folder.release / CARD_NAME, card(report))
     write_atomically(folder.release / HTML_NAME, render(report))
-
-
-def _write_adapter(release: Path, parts: Parts) -> None:
-    lora = parts.settings.adapter
-    try:
-        with tempfile.TemporaryDirectory(
-            prefix="privlora-"
-        ) as temporary:  # outside the run, in case of a crash
-            write_adapter(
-                Path(temporary),
-                parts.adapter,
-                parts.named_factors(),
-                base_model=parts.settings.model.name,
-                lora_alpha=lora.lora_alpha,
-                use_rslora=lora.use_rslora,
-            )
-            for name in (WEIGHTS_NAME, CONFIG_NAME):
-                write_atomically(release / name, (Path(temporary) / name).read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"cannot write the adapter into {str(release)!r}: {error}",
-            fix="free space or permissions, then `privlora resume`",
-        ) from None

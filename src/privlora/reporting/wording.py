@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from privlora.config import OPTIMIZER_SETTINGS
+from privlora.pages.numbers import number, rounded_up
 
 Report = Mapping[str, Any]
 
@@ -20,30 +22,6 @@ _ADJACENCY = {
 def is_private(report: Report) -> bool:
     """Whether any epsilon may be stated."""
     return bool(report["stamp"]["reason"] is None)
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for reading; None, which stands for a value that is not finite, becomes a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
-        return f"{int(value)}"
-    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
-
-
-def nats(loss: float | None) -> str:
-    """A loss for reading."""
-    return "–" if loss is None else f"{loss:.3f}"
-
-
-def rounded_up(value: float | None, decimals: int = 3) -> str:
-    """An upper bound stays one: never rounded down."""
-    if value is None:
-        return "–"
-    scaled = value * 10**decimals
-    # the product itself is rounded: 4.963 * 1000 may be a hair above 4963
-    whole = round(scaled) if math.isclose(scaled, round(scaled), rel_tol=1e-12) else math.ceil(scaled)
-    return f"{whole / 10**decimals:.{decimals}f}"
 
 
 def sentence(report: Report) -> str:
@@ -175,18 +153,6 @@ def seeds(report: Report) -> str:
     return f"noise and sampling use keys of the operating system, never stored; {start}"
 
 
-# What an optimizer's settings are called; each optimizer has some of them.
-_SETTINGS = {
-    "beta1": "β₁",
-    "beta2": "β₂",
-    "weight_decay": "weight decay",
-    "learning_rate_ratio": "learning-rate ratio",
-    "floor": "floor",
-    "error_feedback": "error feedback",
-    "right_weight": "right weight",
-}
-
-
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
@@ -196,7 +162,9 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
     scale = "α/√r" if adapter["use_rslora"] else "α/r"
     lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
-    settings = [f"{symbol} {number(method[name])}" for name, symbol in _SETTINGS.items() if name in method]
+    settings = [
+        f"{title} {number(method[name])}" for name, title in OPTIMIZER_SETTINGS.items() if name in method
+    ]
     rows = [
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),

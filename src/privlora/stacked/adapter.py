@@ -11,7 +11,7 @@ would have in a run of its own adapter alone (adapters.lowrank).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,19 +29,35 @@ class OwnedCaptured(Captured):
 
     owners: Tensor = field(kw_only=True)
 
+    @staticmethod
+    def cat(parts: Sequence[Captured]) -> OwnedCaptured:
+        joined = Captured.cat(parts)
+        return OwnedCaptured(joined.p, joined.q, owners=torch.cat([owners_of(part) for part in parts]))
+
+
+def owners_of(captured: Captured) -> Tensor:
+    """(units,) int64."""
+    assert isinstance(captured, OwnedCaptured)
+    return captured.owners
+
 
 @dataclass
 class StackedAdapter(LowRankAdapter):
-    """``count`` adapters of equal shape on the same layers of ``model``."""
+    """``count`` adapters of equal shape on the same layers of ``model``.
+
+    records: how many there are; copy k of record i, number k * records + i, is what adapter k trains on.
+    """
 
     count: int = 1
+    records: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._owners: Tensor | None = None
+        self._owners: Tensor | None = None  # (rows,) int64, of the pass under way
+        self._captured: Tensor | None = None  # of the last capture
 
     @classmethod
-    def like(cls, adapter: LowRankAdapter, count: int) -> StackedAdapter:
+    def like(cls, adapter: LowRankAdapter, count: int, records: int) -> StackedAdapter:
         """``count`` adapters on the layers of ``adapter``, with the same part of W0 taken out where one is."""
         stacked = cls(
             adapter.model,
@@ -51,19 +67,33 @@ class StackedAdapter(LowRankAdapter):
             layers_to_transform=adapter.layers_to_transform,
             dropout=adapter.dropout,
             count=count,
+            records=records,
         )
         for mine, other in zip(stacked.sites, adapter.sites, strict=True):
             mine.offset = other.offset
         return stacked
 
     @contextmanager
-    def serving(self, owners: Tensor) -> Iterator[None]:
-        """Passes inside are of a micro-batch whose row i belongs to adapter owners[i]; (rows,) int64."""
-        self._owners = owners.to(self.device)
+    def serving(self, records: Tensor) -> Iterator[None]:
+        """Passes inside are of a micro-batch whose row i is record records[i], (rows,) int64."""
+        self._owners = (records // self.records).to(self.device)
         try:
             yield
         finally:
             self._owners = None
+
+    @contextmanager
+    def capture(self, records: Tensor, *, summed: bool = False) -> Iterator[None]:
+        with self.serving(records), super().capture(records, summed=summed):
+            self._captured = self._owners
+            yield
+
+    def captured(self, unit_index: Tensor | None = None, units: int | None = None) -> OwnedCaptured:
+        found, owners = super().captured(unit_index, units), self._captured
+        assert owners is not None
+        if unit_index is not None:
+            owners = owners.new_zeros(found.units).scatter_(0, unit_index, owners)
+        return OwnedCaptured(found.p, found.q, owners=owners)
 
     def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
         """Set the operands of a group, adapters outermost: left (K L, m, r), mid (K L, r), right (K L, n, r)."""
@@ -75,7 +105,7 @@ class StackedAdapter(LowRankAdapter):
             raise PrivacyError(
                 "a pass through stacked adapters does not say which row belongs to which",
                 why="a record would be trained on by an adapter that must not see it",
-                fix="run the model inside `with adapter.serving(owners):`",
+                fix="run the model inside `with adapter.serving(records):`",
             )
         added: Tensor = _OwnTerms.apply(y, x, self._anchor, self, site, self._owners)
         return added

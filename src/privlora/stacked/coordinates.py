@@ -21,21 +21,20 @@ from privlora.geometry.fixed_rank import Point
 from privlora.mechanisms import NoiseSource
 from privlora.methods import make_optimizer
 from privlora.optimizers import IterateAverage
-from privlora.stacked.adapter import OwnedCaptured, StackedAdapter
+from privlora.stacked.adapter import OwnedCaptured, StackedAdapter, owners_of
 from privlora.training.assembly import Parts
 
 
-def stack_parts(parts: Parts, count: int) -> Parts:
-    """``count`` copies of freshly built parts, side by side; ``parts`` is left as it is.
+def stack_parts(parts: Parts, count: int, records: int) -> Parts:
+    """``count`` copies of freshly built parts, side by side, for so many records; ``parts`` is left as it is.
 
     Raises ConfigError for methods whose update is dense.
     """
-    adapter = StackedAdapter.like(parts.adapter, count)
+    adapter = StackedAdapter.like(parts.adapter, count, records)
     coordinates = _stacked(parts.coordinates, adapter)
     hyper = parts.hyper
     return replace(
         parts,
-        adapter=adapter,
         coordinates=coordinates,
         optimizer=make_optimizer(parts.method.space, hyper.optimizer, coordinates, hyper.settings),
         average=IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None,
@@ -78,11 +77,11 @@ class StackedCoordinates(Coordinates):
 
     def balance(self, captured: Captured) -> Captured:
         evened = self._met_by(captured).balance(captured)
-        return OwnedCaptured(evened.p, evened.q, owners=_owners(captured))
+        return OwnedCaptured(evened.p, evened.q, owners=owners_of(captured))
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Vector:
         """sum of weights_i (P_i, Q_i) over each adapter's own units, float64."""
-        owners = _owners(captured)
+        owners = owners_of(captured)
         chosen = torch.zeros(self.adapter.count, captured.units, dtype=torch.float64, device=owners.device)
         chosen[owners, torch.arange(captured.units, device=owners.device)] = weights.double()
         sums = [  # (K, m, r), (K, n, r) each
@@ -123,7 +122,7 @@ class StackedCoordinates(Coordinates):
         """The inner coordinates with, for each module, the point of each unit's own adapter: (L, units, …)."""
         if not isinstance(self.inner, TangentCoordinates):
             return self.inner  # norms of factor gradients do not depend on the state
-        owners = _owners(captured)
+        owners = owners_of(captured)
 
         def of_units(t: Tensor) -> Tensor:
             return t.unflatten(0, (self.adapter.count, -1))[owners].transpose(0, 1)
@@ -131,11 +130,6 @@ class StackedCoordinates(Coordinates):
         met = copy(self.inner)
         met.points = [Point(of_units(p.U), of_units(p.S), of_units(p.V)) for p in self.inner.points]
         return met
-
-
-def _owners(captured: Captured) -> Tensor:
-    assert isinstance(captured, OwnedCaptured)
-    return captured.owners
 
 
 class StackedNoise(NoiseSource):

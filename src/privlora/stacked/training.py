@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import overload
 
 import numpy as np
 import torch
@@ -15,22 +14,21 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
-from privlora.data.batching import MicroBatch, micro_batches, sequential_batches
-from privlora.data.examples import Example, Examples
+from privlora.data.batching import MicroBatch, sequential_batches
+from privlora.data.examples import Examples
+from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
-from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.errors import ConfigError, PrivacyError
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.mechanisms.charges import ChargeAll, Charges
 from privlora.randomness import private_generator
-from privlora.stacked.adapter import OwnedCaptured, StackedAdapter
+from privlora.stacked.adapter import StackedAdapter
 from privlora.stacked.coordinates import StackedCoordinates, StackedNoise, stack_parts
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.forward import training_passes
-from privlora.training.gradients import steadied
-from privlora.training.model_checks import routes_tokens
 from privlora.training.models import unchanged_afterwards
+from privlora.training.step import Step
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
 _TOGETHER = 16
@@ -75,7 +73,7 @@ class TrainedAdapters:
         return self.adapter.relative_to_w0(named)
 
     @torch.no_grad()
-    def losses(self, examples: Sequence[Example], *, pad_token_id: int, together: int = _TOGETHER) -> Tensor:
+    def losses(self, examples: Examples, *, together: int = _TOGETHER) -> Tensor:
         """Mean next-token loss in nats per label token of every adapter on every record, (N, records) float64.
 
         0 where nothing is predicted; NaN or infinite for an adapter that has diverged.
@@ -85,15 +83,15 @@ class TrainedAdapters:
         with unchanged_afterwards(model):
             model.eval()
             for turn in _turns(len(self), together):
-                adapter = StackedAdapter.like(self.adapter, len(turn))
+                adapter = StackedAdapter.like(self.adapter, len(turn), len(examples))
                 with adapter:
                     for group, (a, b) in zip(adapter.groups, self.factors, strict=True):
                         left, right = (t[turn.start : turn.stop].flatten(0, 1) for t in (a, b))
                         adapter.install(group, left, left.new_ones(left.shape[0], left.shape[2]), right)
                     copies = _Copies(examples, len(turn))
                     flat = found[turn.start : turn.stop].view(-1)
-                    for batch in sequential_batches(copies, max_tokens=max_tokens, pad_token_id=pad_token_id):
-                        with adapter.serving(copies.owners(batch)):
+                    for batch in sequential_batches(copies, max_tokens=max_tokens):
+                        with adapter.serving(batch.record_index):
                             flat[batch.record_index] = _row_losses(model, batch.to(adapter.device)).cpu()
         return found
 
@@ -104,7 +102,6 @@ def train_adapters(
     examples: Examples,
     *,
     members: Tensor,
-    pad_token_id: int,
     units: Units | None = None,
     seeds: Sequence[int] | None = None,
     ledgers: Sequence[Charges] | None = None,
@@ -136,7 +133,8 @@ def train_adapters(
         ModelError: a gradient is not finite in the non-private mode, which clips nothing.
     """
     units = Units(np.arange(len(examples))) if units is None else units
-    _check(settings, len(units), members, seeds, ledgers, together)
+    check_members(members, len(units), seeds=seeds, ledgers=ledgers)
+    _check(settings, ledgers, together)
     event = plan_privacy(settings, model)[0].event if settings.privacy.private else None
     factors: list[list[tuple[Tensor, Tensor]]] = []
     with unchanged_afterwards(model):
@@ -144,14 +142,13 @@ def train_adapters(
         template.adapter.detach()
         for turn in _turns(len(members), together):
             team = _Team(
-                parts=stack_parts(template, len(turn)),
+                parts=stack_parts(template, len(turn), len(examples)),
                 copies=_Copies(examples, len(turn)),
                 units=units,
                 own=[np.flatnonzero(members[n].numpy()) for n in turn],
                 keys=[None if seeds is None else seeds[n] for n in turn],
                 event=event,
                 ledgers=[] if ledgers is None else [ledgers[n] for n in turn],
-                pad_token_id=pad_token_id,
             )
             before = turn.start * settings.privacy.steps
             team.train(None if progress is None else partial(_tell, progress, before, len(turn)))
@@ -174,36 +171,43 @@ class _Team:
     keys: list[int | None]
     event: StepEvent | None
     ledgers: list[Charges]
-    pad_token_id: int
 
     def train(self, on_step: Callable[[int], None] | None) -> None:
         """Take all steps. on_step: called with the number of each when it is done."""
         parts, privacy = self.parts, self.parts.settings.privacy
+        step = Step(
+            state=parts,
+            mechanism=self._mechanism(),
+            examples=self.copies,
+            learning_rate=parts.learning_rate,
+            draw=self._draws(),
+            max_tokens=parts.settings.run.tokens_per_micro_batch,
+            dropout=parts.settings.model.dropout,
+            masks=private_generator(self.keys[0]),
+        )
+        with parts.adapter:
+            for number in range(1, privacy.steps + 1):
+                step.take()
+                if on_step is not None:
+                    on_step(number)
+
+    def _draws(self) -> Callable[[], list[np.ndarray]]:
+        """Each adapter's own Poisson batch, of its copies."""
         samplers = [
-            PoissonSampler(len(own), privacy.q, insecure_seed=None if key is None else 2 * key)
+            PoissonSampler(
+                len(own), self.parts.settings.privacy.q, insecure_seed=None if key is None else 2 * key
+            )
             for own, key in zip(self.own, self.keys, strict=True)
         ]
-        mechanism = self._mechanism()
-        masks = private_generator(self.keys[0])
-        with parts.adapter:
-            for step in range(1, privacy.steps + 1):
-                drawn: list[np.ndarray] = []
-                for k, (own, sampler) in enumerate(zip(self.own, samplers, strict=True)):
-                    records = self.units.draw_records(own[sampler.draw()], sampler.generator)
-                    drawn += [self.copies.of(k, each) for each in records]
-                with training_passes(parts.adapter.model, masks, dropout=parts.settings.model.dropout):
-                    for batch in micro_batches(
-                        drawn,
-                        self.copies,
-                        max_tokens=parts.settings.run.tokens_per_micro_batch,
-                        pad_token_id=self.pad_token_id,
-                    ):
-                        mechanism.accumulate(self._gradients(batch))
-                parts.optimizer.step(mechanism.release(), parts.learning_rate(step))
-                if parts.average is not None:
-                    parts.average.update()
-                if on_step is not None:
-                    on_step(step)
+
+        def draw() -> list[np.ndarray]:
+            return [
+                self.copies.of(k, records)
+                for k, (own, sampler) in enumerate(zip(self.own, samplers, strict=True))
+                for records in self.units.draw_records(own[sampler.draw()], sampler.generator)
+            ]
+
+        return draw
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """What would be exported: one (A (K, L, m, r), B (K, L, n, r)) a group."""
@@ -215,7 +219,10 @@ class _Team:
         parts, privacy = self.parts, self.parts.settings.privacy
         coordinates = StackedCoordinates(parts.coordinates)
         if self.event is None:
-            return MeanMechanism(coordinates, expected_batch_size=privacy.b, steps=privacy.steps)
+            # Sums are each adapter's own, so gradients are each record's own here as well.
+            return MeanMechanism(
+                coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
+            )
         return GaussianMechanism(
             coordinates,
             clip_norm=privacy.clip_norm,
@@ -226,66 +233,17 @@ class _Team:
             clipping=parts.hyper.clipping,
         )
 
-    def _gradients(self, batch: MicroBatch) -> OwnedCaptured:
-        """Gradients of each unit at its own adapter's state (the loss is training.gradients')."""
-        if not routes_tokens(self.parts.adapter.model):
-            captured = self._pass(batch)
-            if bool(captured.finite().all()):
-                return captured
-        # Kernels can carry NaN from one row into another; alone, a unit spoils only itself.
-        parts = [self._pass(unit) for unit in batch.each_unit()]
-        joined = OwnedCaptured.cat(parts)
-        captured = OwnedCaptured(joined.p, joined.q, owners=torch.cat([part.owners for part in parts]))
-        if self.event is None and not bool(captured.finite().all()):
-            raise ModelError(
-                "the gradient of a record is not a number",
-                why="without clipping its adapter is lost",
-                fix="lower method.learning_rate",
-            )
-        return captured
 
-    def _pass(self, batch: MicroBatch) -> OwnedCaptured:
-        adapter = self.parts.adapter
-        assert isinstance(adapter, StackedAdapter)
-        batch = steadied(adapter, batch.to(adapter.device))
-        rows = self.copies.owners(batch)
-        with adapter.serving(rows), adapter.capture(len(rows)):
-            found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
-            total, _ = weighted_cross_entropy(found, batch.token_weight)
-            del found  # frees the logits before the backward pass
-            total.backward()
-        captured = adapter.captured(batch.unit_index, batch.unit_count)
-        owners = rows.new_zeros(batch.unit_count).scatter_(0, batch.unit_index, rows)
-        return OwnedCaptured(captured.p, captured.q, owners=owners)
-
-
-class _Copies(Sequence[Example]):
+class _Copies(Examples):
     """The records once for each of ``count`` adapters: copy k of record i is number k * records + i."""
 
-    def __init__(self, examples: Sequence[Example], count: int) -> None:
-        self._examples, self._count = examples, count
-
-    def __len__(self) -> int:
-        return self._count * len(self._examples)
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        return self._examples[index % len(self._examples)]
+    def __init__(self, examples: Examples, count: int) -> None:
+        super().__init__(list(examples) * count, pad_token_id=examples.pad_token_id)
+        self._records = len(examples)
 
     def of(self, k: int, records: np.ndarray) -> np.ndarray:
         """Numbers of adapter k's copies."""
-        return records + k * len(self._examples)
-
-    def owners(self, batch: MicroBatch) -> Tensor:
-        """(rows,) int64: whose copy each row is."""
-        return batch.record_index // len(self._examples)
+        return records + k * self._records
 
 
 def _tell(progress: Callable[[int], None], before: int, adapters: int, step: int) -> None:
@@ -303,31 +261,11 @@ def _row_losses(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
     return (found.per_row(losses) / found.where.sum(dim=1).clamp_min(1)).double()
 
 
-def _check(
-    settings: Settings,
-    units: int,
-    members: Tensor,
-    seeds: Sequence[int] | None,
-    ledgers: Sequence[Charges] | None,
-    together: int,
-) -> None:
+def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int) -> None:
     privacy = settings.privacy
-    if members.dtype != torch.bool or members.dim() != 2 or members.shape[1] != units or not len(members):
-        raise ConfigError(
-            f"members are {tuple(members.shape)} {members.dtype}", fix=f"give bool (adapters, {units})"
-        )
-    for name, given in (("seeds", seeds), ("ledgers", ledgers)):
-        if given is not None and len(given) != len(members):
-            raise ConfigError(
-                f"{len(given)} {name} for {len(members)} adapters", fix="give one for each adapter"
-            )
-    if seeds is not None and len(set(seeds)) < len(seeds):
-        raise ConfigError("two adapters have the same seed", fix="give each adapter its own")
-    if ledgers is not None and (seeds is not None or not privacy.private):
+    if ledgers is not None and not privacy.private:
         raise PrivacyError(
-            "adapters with seeds or without noise cannot be charged to ledgers",
-            why="whoever knows a seed can subtract the noise",
-            fix="leave seeds out, or ledgers if this is a study",
+            "adapters without noise cannot be charged to ledgers", fix="leave ledgers out if this is a study"
         )
     if together < 1:
         raise ConfigError(f"together={together} is below 1", fix="train at least one adapter at a time")

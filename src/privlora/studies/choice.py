@@ -16,7 +16,7 @@ from typing import Any
 from privlora.errors import RunError
 from privlora.studies.results import Role, Row
 from privlora.studies.running import Job
-from privlora.studies.settings import Cell, Contender, Place, Rule, Study
+from privlora.studies.settings import Arm, Cell, Place, Rule, Study
 from privlora.studies.statistics import unit_of_gain
 
 _WORDS = {"loss": "held-out loss, nats per token", "accuracy": "next-token accuracy", "task": "task metric"}
@@ -92,28 +92,28 @@ class Progress:
         found: dict[Place, Choice] = {}
         for place in self.study.places:
             _, method, epsilon, rank = place
-            contender = self.study.by_label[method]
+            arm = self.study.by_label[method]
             siblings: Sequence[Place] = [place]
             if rule == "shared":
                 siblings = [(other, method, epsilon, rank) for other in self.study.tasks]
-            scores = [self._selection_means(sibling, contender) for sibling in siblings]
+            scores = [self._selection_means(sibling, arm) for sibling in siblings]
             if any(score is None for score in scores):
                 continue
             known = [score for score in scores if score is not None]
             regrets = [self._regret(s, m) for s, m in zip(siblings, known, strict=True)]
-            total = {rate: sum(regret[rate] for regret in regrets) for rate in contender.learning_rates}
+            total = {rate: sum(regret[rate] for regret in regrets) for rate in arm.learning_rates}
             rate = min(total, key=lambda r: (total[r], r))
             edge = len(total) > 1 and rate in (min(total), max(total))
             found[place] = Choice(rate if math.isfinite(total[rate]) else None, edge)
         return found
 
-    def _selection_means(self, place: Place, contender: Contender) -> dict[float, float] | None:
+    def _selection_means(self, place: Place, arm: Arm) -> dict[float, float] | None:
         """None while runs are missing; worst possible where one failed. A single rate needs no runs."""
-        if len(contender.learning_rates) == 1:
-            return {contender.learning_rates[0]: 0.0}
+        if len(arm.learning_rates) == 1:
+            return {arm.learning_rates[0]: 0.0}
         sign = 1.0 if self.lower_is_better(place[0]) else -1.0
         means = {}
-        for rate in contender.learning_rates:
+        for rate in arm.learning_rates:
             cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
             if any(cell not in self.rows for cell in cells):
                 return None
@@ -137,11 +137,11 @@ class Progress:
             sign = 1.0 if self.lower_is_better(task) else -1.0
             before = self.untouched(task, "selection")
             gains = []
-            for contender in self.study.contenders:
-                if before is None or epsilon not in self.study.epsilons(contender.label):
+            for arm in self.study.arms:
+                if before is None or epsilon not in self.study.epsilons(arm.label):
                     continue
-                place = (task, contender.label, epsilon, rank)
-                runs = [self._selection_values(place, rate) for rate in contender.learning_rates]
+                place = (task, arm.label, epsilon, rank)
+                runs = [self._selection_values(place, rate) for rate in arm.learning_rates]
                 of_rates = [[sign * (before - value) for value in values] for values in runs if values]
                 if of_rates:
                     gains.append(max(of_rates, key=statistics.fmean))
@@ -194,7 +194,7 @@ def report_cells(study: Study, progress: Progress) -> list[Cell]:
 
 def _order(study: Study) -> Callable[[Cell], Any]:
     """Task by task, so that workers keep what they loaded."""
-    methods = [contender.label for contender in study.contenders]
+    methods = [arm.label for arm in study.arms]
     return lambda cell: (
         study.tasks.index(cell.task),
         cell.rank,

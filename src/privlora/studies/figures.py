@@ -10,24 +10,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from privlora.reporting.plots import INK, STYLE, inline_svg
-from privlora.reporting.wording import number
+from privlora.pages.figures import HUES, INK, WIDTH, grid, in_style, inline_svg
+from privlora.pages.numbers import number
 from privlora.studies.summary import Summary
 
-# Each stands for a CSS variable of the page (--m0, --m1, …), as the report's colours do.
-_HUES = tuple(f"#{7 + i // 5}{i}{i}b{i}c" for i in range(8))
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _MARKERS = "osD^vPX*"
-_WIDTH, _PANEL = 10.2, 2.45  # inches
+_PANEL = 2.45  # inches, the height of one
 _LETTERS, _LINE = 14, 0.19  # of the legend: letters to an inch, inches to a line
 _COLUMNS = 3
 
@@ -35,6 +31,7 @@ Points = list[tuple[float, float, float | None]]
 """x, mean and standard error."""
 
 
+@in_style
 def utility_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Markup | None:
     """A panel for each task, score against epsilon, and one for the mean over tasks."""
     epsilons = summary["epsilon"]
@@ -42,92 +39,89 @@ def utility_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Mark
     if not epsilons or not cells:
         return None
     overall = [line for line in rule["overall"] if line["rank"] == rank]
-    with matplotlib.rc_context(STYLE):
-        panels = len(summary["tasks"]) + bool(overall)
-        figure, axes = _grid(panels, min(_COLUMNS, panels))
-        looks = _looks(summary)
-        if overall:
-            panel = axes.pop(0)
-            standings = [{**line, "mean": line["mean_score"], "standard_error": None} for line in overall]
-            lines = _by_method(standings, "epsilon")
-            _lines(panel, lines, looks)
-            _keep_in_sight(panel, lines, 0.0, lower_is_better=False)
-            _epsilons(panel, epsilons)
-            panel.set(title="mean over tasks", ylabel="share of the best gain")
-        for panel, task in zip(axes, summary["tasks"], strict=True):
-            mine = [cell for cell in cells if cell["task"] == task["name"]]
-            lines = _by_method([cell for cell in mine if cell["epsilon"]], "epsilon")
-            _lines(panel, lines, looks)
-            _keep_in_sight(panel, lines, task["untouched"], lower_is_better=task["lower_is_better"])
-            _levels(panel, {c["method"]: c["mean"] for c in mine if not c["epsilon"]}, looks)
-            _epsilons(panel, epsilons)
-            panel.set(title=task["name"], ylabel=_axis(task))
-        return _finish(figure, looks, f"score against epsilon, {rule['rule']} rates, rank {rank}")
+    count = len(summary["tasks"]) + bool(overall)
+    figure, axes = _grid(count, min(_COLUMNS, count))
+    looks = _looks(summary)
+    if overall:
+        panel = axes.pop(0)
+        standings = [{**line, "mean": line["mean_score"], "standard_error": None} for line in overall]
+        lines = _by_method(standings, "epsilon")
+        _lines(panel, lines, looks)
+        _keep_in_sight(panel, lines, 0.0, lower_is_better=False)
+        _epsilons(panel, epsilons)
+        panel.set(title="mean over tasks", ylabel="share of the best gain")
+    for panel, task in zip(axes, summary["tasks"], strict=True):
+        mine = [cell for cell in cells if cell["task"] == task["name"]]
+        lines = _by_method([cell for cell in mine if cell["epsilon"]], "epsilon")
+        _lines(panel, lines, looks)
+        _keep_in_sight(panel, lines, task["untouched"], lower_is_better=task["lower_is_better"])
+        _levels(panel, {c["method"]: c["mean"] for c in mine if not c["epsilon"]}, looks)
+        _epsilons(panel, epsilons)
+        panel.set(title=task["name"], ylabel=_axis(task))
+    return _finish(figure, looks, f"score against epsilon, {rule['rule']} rates, rank {rank}")
 
 
+@in_style
 def rate_figure(summary: Summary, rank: int) -> Markup | None:
     """Tasks downwards, epsilons to the right: score of the selection runs against the learning rate."""
     curves = [curve for curve in summary["learning_rate_curves"] if curve["rank"] == rank]
     if not curves:
         return None
     columns = sorted({curve["epsilon"] for curve in curves}, key=lambda epsilon: epsilon or math.inf)
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _grid(len(summary["tasks"]) * len(columns), len(columns))
-        looks = _looks(summary)
-        for index, panel in enumerate(axes):
-            task, epsilon = summary["tasks"][index // len(columns)], columns[index % len(columns)]
-            lines = {
-                curve["method"]: [
-                    (p["learning_rate"], p["mean"], p["standard_error"]) for p in curve["points"]
-                ]
-                for curve in curves
-                if (curve["task"], curve["epsilon"]) == (task["name"], epsilon)
-            }
-            _lines(panel, lines, looks)
-            before = task["untouched_on_selection_records"]
-            _keep_in_sight(panel, lines, before, lower_is_better=task["lower_is_better"])
-            rates = sorted({x for points in lines.values() for x, _, _ in points})
-            _ticks(panel, rates[:: max(1, math.ceil(len(rates) / 5))])
-            where = f"ε = {number(epsilon)}" if epsilon else "no noise"
-            panel.set(title=f"{task['name']}, {where}")
-            if index % len(columns) == 0:
-                panel.set_ylabel(_axis(task))
-            if index >= len(axes) - len(columns):
-                panel.set_xlabel("learning rate")
-        return _finish(figure, looks, f"score against learning rate, rank {rank}")
+    figure, axes = _grid(len(summary["tasks"]) * len(columns), len(columns))
+    looks = _looks(summary)
+    for index, panel in enumerate(axes):
+        task, epsilon = summary["tasks"][index // len(columns)], columns[index % len(columns)]
+        lines = {
+            curve["method"]: [(p["learning_rate"], p["mean"], p["standard_error"]) for p in curve["points"]]
+            for curve in curves
+            if (curve["task"], curve["epsilon"]) == (task["name"], epsilon)
+        }
+        _lines(panel, lines, looks)
+        before = task["untouched_on_selection_records"]
+        _keep_in_sight(panel, lines, before, lower_is_better=task["lower_is_better"])
+        rates = sorted({x for points in lines.values() for x, _, _ in points})
+        _ticks(panel, rates[:: max(1, math.ceil(len(rates) / 5))])
+        where = f"ε = {number(epsilon)}" if epsilon else "no noise"
+        panel.set(title=f"{task['name']}, {where}")
+        if index % len(columns) == 0:
+            panel.set_ylabel(_axis(task))
+        if index >= len(axes) - len(columns):
+            panel.set_xlabel("learning rate")
+    return _finish(figure, looks, f"score against learning rate, rank {rank}")
 
 
+@in_style
 def rank_figure(summary: Summary, rule: Mapping[str, Any]) -> Markup | None:
     """Tasks downwards, epsilons to the right: score against the rank; None for a single rank."""
     ranks, epsilons = summary["rank"], summary["epsilon"]
     if len(ranks) < 2 or not epsilons:
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _grid(len(summary["tasks"]) * len(epsilons), len(epsilons))
-        looks = _looks(summary)
-        for index, panel in enumerate(axes):
-            task, epsilon = summary["tasks"][index // len(epsilons)], epsilons[index % len(epsilons)]
-            mine = [
-                cell
-                for cell in rule["cells"]
-                if (cell["task"], cell["epsilon"]) == (task["name"], epsilon) and cell["mean"] is not None
-            ]
-            _lines(panel, _by_method(mine, "rank"), looks)
-            _ticks(panel, ranks)
-            panel.set(title=f"{task['name']}, ε = {number(epsilon)}")
-            if index % len(epsilons) == 0:
-                panel.set_ylabel(_axis(task))
-            if index >= len(axes) - len(epsilons):
-                panel.set_xlabel("rank")
-        return _finish(figure, looks, f"score against rank, {rule['rule']} rates")
+    figure, axes = _grid(len(summary["tasks"]) * len(epsilons), len(epsilons))
+    looks = _looks(summary)
+    for index, panel in enumerate(axes):
+        task, epsilon = summary["tasks"][index // len(epsilons)], epsilons[index % len(epsilons)]
+        mine = [
+            cell
+            for cell in rule["cells"]
+            if (cell["task"], cell["epsilon"]) == (task["name"], epsilon) and cell["mean"] is not None
+        ]
+        _lines(panel, _by_method(mine, "rank"), looks)
+        _ticks(panel, ranks)
+        panel.set(title=f"{task['name']}, ε = {number(epsilon)}")
+        if index % len(epsilons) == 0:
+            panel.set_ylabel(_axis(task))
+        if index >= len(axes) - len(epsilons):
+            panel.set_xlabel("rank")
+    return _finish(figure, looks, f"score against rank, {rule['rule']} rates")
 
 
 def _looks(summary: Summary) -> dict[str, dict[str, Any]]:
     """Colour, dash and marker of each method, by its place in the study's file."""
     return {
         method["label"]: {
-            "color": _HUES[i % len(_HUES)],
-            "linestyle": _DASHES[i // len(_HUES) % len(_DASHES)],
+            "color": HUES[i % len(HUES)],
+            "linestyle": _DASHES[i // len(HUES) % len(_DASHES)],
             "marker": _MARKERS[i % len(_MARKERS)],
         }
         for i, method in enumerate(summary["methods"])
@@ -216,18 +210,13 @@ def _axis(task: Mapping[str, Any]) -> str:
     return "nats per token" if task["metric"] == "loss" else str(task["words"])
 
 
-def _grid(panels: int, columns: int) -> tuple[Figure, list[Axes]]:
-    rows = math.ceil(panels / columns)
-    width = _WIDTH * min(1.0, max(columns, 2) / _COLUMNS)
-    figure = Figure(figsize=(width, 0.5 + _PANEL * rows), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for one in axes[:panels]:
-        one.grid(visible=True)
-        one.tick_params(length=0)
-    for one in axes[panels:]:
+def _grid(count: int, columns: int) -> tuple[Figure, list[Axes]]:
+    rows = math.ceil(count / columns)
+    width = WIDTH * min(1.0, max(columns, 2) / _COLUMNS)
+    figure, axes = grid(rows, columns, width, 0.5 + _PANEL * rows)
+    for one in axes[count:]:
         one.set_axis_off()
-    return figure, axes[:panels]
+    return figure, axes[:count]
 
 
 def _finish(figure: Figure, looks: Mapping[str, dict[str, Any]], label: str) -> Markup:
@@ -244,11 +233,7 @@ def _finish(figure: Figure, looks: Mapping[str, dict[str, Any]], label: str) -> 
         handles=handles,
         loc="outside upper left",
         ncols=columns,
-        frameon=False,
         labelcolor=INK,
         handlelength=2.4,
     )
-    svg = inline_svg(figure, label)
-    for index, hue in enumerate(_HUES):
-        svg = Markup(svg.replace(hue, f"var(--m{index})"))
-    return svg
+    return inline_svg(figure, label)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from privlora.reporting.render import page_template
-from privlora.reporting.wording import number
+from privlora.pages.numbers import number
+from privlora.pages.template import fill
 from privlora.studies import figures, wording
 from privlora.studies.summary import Summary
 
 
 def render(summary: Summary) -> str:
     """No script, no resource from elsewhere; every text of a user is escaped."""
-    return page_template("study.html.j2", "privlora.studies").render(
+    return fill(
+        "study.html.j2",
+        "privlora.studies",
+        title=f"{summary['name']} · comparison of methods",
+        banner=("NOT PRIVATE", wording.REPEATABLE) if summary["insecure_noise"] else None,
         summary=summary,
         wording=wording,
         sections=[_section(summary, rule) for rule in summary["rules"]],

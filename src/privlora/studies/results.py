@@ -113,6 +113,6 @@ def read_results(path: Path) -> list[Row]:
     return rows
 
 
-def finite(scores: Mapping[str, Any]) -> bool:
+def all_finite(scores: Mapping[str, Any]) -> bool:
     """Whether every number among the scores is one."""
     return all(math.isfinite(value) for value in scores.values() if isinstance(value, float))

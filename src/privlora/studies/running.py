@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,16 +16,13 @@ from typing import Any
 import torch
 
 from privlora.accounting import read_ledger
-from privlora.adapters import write_adapter
 from privlora.config import Settings
-from privlora.data.batching import pad_token
-from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
-from privlora.studies.results import Role, Row, finite
+from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
@@ -61,14 +58,13 @@ class _Loaded:
     before: dict[tuple[int, ...], dict[str, Any]]
 
 
-class Workbench:
+class Runner:
     """Runs cells one after the other in this process and keeps the model and data that the last one used."""
 
     def __init__(self) -> None:
         self._model_key: str | None = None
         self._model: Any = None
         self._tokenizer: Any = None
-        self._pad = 0
         self._start = PublicStart(None)
         self._loaded: _Loaded | None = None
 
@@ -113,7 +109,6 @@ class Workbench:
             self._model_key = self._loaded = self._model = None  # the old one's memory first
             self._model, self._tokenizer = load_model(settings.model)
             self._model_key, self._start = model_key, PublicStart(self._tokenizer)
-            self._pad = pad_token(self._tokenizer)
         if self._loaded is None or self._loaded.key != key:
             evaluation = settings.data.evaluation
             assert evaluation is not None
@@ -130,8 +125,8 @@ class Workbench:
 
     def _score(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
         """Of the model as it stands now, on these evaluation records."""
-        examples = Examples([loaded.data.evaluation[i] for i in share])
-        found = evaluate_next_token(self._model, examples, pad_token_id=self._pad)
+        evaluation = loaded.data.evaluation
+        found = evaluate_next_token(self._model, evaluation.like(evaluation[i] for i in share))
         scores: dict[str, Any] = {
             "loss": found.loss_per_example,
             "accuracy": found.accuracy,
@@ -149,7 +144,7 @@ class Workbench:
                 resamples=100,
             )
             scores |= {"task": result.metric, "task_metric": result.metric_name}
-        if not finite(scores):
+        if not all_finite(scores):
             raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
         return scores
 
@@ -161,7 +156,7 @@ class Workbench:
         _clear(folder)
         settings = fitted(job.settings, self._model)
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
-        data = Data(loaded.data.examples, loaded.data.units, Examples([]))  # scored here, on the role's share
+        data = replace(loaded.data, evaluation=loaded.data.evaluation[:0])  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)
         try:
             with unchanged_afterwards(self._model):
@@ -169,13 +164,12 @@ class Workbench:
                 with parts.adapter:
                     folder.create(protects=settings.privacy.protects)
                     write_atomically(folder.settings, settings.to_yaml())
-                    finish_training(parts, data, folder, plan, pad_token_id=self._pad)
+                    finish_training(parts, data, folder, plan)
                     parts.install_result()
                     scores = self._score(loaded, job, share)
-                    if (
-                        job.keep and plan is not None and not plan.insecure_noise
-                    ):  # an adapter that may be published
-                        _write_adapter(folder, parts)
+                    # Only an adapter that may be published is kept.
+                    if job.keep and plan is not None and not plan.insecure_noise:
+                        parts.write_adapter(folder.release)
         finally:
             _remove_private(folder, keep_settings=job.keep)
         if plan is None:
@@ -202,18 +196,6 @@ def _share(job: Job, count: int) -> tuple[int, ...]:
             fix='give more, or set selection.records: "all of evaluation"',
         )
     return share
-
-
-def _write_adapter(folder: RunFolder, parts: Parts) -> None:
-    lora = parts.settings.adapter
-    write_adapter(
-        folder.release,
-        parts.adapter,
-        parts.named_factors(),
-        base_model=parts.settings.model.name,
-        lora_alpha=lora.lora_alpha,
-        use_rslora=lora.use_rslora,
-    )
 
 
 def _remove_private(folder: RunFolder, *, keep_settings: bool) -> None:

@@ -109,8 +109,8 @@ Place = tuple[str, str, float, int]
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A row of the comparison: a method with settings of its own. ``private`` False: it has no epsilon."""
+class Arm:
+    """An arm of the comparison: a method with settings of its own. ``private`` False: it has no epsilon."""
 
     label: str
     method: str
@@ -144,7 +144,7 @@ class Study:
 
     source: str
     settings: StudySettings
-    contenders: tuple[Contender, ...]
+    arms: tuple[Arm, ...]
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class Study:
     @property
     def selects(self) -> bool:
         """Whether any method has more than one learning rate to choose from."""
-        return any(len(contender.learning_rates) > 1 for contender in self.contenders)
+        return any(len(arm.learning_rates) > 1 for arm in self.arms)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -164,20 +164,20 @@ class Study:
         return RULES if by == "both" or self.settings.report == "all" else (by,)
 
     @cached_property
-    def by_label(self) -> dict[str, Contender]:
-        return {contender.label: contender for contender in self.contenders}
+    def by_label(self) -> dict[str, Arm]:
+        return {arm.label: arm for arm in self.arms}
 
     def epsilons(self, method: str) -> tuple[float, ...]:
-        """Of a contender: the axis, or (0,) where there is no noise."""
+        """An arm's epsilons: the axis, or (0,) without noise."""
         return tuple(self.settings.epsilon) if self.by_label[method].private else (0.0,)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """Every cell of the tables, in the order of the file."""
         return tuple(
-            (task, contender.label, epsilon, rank)
-            for rank, task, contender in product(self.settings.rank, self.tasks, self.contenders)
-            for epsilon in self.epsilons(contender.label)
+            (task, arm.label, epsilon, rank)
+            for rank, task, arm in product(self.settings.rank, self.tasks, self.arms)
+            for epsilon in self.epsilons(arm.label)
         )
 
     def grid(self, seeds: Iterable[int]) -> Iterator[Cell]:
@@ -218,19 +218,19 @@ class Study:
 
     def run_settings(self, cell: Cell) -> Settings:
         """The settings of a cell's run, but for its folder. Raises ConfigError."""
-        contender = self.by_label[cell.method]
+        arm = self.by_label[cell.method]
         source = f"{self.source}: task {cell.task!r}, method {cell.method!r}"
         task = _groups(self.settings.tasks[cell.task] or {}, self.source, ())
         axes: Groups = {
             "adapter": {"r": cell.rank},
-            "method": {"name": contender.method, "learning_rate": cell.learning_rate},
-            "privacy": {"target_epsilon": cell.epsilon} if contender.private else {"private": False},
+            "method": {"name": arm.method, "learning_rate": cell.learning_rate},
+            "privacy": {"target_epsilon": cell.epsilon} if arm.private else {"private": False},
             "run": {"seed": cell.seed},
         }
         if self.settings.insecure_noise_seed == "paired":
             axes["privacy"]["insecure_noise_seed"] = _paired_seed(self.tasks.index(cell.task), cell.seed)
         merged: Groups = {}
-        for layer in ({"run": {"label": cell.task}}, self.settings.base, task, contender.overrides, axes):
+        for layer in ({"run": {"label": cell.task}}, self.settings.base, task, arm.overrides, axes):
             for group, values in layer.items():
                 merged[group] = {**merged.get(group, {}), **values}
         steps = merged.get("privacy", {}).get("steps")
@@ -261,10 +261,10 @@ def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
             "epsilon": sorted(settings.epsilon),
         }
     )
-    contenders = tuple(_contender(item, settings, source) for item in settings.methods)
-    _refuse_equal_names((contender.label for contender in contenders), "methods", source)
+    arms = tuple(_arm(item, settings, source) for item in settings.methods)
+    _refuse_equal_names((arm.label for arm in arms), "methods", source)
     _refuse_equal_names(settings.tasks, "tasks", source)
-    study = Study(source, settings, contenders)
+    study = Study(source, settings, arms)
     _check(study)
     return study
 
@@ -278,7 +278,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9._+]+", "-", name.lower()).strip("-.") or "unnamed"
 
 
-def _contender(item: str | dict[str, Any], settings: StudySettings, source: str) -> Contender:
+def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Arm:
     given = {"name": item} if isinstance(item, str) else dict(item)
     name = given.pop("name", None)
     if not isinstance(name, str):
@@ -306,7 +306,7 @@ def _contender(item: str | dict[str, Any], settings: StudySettings, source: str)
     private = row.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
         raise ConfigError(f"{source}: epsilon is missing or empty", fix="give target epsilons, as [1, 3]")
-    return Contender(label, name, private, grid, rates is not None, overrides)
+    return Arm(label, name, private, grid, rates is not None, overrides)
 
 
 def _label(name: str, given: Mapping[str, Any]) -> str:

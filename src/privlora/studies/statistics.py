@@ -25,7 +25,7 @@ RESAMPLES, CONFIDENCE = 10_000, 0.95
 
 @dataclass(frozen=True)
 class Spread:
-    """Of n values: mean, sample standard deviation and standard error of the mean; NaN where n is too small."""
+    """Mean, sample standard deviation and standard error of the mean of n values; NaN where n is too small."""
 
     mean: float
     standard_deviation: float

@@ -36,7 +36,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Findings:
+class StudyReport:
     """What a study wrote. ``summary`` is the content of summary.json."""
 
     folder: Path
@@ -59,7 +59,7 @@ def run_study(
     threads: int = 1,
     retry_failed: bool = False,
     watcher: Watcher | None = None,
-) -> Findings:
+) -> StudyReport:
     """Run the cells that results.jsonl does not hold yet, first those that choose learning rates; then report.
 
     folder: None takes ``output_folder(study)``. retry_failed: run failed cells once more.
@@ -89,7 +89,7 @@ def run_study(
         return _write(study, progress(), folder)
 
 
-def report_study(study: Study, folder: str | Path | None = None) -> Findings:
+def report_study(study: Study, folder: str | Path | None = None) -> StudyReport:
     """Make the tables and the page of what is finished; nothing is run."""
     folder = output_folder(study) if folder is None else Path(folder)
     return _write(study, Progress(study, read_results(folder / RESULTS)), folder)
@@ -121,7 +121,7 @@ def _recorder(results: Results, watcher: Watcher | None) -> Callable[[Row], None
     return record
 
 
-def _write(study: Study, progress: Progress, folder: Path) -> Findings:
+def _write(study: Study, progress: Progress, folder: Path) -> StudyReport:
     summary = summarise(progress, name=name_of(study))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(
@@ -129,4 +129,4 @@ def _write(study: Study, progress: Progress, folder: Path) -> Findings:
     )
     write_atomically(folder / TABLE, markdown(summary))
     write_atomically(folder / PAGE, render(summary))
-    return Findings(folder, summary)
+    return StudyReport(folder, summary)

@@ -12,6 +12,7 @@ from typing import Any
 
 from privlora.accounting.events import StepEvent
 from privlora.accounting.selection import tuning_cost
+from privlora.pages.numbers import finite
 from privlora.studies.choice import Choice, Progress, selection_cells
 from privlora.studies.settings import Cell, Place, Rule
 from privlora.studies.statistics import Spread, Standing, spread, standardise, standings
@@ -38,14 +39,14 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         "tasks": [_task(progress, task) for task in study.tasks],
         "methods": [
             {
-                "label": contender.label,
-                "method": contender.method,
-                "private": contender.private,
-                "learning_rates": list(contender.learning_rates),
-                "own_grid": contender.own_grid,
-                "overrides": contender.overrides,
+                "label": arm.label,
+                "method": arm.method,
+                "private": arm.private,
+                "learning_rates": list(arm.learning_rates),
+                "own_grid": arm.own_grid,
+                "overrides": arm.overrides,
             }
-            for contender in study.contenders
+            for arm in study.arms
         ],
         "rules": rules,
         "learning_rate_curves": list(_curves(progress)),
@@ -108,7 +109,7 @@ def _cell(progress: Progress, place: Place, choice: Choice | None) -> dict[str, 
         "values": values,
         "failed": failed,
         "missing": missing,
-        **_finite(asdict(found)),
+        **finite(asdict(found)),
         "state": "complete" if not missing else "incomplete",
     }
 
@@ -118,7 +119,7 @@ def _overall(
 ) -> list[dict[str, Any]]:
     """Private methods with all their runs, over all tasks, best first."""
     study = progress.study
-    methods = [contender.label for contender in study.contenders if contender.private]
+    methods = [arm.label for arm in study.arms if arm.private]
     values: dict[str, dict[str, dict[int, float]]] = {}
     for method in methods:
         of_method = {}
@@ -152,7 +153,7 @@ def _overall(
 def _standing(standing: Standing) -> dict[str, Any]:
     lead = None
     if standing.lead is not None:
-        lead = _finite({**asdict(standing.lead), "in_errors": standing.lead.in_errors})
+        lead = finite({**asdict(standing.lead), "in_errors": standing.lead.in_errors})
     return {
         "method": standing.method,
         "mean_score": standing.mean_score,
@@ -172,7 +173,7 @@ def _curves(progress: Progress) -> Iterable[dict[str, Any]]:
             cells = [Cell(*place, rate, seed) for seed in study.settings.selection.seeds]
             values = [value for value in map(progress.value, cells) if value is not None]
             if values:
-                points.append({"learning_rate": rate, **_finite(asdict(spread(values)))})
+                points.append({"learning_rate": rate, **finite(asdict(spread(values)))})
         task, method, epsilon, rank = place
         if len(points) > 1:
             yield {"task": task, "method": method, "epsilon": epsilon or None, "rank": rank, "points": points}
@@ -212,8 +213,3 @@ def _runs(progress: Progress) -> dict[str, Any]:
         "machines": sorted({row.facts["machine"] for row in rows if "machine" in row.facts}),
         "versions": [dict(one) for one in sorted(versions)],
     }
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """NaN and infinity, which JSON does not have, as None."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

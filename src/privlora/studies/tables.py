@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from privlora.reporting.wording import number
+from privlora.pages.numbers import number
 from privlora.studies import wording
 from privlora.studies.summary import Summary
 
@@ -14,7 +14,7 @@ def markdown(summary: Summary) -> str:
     """All tables of a study."""
     lines = [f"# {summary['name']}", ""]
     if summary["insecure_noise"]:
-        lines += [f"**{wording.NOT_PRIVATE}.**", ""]
+        lines += [f"**NOT PRIVATE: {wording.REPEATABLE}.**", ""]
     lines += [wording.how_chosen(summary), wording.grids(summary), ""]
     lines += ["A cell is the mean ± standard deviation over seeds, and the learning rate.", wording.EDGE, ""]
     if summary["failures"]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privlora.reporting.wording import number, rounded_up
+from privlora.pages.numbers import number, rounded_up
 from privlora.studies.summary import Summary
 
 RULE_WORDS = {
     "own-best": "each method at its own best learning rate for each task",
     "shared": "each method at one learning rate for all tasks",
 }
-NOT_PRIVATE = (
-    "NOT PRIVATE: the noise of every run is repeatable, and the same for all methods of a (task, seed)"
-)
+REPEATABLE = "the noise of every run is repeatable, and the same for all methods of a (task, seed)"
 STANDARDISED = (
     "A run's score is its gain over the untouched model as a share of the best private method's mean gain on that task "
     "at this ε and rank (or of the spread over seeds, where that is larger): 1 is the best method's mean, 0 no better "

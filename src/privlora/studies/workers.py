@@ -21,7 +21,7 @@ import torch
 
 from privlora.errors import RunError
 from privlora.studies.results import Row
-from privlora.studies.running import Job, LoadingError, Workbench
+from privlora.studies.running import Job, LoadingError, Runner
 from privlora.training.loop import Interrupted
 
 _READY = "ready"
@@ -40,7 +40,7 @@ class Workers:
         if count < 1 or threads < 1:
             raise RunError("the number of workers or threads is below 1", fix="give 1 or more")
         self._pool = _Pool(count, threads) if count > 1 else None
-        self._bench = Workbench()
+        self._runner = Runner()
         self._threads = threads
 
     def __enter__(self) -> Workers:
@@ -63,7 +63,7 @@ class Workers:
         torch.set_num_threads(self._threads)
         for job in jobs:
             try:
-                row = self._bench.run(job)
+                row = self._runner.run(job)
             except Interrupted:
                 raise KeyboardInterrupt from None
             on_row(row)
@@ -76,7 +76,7 @@ class _Worker:
     ready: bool = False
     job: Job | None = None
     task: str | None = None
-    """Of its last job: the next job of the same task needs no loading."""
+    """Task of its last job: the next job of the same task needs no loading."""
 
 
 class _Pool:
@@ -188,13 +188,13 @@ def _work(connection: Connection, threads: int, device: str | None) -> None:
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    bench = Workbench()
+    runner = Runner()
     with contextlib.suppress(EOFError, BrokenPipeError, Interrupted):
         connection.send(_READY)
         while True:
             job = connection.recv()
             try:
-                connection.send(bench.run(job))
+                connection.send(runner.run(job))
             except LoadingError as error:
                 connection.send((error.what, error.why, error.fix))
 

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 
+from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
-from privlora.accounting.events import StepEvent
-from privlora.accounting.ledger import Plan
-from privlora.adapters import LowRankAdapter
+from privlora.accounting.events import Sampling, StepEvent
+from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings
-from privlora.coordinates import Coordinates
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
-from privlora.data.batching import pad_token
 from privlora.data.records import load_records
-from privlora.errors import ConfigError
-from privlora.mechanisms import AdaptiveClipNorm
+from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.methods import Hyperparameters, Method, build, find_method
-from privlora.optimizers import IterateAverage, Optimizer, learning_rate_at
-from privlora.training.inputs import sampler, tokenise
+from privlora.optimizers import IterateAverage, learning_rate_at
+from privlora.randomness import private_generator
+from privlora.training.files import write_atomically
+from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
 from privlora.training.public_start import mean_gradient_subspaces
+from privlora.training.state import TrainState
+from privlora.training.step import Step
 
 ADJACENCY: Final = "add-or-remove-one"
 
 
-@dataclass
-class Parts:
-    """A method on a model: what the loop drives and a checkpoint holds."""
+@dataclass(kw_only=True)
+class Parts(TrainState):
+    """A method on a model, as settings want it."""
 
     method: Method
-    adapter: LowRankAdapter
-    coordinates: Coordinates
-    optimizer: Optimizer
-    average: IterateAverage | None
     settings: Settings
     hyper: Hyperparameters
-    adaptive: AdaptiveClipNorm | None = None
-    """Where privacy.clip_quantile is set."""
 
     def learning_rate(self, step: int) -> float:
         """Of step 1, 2, …; a function of public numbers."""
@@ -58,6 +59,28 @@ class Parts:
         if self.average is not None:
             for group, (a, b) in zip(self.adapter.groups, self.average.factors(), strict=True):
                 self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write what is exported as peft's files, each whole or not at all. Raises RunError if that fails."""
+        lora = self.settings.adapter
+        try:
+            # Outside the folder, in case of a crash.
+            with tempfile.TemporaryDirectory(prefix="privlora-") as temporary:
+                write_adapter(
+                    Path(temporary),
+                    self.adapter,
+                    self.named_factors(),
+                    base_model=self.settings.model.name,
+                    lora_alpha=lora.lora_alpha,
+                    use_rslora=lora.use_rslora,
+                )
+                for name in (WEIGHTS_NAME, CONFIG_NAME):
+                    write_atomically(folder / name, (Path(temporary) / name).read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"cannot write the adapter into {str(folder)!r}: {error}",
+                fix="free space or permissions, then go on with `privlora resume` or `privlora compare`",
+            ) from None
 
 
 def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tuple[Plan, Calibration | None]:
@@ -146,7 +169,6 @@ class PublicStart:
                 tokenise(records, data, self._tokenizer),
                 seed=run.seed,
                 max_tokens=run.tokens_per_micro_batch,
-                pad_token_id=pad_token(self._tokenizer),
             )
         return self._found[run.seed]
 
@@ -179,4 +201,64 @@ def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart 
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
     adapter.attach()  # last: a setting that is refused leaves the model alone
-    return Parts(method, adapter, coordinates, optimizer, average, settings, hyper, adaptive)
+    return Parts(
+        method=method,
+        coordinates=coordinates,
+        optimizer=optimizer,
+        average=average,
+        settings=settings,
+        hyper=hyper,
+        adaptive=adaptive,
+    )
+
+
+def build_step(
+    parts: Parts,
+    data: Data,
+    ledger: Ledger | None,
+    *,
+    done: int = 0,
+    instrument: Callable[[Mechanism], Mechanism] | None = None,
+) -> Step:
+    """The step that ``parts`` take on ``data``. ledger: of the run's plan; None in the non-private mode.
+
+    done: steps that were taken without a ledger. instrument: for audits; what is used in the mechanism's place.
+    Raises PrivacyError if the settings are not those of the ledger's plan.
+    """
+    settings = parts.settings
+    draws = sampler(settings.privacy, len(data.units))
+    mechanism = _mechanism(parts, ledger, done, draws.sampling)
+    return Step(
+        state=parts,
+        mechanism=mechanism if instrument is None else instrument(mechanism),
+        examples=data.examples,
+        learning_rate=parts.learning_rate,
+        draw=lambda: data.units.draw_records(draws.draw(), draws.generator),
+        max_tokens=settings.run.tokens_per_micro_batch,
+        dropout=settings.model.dropout,
+        masks=private_generator(settings.privacy.insecure_noise_seed),
+    )
+
+
+def _mechanism(parts: Parts, ledger: Ledger | None, done: int, sampling: Sampling) -> Mechanism:
+    privacy = parts.settings.privacy
+    if ledger is None:
+        return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, done=done)
+    plan = ledger.plan
+    if (plan.unit, plan.insecure_noise) != (privacy.unit, privacy.insecure_noise_seed is not None):
+        raise PrivacyError(
+            f"{ledger.summary.path}: the privacy unit or the kind of noise is not what was planned",
+            why="the stated epsilon holds for the plan only",
+            fix="resume with the settings of the first run",
+        )
+    return GaussianMechanism(
+        parts.coordinates,
+        clip_norm=plan.clip_norm,
+        # What is charged is what is sampled; the ledger refuses it if it is not what was planned.
+        event=StepEvent(sampling, plan.event.noise_multiplier, parts.coordinates.event_layers),
+        expected_batch_size=plan.expected_batch_size,
+        ledger=ledger,
+        noise=NoiseSource(privacy.insecure_noise_seed),
+        clipping=parts.hyper.clipping,
+        adaptive=parts.adaptive,
+    )

@@ -190,7 +190,7 @@ def set_times(folder: Path, day: str) -> None:
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Add one JSON line, in place of a line that a crash tore."""
+    """Add one JSON line, replacing a last line that a crash cut short."""
     try:
         with open(path, "a+b") as file:
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":

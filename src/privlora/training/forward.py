@@ -41,7 +41,7 @@ def training_passes(
 def _full_precision(model: torch.nn.Module) -> Iterator[None]:
     """No float32 product is taken in TF32 or bfloat16, whatever the user has set; the settings come back.
 
-    Coarse rounding that follows who else is in the micro-batch, alike for records that are alike, adds up.
+    Coarse rounding depends on who else is in the micro-batch, in the same way for similar records, so it adds up.
     """
     product, cudnn = (
         _known(torch.get_float32_matmul_precision),

@@ -15,7 +15,7 @@ _COLUMNS = 32
 
 
 def micro_batch_gradients(
-    model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False
+    adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False
 ) -> tuple[Captured, Tensor]:
     """Gradients of each privacy unit, and its loss (units,); both are private.
 
@@ -24,21 +24,21 @@ def micro_batch_gradients(
     tokens each unit is computed by itself (`model_checks.routes_tokens`).
     """
     batch = batch.to(adapter.device)
-    if summed or not routes_tokens(model):
-        captured, losses = _run(model, adapter, batch, summed)
+    if summed or not routes_tokens(adapter.model):
+        captured, losses = _run(adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
         if summed or batch.unit_count == 1 or bool(captured.finite().all()):
             return captured, losses
-    parts = [_run(model, adapter, unit, summed) for unit in batch.each_unit()]
-    return Captured.cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
+    parts = [_run(adapter, unit, summed) for unit in batch.each_unit()]
+    return parts[0][0].cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
 
 
 def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
-    """The micro-batch as it is computed: of a model below float32, wider by 1 to 32 columns of padding.
+    """The micro-batch as it is computed: for a model below float32, padded by 1 to 32 more columns.
 
-    In which order kernels sum depends on the width, and which of them attention takes on whether there is any padding:
-    on who else is in the micro-batch. In float32 that changes a gradient by 1e-6 of itself; in bfloat16 by nearly 1 %,
-    alike for records that are alike, which would add up. The model's largest position is not exceeded.
+    The order in which kernels sum depends on the width, and the choice of attention kernel on whether there is padding:
+    both depend on who else is in the micro-batch. In float32 that changes a gradient by 1e-6 of itself; in bfloat16 by
+    nearly 1 %, in the same way for similar records, so that it would add up. Stays within the model's positions.
     """
     if not adapter.reduced_precision:
         return batch
@@ -47,12 +47,10 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
     return batch.widened(width if positions is None else min(width, positions))
 
 
-def _run(
-    model: torch.nn.Module, adapter: LowRankAdapter, batch: MicroBatch, summed: bool
-) -> tuple[Captured, Tensor]:
+def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
     batch = steadied(adapter, batch)
-    with adapter.capture(batch.input_ids.shape[0], summed=summed):
-        found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+    with adapter.capture(batch.record_index, summed=summed):
+        found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
         total, losses = weighted_cross_entropy(found, batch.token_weight)
         weighted = losses * batch.token_weight[:, 1:][found.where]
         row_losses = found.per_row(weighted)

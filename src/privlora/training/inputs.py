@@ -106,7 +106,7 @@ def load_data(
     loaded = Data(
         tokenise(records, data, tokenizer),
         units,
-        tokenise(evaluation, data, tokenizer) if evaluation else Examples([]),
+        tokenise(evaluation, data, tokenizer),
     )
     # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
     _refuse_shared(

@@ -15,20 +15,14 @@ from typing import Protocol
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
-from privlora.accounting.events import StepEvent
-from privlora.data.batching import micro_batches
-from privlora.data.sampling import PoissonSampler
-from privlora.errors import PrivacyError, RunError
+from privlora.errors import RunError
 from privlora.evaluation import evaluate_next_token
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
-from privlora.randomness import private_generator
-from privlora.training.assembly import Parts
+from privlora.mechanisms import Mechanism
+from privlora.training.assembly import Parts, build_step
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
-from privlora.training.forward import training_passes
-from privlora.training.gradients import micro_batch_gradients
-from privlora.training.inputs import Data, sampler
+from privlora.training.inputs import Data
 
 # A non-private run has no ledger; its checkpoints belong to it all the same.
 _NO_RUN = "non-private"
@@ -69,7 +63,6 @@ def train(
     data: Data,
     folder: RunFolder,
     *,
-    pad_token_id: int,
     ledger: Ledger | None,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
@@ -81,8 +74,7 @@ def train(
     Takes up the run's checkpoint if there is one. A step that was charged but lost in a crash stays charged, so the
     number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
     """
-    settings = parts.settings
-    privacy, run = settings.privacy, settings.run
+    privacy, run = parts.settings.privacy, parts.settings.run
     run_id = _NO_RUN
     if ledger is not None:
         run_id = ledger.summary.run_id
@@ -90,33 +82,14 @@ def train(
         folder.remove_leftovers()
     saved = load(parts, folder, run_id)
     done = ledger.charges if ledger is not None else saved
-    draws = sampler(privacy, len(data.units))
-    mechanism = _mechanism(parts, ledger, done, draws)
-    if instrument is not None:
-        mechanism = instrument(mechanism)
-    model = parts.adapter.model
+    one = build_step(parts, data, ledger, done=done, instrument=instrument)
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
-        _evaluate(parts, data, folder, done, pad_token_id, observer)
-    masks = private_generator(privacy.insecure_noise_seed)
+        _evaluate(parts, data, folder, done, observer)
     with _stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
-            records = data.units.draw_records(draws.draw(), draws.generator)
-            losses = []
-            with training_passes(model, masks, dropout=settings.model.dropout):
-                for batch in micro_batches(
-                    records, data.examples, max_tokens=run.tokens_per_micro_batch, pad_token_id=pad_token_id
-                ):
-                    captured, unit_losses = micro_batch_gradients(
-                        model, parts.adapter, batch, summed=not mechanism.needs_examples
-                    )
-                    mechanism.accumulate(captured)
-                    losses.append(unit_losses)
-            release = mechanism.release()  # the ledger is charged in here, before noise is drawn
-            parts.optimizer.step(release, parts.learning_rate(step))
-            if parts.average is not None:
-                parts.average.update()
+            losses = one.take().losses
             charge = None if ledger is None else ledger.summary.charge_hashes[step - 1]
             _keep_private_loss(folder, run.show_private_loss, step, charge, losses, observer)
             if observer is not None:
@@ -124,12 +97,12 @@ def train(
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
             last, stopping = step == privacy.steps, stop.is_set()
             if last or stopping or step % run.checkpoint_every == 0:
-                save(parts, folder, Mark(step, run_id, charge))
+                save_checkpoint(folder.checkpoint, parts.states(), Mark(step, run_id, charge))
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
-                _evaluate(parts, data, folder, step, pad_token_id, observer)
+                _evaluate(parts, data, folder, step, observer)
             if stopping and not last:
                 raise Interrupted(step)
-    _evaluate(parts, data, folder, privacy.steps, pad_token_id, observer)
+    _evaluate(parts, data, folder, privacy.steps, observer)
     return privacy.steps
 
 
@@ -139,7 +112,6 @@ def finish_training(
     folder: RunFolder,
     plan: Plan | None,
     *,
-    pad_token_id: int,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> None:
@@ -148,9 +120,7 @@ def finish_training(
     plan: of a new ledger; None goes on with the folder's. Without effect in non-private mode. For the rest see
     ``train``. Raises PrivacyError, with nothing charged, if the run's files prove more releases than its ledger shows.
     """
-    take_steps = partial(
-        train, parts, data, folder, pad_token_id=pad_token_id, observer=observer, instrument=instrument
-    )
+    take_steps = partial(train, parts, data, folder, observer=observer, instrument=instrument)
     if not parts.settings.privacy.private:
         take_steps(ledger=None)
         return
@@ -168,28 +138,13 @@ def finish_training(
         ledger.finish()
 
 
-def save(parts: Parts, folder: RunFolder, mark: Mark) -> None:
-    """Checkpoint the public state after the mark's step."""
-    states = {"coordinates": parts.coordinates.state_dict(), "optimizer": parts.optimizer.state_dict()}
-    if parts.average is not None:
-        states["average"] = parts.average.state_dict()
-    if parts.adaptive is not None:
-        states["clip_norm"] = parts.adaptive.state_dict()
-    save_checkpoint(folder.checkpoint, states, mark)
-
-
 def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
     """Take up the checkpoint, if any; returns its step or 0. Raises RunError if it does not fit."""
     if not folder.checkpoint.exists():
         return 0
     step, states = load_checkpoint(folder.checkpoint, run_id=run_id)
     try:
-        parts.coordinates.load_state_dict(states["coordinates"])
-        parts.optimizer.load_state_dict(states["optimizer"])
-        if parts.average is not None:
-            parts.average.load_state_dict(states["average"])
-        if parts.adaptive is not None:
-            parts.adaptive.load_state_dict(states["clip_norm"])
+        parts.take_states(states)
     except KeyError as missing:
         raise RunError(
             f"checkpoint {str(folder.checkpoint)!r} holds no {missing}, which the run's method needs",
@@ -199,39 +154,13 @@ def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
     return step
 
 
-def _mechanism(parts: Parts, ledger: Ledger | None, done: int, draws: PoissonSampler) -> Mechanism:
-    privacy = parts.settings.privacy
-    if ledger is None:
-        return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, done=done)
-    plan = ledger.plan
-    if (plan.unit, plan.insecure_noise) != (privacy.unit, privacy.insecure_noise_seed is not None):
-        raise PrivacyError(
-            f"{ledger.summary.path}: the privacy unit or the kind of noise is not what was planned",
-            why="the stated epsilon holds for the plan only",
-            fix="resume with the settings of the first run",
-        )
-    return GaussianMechanism(
-        parts.coordinates,
-        clip_norm=plan.clip_norm,
-        # What is charged is what is sampled; the ledger refuses it if it is not what was planned.
-        event=StepEvent(draws.sampling, plan.event.noise_multiplier, parts.coordinates.event_layers),
-        expected_batch_size=plan.expected_batch_size,
-        ledger=ledger,
-        noise=NoiseSource(privacy.insecure_noise_seed),
-        clipping=parts.hyper.clipping,
-        adaptive=parts.adaptive,
-    )
-
-
-def _evaluate(
-    parts: Parts, data: Data, folder: RunFolder, step: int, pad_token_id: int, observer: Observer | None
-) -> None:
+def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: Observer | None) -> None:
     """Held-out loss of what would be exported now, on public records, into release/."""
     if not len(data.evaluation) or any(row["step"] == step for row in read_lines(folder.evaluations)):
         return
     if step:
         parts.install_result()
-    result = evaluate_next_token(parts.adapter.model, data.evaluation, pad_token_id=pad_token_id)
+    result = evaluate_next_token(parts.adapter.model, data.evaluation)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **result.to_dict()})
     if observer is not None:
@@ -243,12 +172,11 @@ def _keep_private_loss(
     show: bool,
     step: int,
     charge: str | None,
-    losses: list[torch.Tensor],
+    losses: torch.Tensor,
     observer: Observer | None,
 ) -> None:
-    values = torch.cat(losses) if losses else torch.zeros(0)
-    loss = float(values.mean()) if len(values) else None
-    append_line(folder.private_losses, {"step": step, "units": len(values), "loss": loss, "charge": charge})
+    loss = float(losses.mean()) if len(losses) else None
+    append_line(folder.private_losses, {"step": step, "units": len(losses), "loss": loss, "charge": charge})
     if show and observer is not None and loss is not None:
         observer.on_private_loss(step, loss)
 

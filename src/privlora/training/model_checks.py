@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
-from privlora.data.examples import Example
+from privlora.data.examples import Example, pad_token
 from privlora.errors import DataError, ModelError
 
 _ROWS, _TOKENS, _HALF = 3, 8, 4
@@ -102,7 +102,7 @@ def refuse_too_short(adapter: LowRankAdapter, tokenizer: Any, *, max_length: int
         ) from None
 
 
-def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int) -> None:
+def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
     """Raise ModelError for a model whose gradients cannot be told apart by record.
 
     A record's gradient is that record's alone only if every token is predicted from those before it in its own row, and
@@ -113,6 +113,7 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int
     adapter: detached; its model is in evaluation mode, and is not changed.
     """
     known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
+    pad = pad_token(tokenizer)
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(len(known), (_ROWS + 1, _TOKENS), generator=generator)
     others = index + torch.randint(1, max(2, len(known)), index.shape, generator=generator)
@@ -120,7 +121,7 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any, *, pad_token_id: int
 
     def logits(rows: Tensor, lengths: Tensor) -> Tensor:
         mask = torch.arange(_TOKENS) < lengths[:, None]
-        return _logits(adapter, torch.where(mask, rows, pad_token_id), mask.long())
+        return _logits(adapter, torch.where(mask, rows, pad), mask.long())
 
     rows = tokens[:_ROWS]
     with _rows_come_first(adapter):
@@ -193,7 +194,7 @@ def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) 
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ModelError(
             f"the model does not run on a batch of tokens ({type(error).__name__}: {reason})",
-            fix="use a causal language model of transformers, or one that is called alike",
+            fix="use a causal language model of transformers, or one that is called the same way",
         ) from None
     if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):
         raise ModelError(
@@ -225,8 +226,8 @@ def _vocabulary(model: Any) -> int | None:
 def routes_tokens(model: Any) -> bool:
     """Whether tokens choose parts of the model, as in a mixture of experts: by its config, or its modules' names.
 
-    A choice jumps where its scores tie. So the rounding that the width of a micro-batch changes could move a record's
-    whole gradient, alike for records that are alike, and each unit is computed by itself, at its own width.
+    Where scores nearly tie, rounding decides, and rounding depends on the micro-batch's width. That could change a
+    record's whole gradient, in the same way for similar records. So each unit is computed alone, at its own width.
     """
     config: Any = getattr(model, "config", None)
     return _has_experts(config.to_dict() if hasattr(config, "to_dict") else {}) or any(

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from privlora.adapters import LowRankAdapter
 from privlora.config import ModelSettings, Settings
-from privlora.data.batching import pad_token
 from privlora.errors import ConfigError, ModelError, named
 from privlora.training.model_checks import (
     refuse_adapted,
@@ -86,7 +85,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
     adapter = adapter_for(settings, model, dropout=0.0)
     with unchanged_afterwards(model):
         model.eval()
-        refuse_coupled(adapter, tokenizer, pad_token_id=pad_token(tokenizer))
+        refuse_coupled(adapter, tokenizer)
         refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
 
 

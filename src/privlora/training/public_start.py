@@ -3,12 +3,11 @@
 Each text's gradient G_i (m, n) of every module is divided by its norm over all modules, so that no text dominates, and
 U and V of a module are the top singular vectors of the sum G. G itself is never formed: randomised subspace iteration
 (Halko, Martinsson and Tropp 2011, algorithms 4.4 and 5.1) asks for products G R and G^T L with thin matrices only, and
-these are what the hooks of an adapter with a zero update capture as P and Q. Private records play no part.
+these are what the hooks of an adapter with a zero update capture as P and Q. Private records are not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.starts import Subspaces
 from privlora.data.batching import sequential_batches
-from privlora.data.examples import Example
+from privlora.data.examples import Examples
 from privlora.errors import DataError
 from privlora.geometry.fixed_rank import point_from_factors
 from privlora.randomness import counter_generator
@@ -30,7 +29,7 @@ _TINY = 1e-30  # a norm whose inverse float32 can hold
 
 
 def mean_gradient_subspaces(
-    adapter: LowRankAdapter, texts: Sequence[Example], *, seed: int, max_tokens: int, pad_token_id: int
+    adapter: LowRankAdapter, texts: Examples, *, seed: int, max_tokens: int
 ) -> Subspaces:
     """Site name -> orthonormal U (m, r), V (n, r): top singular vectors of the mean normalised gradient; float64, CPU.
 
@@ -49,7 +48,7 @@ def mean_gradient_subspaces(
         k = min(adapter.rank + _OVERSAMPLING, g.m, g.n)
         normal.append(torch.randn(len(g.sites), g.n, k, generator=generator, dtype=torch.float64))
     with training_passes(adapter.model, counter_generator(seed)), adapter:
-        gradient = _SumOfGradients(adapter, texts, max_tokens, pad_token_id)
+        gradient = _SumOfGradients(adapter, texts, max_tokens)
         left = _bases(gradient.times(normal))
         for _ in range(_POWER_ITERATIONS):
             left = _bases(gradient.times(_bases(gradient.transposed_times(left))))
@@ -72,9 +71,8 @@ class _SumOfGradients:
     """G = sum_i G_i / ||G_i|| of every module, as products with thin matrices, one of each group: (L, n or m, k)."""
 
     adapter: LowRankAdapter
-    texts: Sequence[Example]
+    texts: Examples
     max_tokens: int
-    pad_token_id: int
     weights: Tensor | None = field(default=None, init=False)  # (texts,) 1 / ||G_i||, from the first product
 
     def times(self, right: list[Tensor]) -> list[Tensor]:
@@ -96,10 +94,8 @@ class _SumOfGradients:
             self.adapter.install(group, a, a.new_zeros(a.shape[0], a.shape[-1]), b)
         weights = torch.zeros(len(self.texts), dtype=torch.float64) if self.weights is None else self.weights
         sums = [torch.zeros((), dtype=torch.float64) for _ in self.adapter.sites]
-        for batch in sequential_batches(
-            self.texts, max_tokens=self.max_tokens, pad_token_id=self.pad_token_id
-        ):
-            captured, _ = micro_batch_gradients(self.adapter.model, self.adapter, batch)
+        for batch in sequential_batches(self.texts, max_tokens=self.max_tokens):
+            captured, _ = micro_batch_gradients(self.adapter, batch)
             captured.zero(~captured.finite())
             if self.weights is None:
                 weights[batch.record_index] = _inverse_norms(captured)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import hyp1f1
 
-from privlora.accounting.projection.energy import dominating_energy, energy_cells, log_moment, stop_loss
+from privlora.accounting.projection.energy import dominating_energy, log_moment, stop_loss
 
 SIZES = [(1, 2), (4, 20), (8, 4096), (64, 2048), (31, 32), (2047, 2048), (1, 100_000)]
 
@@ -14,19 +14,6 @@ SIZES = [(1, 2), (4, 20), (8, 4096), (64, 2048), (31, 32), (2047, 2048), (1, 100
 def projections(draw):
     rank = draw(st.integers(1, 300))
     return rank, draw(st.integers(rank + 1, 3000))
-
-
-@pytest.mark.parametrize(("rank", "dimension"), SIZES)
-def test_cells_share_out_the_beta_law(rank, dimension):
-    cells = energy_cells(rank, dimension)
-    assert cells.edges[0] == 0
-    assert cells.edges[-1] == 1
-    assert np.all(np.diff(cells.edges) > 0)
-    assert cells.probabilities.sum() == pytest.approx(1, abs=1e-13)
-    assert cells.probabilities @ cells.means == pytest.approx(rank / dimension, rel=1e-13)
-    inside = cells.edges[1:-1]
-    below = stats.beta.cdf(inside, rank / 2, (dimension - rank) / 2)
-    np.testing.assert_allclose(np.cumsum(cells.probabilities)[:-1], below, atol=1e-12)
 
 
 @pytest.mark.parametrize(("rank", "dimension"), SIZES)

@@ -1,1 +1,1 @@
-"""Privacy of random projections: the bounds of Hu et al. (2026) and exact accounting of their M2."""
+"""What M2 of Hu et al. (2026) costs, for gradients of any rank: curves and moments that the accountants compose."""

@@ -1,19 +1,19 @@
 """Privacy of M2 (clip the whole gradient, add noise, project on a fresh random subspace), composed over steps.
 
-Given the projection M, which may be published, one release is a Gaussian mechanism whose squared sensitivity is
-the captured energy s, so that its curve is E F(s) with F(s) = delta_G(epsilon; s / sigma^2). For a difference of
-rank one s is X ~ Beta(r/2, (d-r)/2), and E F(X) is exact. For any rank and any layers under one clip, s is only
-known to be below X in increasing convex order. F rises in s, convex up to s* = 2 sigma^2 (sqrt(1 + epsilon^2) - 1) and
-concave after it; a tangent of F at b >= s*, continued by F where that is higher, is convex and increasing, hence
+Given the projection M, which may be published, one release is a Gaussian mechanism whose squared sensitivity is the
+captured energy s. Its curve is therefore E F(s) with F(s) = delta_G(epsilon; s / sigma^2). For a difference of rank one
+s is X ~ Beta(r/2, (d-r)/2), and the curve E F(X) is exact. For any rank and any layers under one clip, s is only known
+to be below X in increasing convex order. F increases in s; it is convex up to s* = 2 sigma^2 (sqrt(1 + epsilon^2) - 1)
+and concave above. The larger of F and its tangent at a point b >= s* is convex and increasing, hence
 
     E F(s) <= min over b >= s* of E max(F(X), F(b) + F'(b) (X - b)),
 
-the rank-free bound. It is the curve of a pair of distributions, so it composes: with Poisson sampling, per
-direction, through the privacy loss distribution (PLD) that connects dots of the curve (Doroshenko et al.
-2022; Zhu, Dong, Wang 2022 for adaptive composition). Every approximation is rounded up, in double precision.
+the rank-free bound. It is the curve of a pair of distributions, so it composes: with Poisson sampling, separately for
+adding and for removing a unit, through the privacy loss distribution (PLD) that connects dots of the curve (Doroshenko
+et al. 2022; Zhu, Dong, Wang 2022 for adaptive composition). Every approximation is rounded up, in double precision.
 
 This holds for projections drawn afresh in each step, independently of data and history, and for add-or-remove-one
-only. It says nothing of a frozen projection, nor of noise-free releases.
+only. It does not cover frozen projections or releases without noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privlora.accounting.events import PoissonSampling, Projections, StepEvent
-from privlora.accounting.projection.energy import EnergyLaw, dominating_energy, energy_cells
+from privlora.accounting.projection.energy import EnergyLaw, dominating_energy
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
 from privlora.errors import PrivacyError
 
@@ -56,45 +56,18 @@ def rank_free_delta(epsilon: ArrayLike, noise_multiplier: float, projections: Pr
     Raises:
         PrivacyError: there is no noise or no projection, or one of them is unusable.
     """
-    _check(noise_multiplier, projections)
+    check_step(noise_multiplier, projections)
     eps = np.asarray(epsilon, np.float64)
     law = dominating_energy(projections)
     values = gaussian_delta(eps[:, None], law.points / noise_multiplier**2)
     delta = values @ law.weights
-    bent = _inflection(eps, noise_multiplier) < 1.0  # elsewhere the curve is convex on the whole of [0, 1]
+    bent = inflection(eps, noise_multiplier) < 1.0  # elsewhere the curve is convex on the whole of [0, 1]
     if bent.any():
         eps, values = eps[bent], values[bent]
         at = _best_tangent(eps, values, noise_multiplier, law)[:, None]
         tangents = _tangent(eps[:, None], at, noise_multiplier, law.points)
         delta[bent] = np.maximum(values, tangents) @ law.weights
     return np.minimum(delta, 1.0)
-
-
-def rank_one_delta(epsilon: ArrayLike, noise_multiplier: float, rank: int, dimension: int) -> Floats:
-    """delta of one M2 release of the whole data, for differences of rank one: exact but for rounding upwards.
-
-    Each cell of the energy's law is replaced by its ends where the curve is convex in the energy, by its mean
-    where it is concave, and by the line of the steepest slope in the one cell where that changes.
-
-    Arguments and errors as in `rank_free_delta`, for one layer. Only where every unit's clipped gradient has rank
-    one, as for a linear head on one feature vector per unit; not for layers that see several tokens.
-    """
-    _check(noise_multiplier, ((rank, dimension),))
-    eps = np.asarray(epsilon, np.float64)
-    if rank == dimension:
-        return gaussian_delta(eps, noise_multiplier**-2)
-    cells = energy_cells(rank, dimension)
-    low, high = cells.edges[:-1], cells.edges[1:]
-    at_edges = gaussian_delta(eps[:, None], cells.edges / noise_multiplier**2)
-    at_means = gaussian_delta(eps[:, None], cells.means / noise_multiplier**2)
-    share = (cells.means - low) / (high - low)
-    chord = at_edges[:, :-1] * (1 - share) + at_edges[:, 1:] * share
-    inflection = _inflection(eps, noise_multiplier)
-    steepest = _slope(eps, inflection, noise_multiplier)[:, None]
-    bend = np.minimum(at_edges[:, :-1] + steepest * (cells.means - low), at_edges[:, 1:])
-    turn = inflection[:, None]
-    value = np.where(high <= turn, chord, np.where(low >= turn, at_means, bend))
-    return np.minimum(value @ cells.probabilities, 1.0)
 
 
 def rank_free_pld(
@@ -110,21 +83,12 @@ def rank_free_pld(
     Raises:
         PrivacyError: as `rank_free_delta`, or `sample_rate` is out of range.
     """
-    _check(noise_multiplier, projections, sample_rate)
-    return _connect_dots(lambda eps: rank_free_delta(eps, noise_multiplier, projections), sample_rate, grid)
+    check_step(noise_multiplier, projections, sample_rate)
+    return connect_dots(lambda eps: rank_free_delta(eps, noise_multiplier, projections), sample_rate, grid)
 
 
-def rank_one_pld(
-    noise_multiplier: float, rank: int, dimension: int, sample_rate: float, grid: float
-) -> PrivacyLossDistribution:
-    """As `rank_free_pld`, for one layer whose differences all have rank one; see `rank_one_delta`."""
-    _check(noise_multiplier, ((rank, dimension),), sample_rate)
-    return _connect_dots(
-        lambda eps: rank_one_delta(eps, noise_multiplier, rank, dimension), sample_rate, grid
-    )
-
-
-def _check(noise_multiplier: float, projections: Projections, sample_rate: float = 1.0) -> None:
+def check_step(noise_multiplier: float, projections: Projections, sample_rate: float = 1.0) -> None:
+    """PrivacyError unless a sampled step with noise and a projection is described."""
     event = StepEvent(PoissonSampling(sample_rate), noise_multiplier, projections)
     if sample_rate == 0 or noise_multiplier == 0 or not event.projections:
         raise PrivacyError(
@@ -134,12 +98,12 @@ def _check(noise_multiplier: float, projections: Projections, sample_rate: float
         )
 
 
-def _inflection(eps: Floats, sigma: float) -> Floats:
+def inflection(eps: Floats, sigma: float) -> Floats:
     """s*, where F turns from convex to concave."""
     return 2 * sigma**2 * (np.hypot(1.0, eps) - 1)
 
 
-def _slope(eps: Floats, energy: Floats, sigma: float) -> Floats:
+def slope(eps: Floats, energy: Floats, sigma: float) -> Floats:
     """F'(s) = phi(sqrt(eta)/2 - epsilon/sqrt(eta)) / (2 sigma^2 sqrt(eta)), eta = s / sigma^2."""
     mu = np.sqrt(energy) / sigma
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -149,16 +113,16 @@ def _slope(eps: Floats, energy: Floats, sigma: float) -> Floats:
 
 def _tangent(eps: Floats, at: Floats, sigma: float, points: Floats) -> Floats:
     """The tangent of F at `at`, evaluated at `points`; arguments broadcast."""
-    return gaussian_delta(eps, at / sigma**2) + _slope(eps, at, sigma) * (points - at)
+    return gaussian_delta(eps, at / sigma**2) + slope(eps, at, sigma) * (points - at)
 
 
 def _best_tangent(eps: Floats, values: Floats, sigma: float, law: EnergyLaw) -> Floats:
-    """Where (n,) the tangent touches whose majorant of F has the least mean; `values` (n, m) is F at the points.
+    """Tangent points (n,), chosen so that the tangent's upper bound on F has the smallest mean under the law.
 
-    Any place from s* on is valid. The best one is the mean of the points at which the tangent is above F, or such
-    that tangent and F meet in a point, which then belongs to both sides.
+    `values` (n, m) is F at the law's points. Every tangent point from s* on gives a valid bound. The best one is the
+    mean of the law's points at which the tangent is above F, or else one whose tangent meets F in a point of the law.
     """
-    floor, rows = _inflection(eps, sigma), np.arange(len(eps))
+    floor, rows = inflection(eps, sigma), np.arange(len(eps))
     low, high = np.zeros(len(eps), int), np.full(len(eps), len(law.points) - 1)
     while (low < high).any():  # the first point that lies below the tangent at the mean from there on
         middle = (low + high) // 2
@@ -174,7 +138,7 @@ def _best_tangent(eps: Floats, values: Floats, sigma: float, law: EnergyLaw) -> 
     return end
 
 
-def _connect_dots(curve: Curve, sample_rate: float, grid: float) -> PrivacyLossDistribution:
+def connect_dots(curve: Curve, sample_rate: float, grid: float) -> PrivacyLossDistribution:
     """The PLD whose curve is the lower convex hull, in e^epsilon, of dots on the sampled `curve`.
 
     With P and Q the pair behind `curve`, sampling gives (qP + (1-q)Q, Q) when the unit is removed and the pair in
@@ -211,10 +175,10 @@ def _connect_dots(curve: Curve, sample_rate: float, grid: float) -> PrivacyLossD
 
 
 def _lower_hull(losses: Floats, deltas: Floats) -> list[int]:
-    """The dots (n,) that are corners of their lower convex hull, as curves of delta in e^epsilon from (0, 1) on.
+    """Indices of the dots (n,) that are corners of the lower convex hull of delta over e^epsilon, from (0, 1) on.
 
-    Dots are rounded up, each by its own amount, and where they lie closer than that they may bend the wrong way,
-    which no pair of distributions does. The true curve is convex and at or below every dot, hence below every chord.
+    Every dot is rounded up by its own amount, so the line through close dots need not be convex, as the curve of a pair
+    of distributions must be. The true curve is convex and at or below every dot, hence below every chord.
     """
     eps, delta = [-math.inf, *losses.tolist()], [1.0, *deltas.tolist()]
     hull = [0]

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, betaincc, betainccinv, betaincinv, ndtr, xlogy
+from scipy.special import betaincc, betainccinv, betaincinv, ndtr, xlogy
 
 from privlora.accounting.events import Projections
 from privlora.accounting.projection.gaussian import Floats
@@ -25,15 +25,6 @@ _CELLS = 1024
 _LAST_SCORE = 8.5
 _SMALLEST_CELL = 1e-4  # of min(mean, 1 - mean): narrower cells would drown in rounding
 _SERIES_TERMS = 8192
-
-
-@dataclass(frozen=True)
-class EnergyCells:
-    """The law of X cut into cells: edges (n+1,) from 0 to 1, probability (n,) and mean of X (n,) in each cell."""
-
-    edges: Floats
-    probabilities: Floats
-    means: Floats
 
 
 @dataclass(frozen=True)
@@ -59,18 +50,6 @@ def stop_loss(threshold: ArrayLike, rank: int, dimension: int) -> Floats:
 
 
 @lru_cache(maxsize=16)
-def energy_cells(rank: int, dimension: int) -> EnergyCells:
-    """X ~ Beta(r/2, (d-r)/2), r < d, cut at quantiles that are evenly spaced in normal scores."""
-    edges = _edges(((rank, dimension),))
-    shape, rest, mean = rank / 2, (dimension - rank) / 2, rank / dimension
-    lower, upper = edges[:-1], edges[1:]
-    probabilities = _between(shape, rest, lower, upper)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = mean * _between(shape + 1, rest, lower, upper) / probabilities
-    return EnergyCells(edges, probabilities, np.clip(np.nan_to_num(means, nan=1.0), lower, upper))
-
-
-@lru_cache(maxsize=16)
 def dominating_energy(projections: Projections) -> EnergyLaw:
     """A finite law above the captured energy in increasing convex order: any rank, any layers under one clip.
 
@@ -80,7 +59,7 @@ def dominating_energy(projections: Projections) -> EnergyLaw:
     """
     if any(rank == dimension for rank, dimension in projections):
         return EnergyLaw(np.ones(1), np.ones(1))
-    edges = _edges(projections)
+    edges = energy_edges(projections)
     excess = np.max([stop_loss(edges, rank, dimension) for rank, dimension in projections], axis=0)
     survival = np.clip(-np.diff(excess) / np.diff(edges), 0.0, 1.0)
     survival = np.maximum.accumulate(survival[::-1])[::-1]  # convex up to rounding; rounded upwards
@@ -105,14 +84,7 @@ def log_moment(exponent: ArrayLike, rank: int, dimension: int) -> Floats:
     return np.where(exact, np.minimum(total, z[..., 0]), z[..., 0])
 
 
-def _between(shape: float, rest: float, lower: Floats, upper: Floats) -> Floats:
-    """Probability of (lower, upper] under Beta(shape, rest), from whichever tail keeps the digits."""
-    below = betainc(shape, rest, upper) - betainc(shape, rest, lower)
-    above = betaincc(shape, rest, lower) - betaincc(shape, rest, upper)
-    return np.maximum(np.where(betainc(shape, rest, upper) < 0.5, below, above), 0.0)
-
-
-def _edges(projections: Projections) -> Floats:
+def energy_edges(projections: Projections) -> Floats:
     """Increasing points from 0 to 1, dense where any layer's energy is likely."""
     score = np.linspace(0.0, _LAST_SCORE, _CELLS // 2 + 1)
     tail = ndtr(-score)

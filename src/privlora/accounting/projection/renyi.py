@@ -23,7 +23,7 @@ def rank_free_rdp(
 
         D_lambda <= ln( sum_j C(lambda, j) (1-q)^(lambda-j) q^j 1F1(r/2; d/2; j(j-1) / (2 sigma^2)) ) / (lambda - 1)
 
-    the moments of Mironov, Talwar, Zhang (2019) with 1F1 in place of exp.
+    the moments of Mironov, Talwar, Zhang (2019) with 1F1 instead of exp.
 
     Args:
         orders: integers lambda >= 2.

@@ -1,0 +1,1 @@
+"""Attacks on what privlora claims: canaries in steps and runs, membership inference, shadow models, lower bounds."""

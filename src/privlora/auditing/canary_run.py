@@ -1,0 +1,173 @@
+"""Training a run once more with canaries in it, to find out what its releases give away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from privlora.accounting import read_ledger
+from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, OneRunAudit, judge_canaries
+from privlora.auditing.gradient_canaries import draw_canaries
+from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
+from privlora.config import Settings
+from privlora.errors import ConfigError, RunError
+from privlora.mechanisms import GaussianMechanism, Mechanism
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.files import RunFolder, write_atomically
+from privlora.training.inputs import Data, check_sources, fitted, load_data
+from privlora.training.loop import Observer, finish_training
+from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+
+KINDS = ("gradient", *TEXT_CANARIES)
+MARK = "AUDIT-NOT-FOR-RELEASE.txt"
+_STATE = "canaries.safetensors"
+_TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
+_WARNING = """This run was trained with canaries, to audit the training. Publish nothing of it.
+
+Its ledger counts what its releases would cost: they were computed from the private records.
+"""
+
+
+def audit_run(
+    settings: Settings,
+    *,
+    canaries: int = 500,
+    kind: str = "gradient",
+    confidence: float = 0.95,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    observer: Observer | None = None,
+) -> OneRunAudit:
+    """Train as ``settings`` say with about half of ``canaries`` among the records, and bound epsilon from below.
+
+    Everything goes to run.output, a folder of its own with its own ledger; no adapter is exported. A second call with
+    the same settings goes on where an interrupted audit stopped, or only judges again. kind: "gradient" (white box,
+    the strongest), or texts that are scored by how much their loss fell ("random-tokens", "codes").
+
+    Raises ConfigError for runs without noise or with truncated sampling, RunError where the folder holds another run.
+    """
+    _refuse(settings, kind)
+    check_sources(settings, records)
+    folder = RunFolder(Path(settings.run.output))
+    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    settings = fitted(settings, model)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
+    state = _open(folder, settings, kind, canaries)
+    train_with = _with_gradients if kind == "gradient" else _with_texts
+    with unchanged_afterwards(model):
+        train_with(_Audit(settings, folder, state, kind, model, tokenizer, observer), data)
+    plan = read_ledger(folder.ledger).plan
+    return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
+
+
+@dataclass(frozen=True)
+class _Audit:
+    settings: Settings
+    folder: RunFolder
+    state: CanaryState
+    kind: str
+    model: torch.nn.Module
+    tokenizer: Any
+    observer: Observer | None
+
+    def save(self) -> None:
+        self.state.save(self.folder.private / _STATE)
+
+    def train(
+        self, parts: Parts, data: Data, instrument: Callable[[Mechanism], Mechanism] | None = None
+    ) -> None:
+        """Take the steps that are left, if any."""
+        plan = None
+        if not self.folder.has_plan:
+            plan = plan_privacy(self.settings, self.model)[0]
+            plan = replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}")
+        finish_training(
+            parts,
+            data,
+            self.folder,
+            plan,
+            observer=self.observer,
+            instrument=instrument,
+        )
+
+
+def _with_gradients(audit: _Audit, data: Data) -> None:
+    parts = build_parts(audit.settings, audit.model, PublicStart(audit.tokenizer))
+    generator = torch.Generator().manual_seed(audit.state.seed)
+    canaries = draw_canaries(parts.adapter, len(audit.state.scores), generator, spread=False)
+
+    def instrument(mechanism: Mechanism) -> Mechanism:
+        assert isinstance(mechanism, GaussianMechanism)
+        return CanaryMechanism(mechanism, canaries, audit.state, audit.save)
+
+    with parts.adapter:
+        audit.train(parts, data, instrument)
+
+
+def _with_texts(audit: _Audit, data: Data) -> None:
+    state = audit.state
+    length = min(_TEXT_TOKENS, audit.settings.data.max_length)
+    drawn = text_canaries(audit.kind, len(state.scores), length, audit.tokenizer, state.seed)
+    texts = data.examples.like(drawn)
+    included = [text for text, chosen in zip(texts, state.included, strict=True) if chosen]
+    examples, units = add_records(data.examples, data.units, included)
+    before = record_losses(audit.model, texts)
+    parts = build_parts(audit.settings, audit.model, PublicStart(audit.tokenizer))
+    with parts.adapter:
+        audit.train(parts, replace(data, examples=examples, units=units))
+        parts.install_result()
+        state.scores = before - record_losses(audit.model, texts)
+    state.releases = audit.settings.privacy.steps
+    audit.save()
+
+
+def read_state(root: Path) -> CanaryState:
+    """The canaries of an audit in ``root``. Raises RunError if there are none."""
+    return CanaryState.load(RunFolder(root).private / _STATE)
+
+
+def _refuse(settings: Settings, kind: str) -> None:
+    privacy = settings.privacy
+    if kind not in KINDS:
+        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
+    if not privacy.private:
+        raise ConfigError(
+            "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
+        )
+    if privacy.max_batch_size is not None:
+        raise ConfigError(
+            "an audit needs plain Poisson sampling",
+            why="a canary that takes a place in a truncated batch could push out another unit",
+            fix="remove privacy.max_batch_size for the audit",
+        )
+    if settings.data.evaluation is not None:
+        raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")
+
+
+def _open(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> CanaryState:
+    """The canaries of this folder: drawn, or those of an audit with the same settings."""
+    path = folder.private / _STATE
+    mark = f"{_WARNING}\ncanaries: {canaries} {kind}\n"
+    if not folder.settings.exists():
+        state = CanaryState.draw(canaries)
+        folder.create(protects=settings.privacy.protects)
+        write_atomically(folder.release / MARK, mark)
+        state.save(path)
+        # Last: from here on there is an audit to resume.
+        write_atomically(folder.settings, settings.to_yaml())
+        return state
+    same = folder.settings.read_text(encoding="utf-8") == settings.to_yaml()
+    marked = folder.release / MARK
+    if not same or not marked.exists() or marked.read_text(encoding="utf-8") != mark:
+        raise RunError(
+            f"{str(folder.root)!r} holds another run",
+            why="an audit goes on with the canaries that it began with",
+            fix="give the settings and canaries of that audit, or another folder",
+        )
+    return CanaryState.load(path)

@@ -1,0 +1,294 @@
+"""Audit of a whole training run by canaries of one and the same run: white box, in gradient space.
+
+Half of the canaries, by a coin each, are in the training. A canary that is in is a privacy unit of its own: Poisson
+sampling draws it into each step with the probability of any other unit, and it is clipped like one. The attacker sees
+all releases and states and knows the records' part of each sum, as the guarantee allows, and scores a canary by the
+likelihood ratio that is optimal for the claimed mechanism: with x_t = <release_t - records' part, canary's
+contribution> b / C^2 and s_t = ||contribution||^2 / C^2,
+
+    score = sum_t ln(1 - q + q exp((2 x_t - s_t) / (2 sigma^2))).
+
+Then "in" is guessed for the highest scores, "out" for the lowest, and nothing in between. How many are guessed depends
+on public numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.auditing.bounds import (
+    curve_floor,
+    largest_refuted,
+    one_run_epsilon,
+    one_run_refutes,
+)
+from privlora.auditing.gradient_canaries import GradientCanaries, alignments
+from privlora.auditing.membership import area_under_curve
+from privlora.coordinates import Vector, add_vectors
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import ConfigError, RunError
+from privlora.mechanisms import GaussianMechanism, Instrument, PrivateSum, Release
+from privlora.randomness import private_generator
+from privlora.training.files import write_atomically
+
+_CHUNK = 16  # canaries that join a sum at a time
+_PLANNED_SHARE = 0.8  # of the error probability, for the guesses that suit a correct run
+_FRACTIONS = (0.2, 0.02, 0.05, 0.1, 0.15, 0.3, 0.5)  # of the canaries, to be guessed; the first if none helps
+_GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
+_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
+_TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
+
+
+@dataclass
+class CanaryState:
+    """What the attacker's side of a run has to remember. PRIVATE: ``included`` is what the attacker must not know.
+
+    seed: of the canaries' directions or texts. included: (canaries,) bool. scores: (canaries,) float64. releases: how
+    many were scored.
+    """
+
+    seed: int
+    included: NDArray[np.bool_]
+    scores: NDArray[np.float64]
+    releases: int = 0
+
+    @classmethod
+    def draw(cls, canaries: int) -> CanaryState:
+        """Fair coins and a seed of the operating system. Raises ConfigError for fewer than 20 canaries."""
+        if canaries < 20:
+            raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")
+        generator = private_generator()
+        return cls(int(generator.integers(2**62)), generator.random(canaries) < 0.5, np.zeros(canaries))
+
+    def save(self, path: Path) -> None:
+        tensors = {"included": torch.from_numpy(self.included), "scores": torch.from_numpy(self.scores)}
+        metadata = {"seed": str(self.seed), "releases": str(self.releases)}
+        write_atomically(path, save(tensors, metadata=metadata))
+
+    @classmethod
+    def load(cls, path: Path) -> CanaryState:
+        """Raises RunError for a file that is missing or damaged."""
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in ("included", "scores")}
+            return cls(int(metadata["seed"]), **tensors, releases=int(metadata["releases"]))
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise RunError(
+                f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
+                why="without them nobody knows which were in the training",
+                fix="audit anew in another folder",
+            ) from None
+
+
+class CanaryMechanism(Instrument):
+    """A mechanism with canaries among its units; scores each release before the state moves on.
+
+    inner: the mechanism under audit, with plain Poisson sampling. saved: called when a release was scored.
+    """
+
+    inner: GaussianMechanism
+
+    def __init__(
+        self,
+        inner: GaussianMechanism,
+        canaries: GradientCanaries,
+        state: CanaryState,
+        saved: Callable[[], None] = lambda: None,
+    ) -> None:
+        sampling = inner.event.sampling
+        if not isinstance(sampling, PoissonSampling):
+            raise ConfigError(
+                "an audit needs plain Poisson sampling",
+                why="a canary that takes a place in a truncated batch could push out another unit",
+                fix="remove privacy.max_batch_size for the audit",
+            )
+        super().__init__(inner)
+        self._canaries, self._state, self._saved = canaries, state, saved
+        self._present = torch.from_numpy(np.flatnonzero(state.included))
+        # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
+        self._sampler = PoissonSampler(len(self._present), sampling.sample_rate)
+        self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows
+        self._rate, self._sigma = sampling.sample_rate, inner.event.noise_multiplier
+
+    def take(self) -> PrivateSum:
+        self._known = self.inner.clipped_sum()
+        drawn = self._present[torch.from_numpy(self._sampler.draw())]
+        for chunk in drawn.split(_CHUNK):
+            if len(chunk):
+                self.inner.accumulate(self._canaries.captured(self.coordinates.adapter, chunk))
+        return super().take()
+
+    def release(self, total: PrivateSum | None = None) -> Release:
+        released = super().release(total)
+        rest = released.vector
+        if self._known is not None:
+            rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
+        x, size = (t.numpy() for t in alignments(self.inner, self._canaries, rest))
+        self._state.scores += log_ratio(x, size, self._rate, self._sigma)
+        self._state.releases += 1
+        self._saved()
+        return released
+
+
+def _scaled(vector: Vector, factor: float) -> Vector:
+    return [tuple(t * factor for t in parts) for parts in vector]
+
+
+def log_ratio(
+    x: NDArray[np.float64], size: NDArray[np.float64], rate: float, sigma: float
+) -> NDArray[np.float64]:
+    """ln of the density of x with the canary over that without, for x = N(sampled size, sigma^2 size)."""
+    exponent = np.log(rate) + (2 * x - size) / (2 * sigma**2)
+    ratio: NDArray[np.float64] = exponent if rate == 1 else np.logaddexp(math.log1p(-rate), exponent)
+    return ratio
+
+
+@dataclass(frozen=True)
+class OneRunAudit:
+    """What one run gave away about its canaries.
+
+    epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
+    of the kind that was planned, with a noise multiplier that the audit finds. epsilon_lower_plain: the same without
+    any such assumption (Steinke et al. 2023). epsilon_claimed: of the plan. violated: so many right guesses would be
+    too lucky under the plan's own privacy curve. area: AUC of the scores; 0.5 is chance.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+    epsilon_lower: float
+    epsilon_lower_plain: float
+    epsilon_claimed: float
+    delta: float
+    confidence: float
+    area: float
+    violated: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge_canaries(
+    state: CanaryState,
+    event: StepEvent,
+    steps: int,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    guesses: int | None = None,
+) -> OneRunAudit:
+    """Guess, count, and bound. event, steps, delta: what is claimed. guesses: None plays two games.
+
+    In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second half of all canaries
+    are guessed, which convicts a run with far too little noise. They share the error probability, and the one with the
+    larger bound is told.
+    """
+    canaries = len(state.scores)
+    # Ties are broken at random, not by the order of the canaries.
+    order = np.lexsort((private_generator().random(canaries), state.scores))
+    games: dict[int, float] = {} if guesses is None else {guesses: 1.0}
+    if guesses is None:
+        planned = planned_guesses(canaries, event, steps, 1 - (1 - confidence) * _PLANNED_SHARE)
+        games = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
+        if len(games) == 1:
+            games = {planned: 1.0}
+    outcomes = []
+    for guessed, share in games.items():
+        half = guessed // 2
+        correct = int(state.included[order[canaries - half :]].sum() + (~state.included[order[:half]]).sum())
+        outcomes.append(_outcome((correct, 2 * half, canaries), event, steps, 1 - (1 - confidence) * share))
+    best = max(outcomes, key=lambda outcome: outcome.mu)
+    members, others = state.scores[state.included], state.scores[~state.included]
+    mu = best.mu
+    return OneRunAudit(
+        canaries=canaries,
+        guesses=best.counts[1],
+        correct=best.counts[0],
+        epsilon_lower=_epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0,
+        epsilon_lower_plain=max(
+            one_run_epsilon(*outcome.counts, delta, outcome.confidence) for outcome in outcomes
+        ),
+        epsilon_claimed=epsilon([(event, steps)], delta),
+        delta=delta,
+        confidence=confidence,
+        area=area_under_curve(members, others).value,
+        violated=any(outcome.violated for outcome in outcomes),
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """counts: right guesses, guesses, canaries. mu: largest 1 / noise_multiplier that they refute, 0 if none."""
+
+    counts: tuple[int, int, int]
+    confidence: float
+    mu: float
+    violated: bool
+
+
+def _outcome(counts: tuple[int, int, int], event: StepEvent, steps: int, confidence: float) -> _Outcome:
+    largest = 1 / event.noise_multiplier
+    violated = one_run_refutes(_floor(event, steps), *counts, confidence)
+    while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
+        largest /= 0.8
+    return _Outcome(counts, confidence, _largest_mu(event, steps, counts, confidence, largest), violated)
+
+
+def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:
+    """The even number of guesses that gives the best bound on a correct run, by simulating one with public numbers."""
+    generator = np.random.default_rng(0)
+    simulated = min(20_000, max(2_000, 10**7 // steps))
+    present = np.arange(simulated) % 2 == 1
+    size = np.full(simulated, typical_energy(event))
+    scores = np.zeros(simulated)
+    rate, sigma = event.sampling.sample_rate, event.noise_multiplier
+    for _ in range(steps):
+        drawn = present & (generator.random(simulated) < rate)
+        x = drawn * size + sigma * np.sqrt(size) * generator.standard_normal(simulated)
+        scores += log_ratio(x, size, rate, sigma)
+    order = np.argsort(scores)
+    bounds = {}
+    for fraction in _FRACTIONS:
+        half = max(1, round(fraction * canaries / 2))
+        tail = max(1, round(fraction * simulated / 2))
+        accuracy = (present[order[-tail:]].mean() + (~present[order[:tail]]).mean()) / 2
+        counts = round(2 * half * float(accuracy)), 2 * half, canaries
+        bounds[2 * half] = _largest_mu(event, steps, counts, confidence, 1 / sigma)
+    return max(bounds, key=lambda guesses: bounds[guesses])
+
+
+def _largest_mu(
+    event: StepEvent, steps: int, counts: tuple[int, int, int], confidence: float, largest: float
+) -> float:
+    """Largest 1 / noise_multiplier, at most ``largest``, that is refuted; 0 if none is."""
+
+    def refuted(mu: float) -> bool:
+        return one_run_refutes(_floor(replace(event, noise_multiplier=1 / mu), steps), *counts, confidence)
+
+    return largest_refuted(refuted, largest, tolerance=largest / 200)
+
+
+def _epsilon(event: StepEvent, steps: int, delta: float) -> float:
+    return epsilon([(event, steps)], delta, grid=_EPSILON_GRID)
+
+
+@lru_cache(maxsize=512)
+def _floor(event: StepEvent, steps: int) -> Callable[[float], float]:
+    """The curve of a whole plan as ``one_run_refutes`` wants it."""
+    top = min(_TOO_MUCH, max(4.0, rough_epsilon({event: steps})))
+    epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
+    return curve_floor(epsilons, np.array(delta_curve([(event, steps)], list(epsilons), grid=_GRID)))

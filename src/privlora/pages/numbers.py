@@ -1,0 +1,42 @@
+"""Numbers for reading, and for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for reading; None and NaN, which stand for no value, become a dash."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
+        return f"{int(value)}"
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def nats(loss: float | None) -> str:
+    """A loss for reading."""
+    return "–" if loss is None else f"{loss:.3f}"
+
+
+def rounded_up(value: float | None, decimals: int = 3) -> str:
+    """An upper bound stays one: never rounded down."""
+    if value is None:
+        return "–"
+    scaled = value * 10**decimals
+    # the product itself is rounded: 4.963 * 1000 may be a hair above 4963
+    whole = round(scaled) if math.isclose(scaled, round(scaled), rel_tol=1e-12) else math.ceil(scaled)
+    return f"{whole / 10**decimals:.{decimals}f}"
+
+
+def finite(value: Any) -> Any:
+    """``value``, a number or nested containers of them, with None for what JSON does not have: infinity and NaN."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

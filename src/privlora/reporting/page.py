@@ -1,0 +1,59 @@
+"""The web page: one self-contained file, a pure function of the report."""
+
+from __future__ import annotations
+
+from privlora.pages.numbers import nats, number, rounded_up
+from privlora.pages.template import fill
+from privlora.reporting import plots, wording
+from privlora.reporting.wording import Report, is_private
+
+
+def render(report: Report) -> str:
+    """report.html: no script, no resource from elsewhere; every text of a user is escaped."""
+    stamp, private = report["stamp"], is_private(report)
+    return fill(
+        "report.html.j2",
+        "privlora.reporting",
+        title=f"{stamp['text']} · {report['adapter']['base_model']}",
+        banner=None if private else (stamp["text"], stamp["reason"]),
+        report=report,
+        private=private,
+        sentence=wording.sentence(report),
+        key_figures=_key_figures(report),
+        privacy_table=wording.privacy_table(report),
+        method_table=wording.method_table(report),
+        epsilon_plot=plots.epsilon_plot(report),
+        noise_plot=plots.noise_plot(report),
+        loss_plot=plots.loss_plot(report),
+        spectrum_plot=plots.spectrum_plot(report),
+    )
+
+
+def _key_figures(report: Report) -> list[tuple[str, str, str]]:
+    """(value, name, detail) of the numbers that are read first."""
+    figures, s, rows = [], report["statement"], report["evaluation"]
+    if is_private(report):
+        figures += [
+            (rounded_up(s["epsilon"]), "ε", f"at δ = {number(s['delta'])}"),
+            (f"one {s['unit']}", "privacy unit", wording.adjacency(s)),
+            (
+                number(s["noise_multiplier"]),
+                "noise multiplier σ",
+                f"clipping norm C = {wording.clip_norm(report)}",
+            ),
+            (
+                number(s["steps_charged"]),
+                "releases",
+                f"sampling rate q = {number(s['sampling']['sample_rate'])}",
+            ),
+        ]
+    if rows:
+        before, after = rows[0], rows[-1]
+        figures.append(
+            (
+                f"{nats(before['loss_per_example'])} → {nats(after['loss_per_example'])}",
+                "held-out loss",
+                f"± {number(after['standard_error'], 2)} on {number(after['examples'])} public examples",
+            )
+        )
+    return figures

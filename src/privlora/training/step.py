@@ -1,0 +1,90 @@
+"""The private step, once: everything that trains takes it from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.data.batching import micro_batches
+from privlora.data.examples import Examples
+from privlora.mechanisms import Mechanism, Release
+from privlora.randomness import private_generator
+from privlora.training.forward import training_passes
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.state import TrainState
+
+# A logical batch: for each drawn unit the index of its record, or the (k,) array of its drawn records.
+Drawn = Sequence[int | np.ndarray]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step leaves: its release, public, and the loss of each unit that was drawn (units,), PRIVATE."""
+
+    release: Release
+    losses: Tensor
+
+
+@dataclass(kw_only=True)
+class Step:
+    """draw -> gradients of each unit -> bound and sum -> charge and noise -> optimizer -> average -> next projection.
+
+    The order is the guarantee: units are drawn afresh for each step, the ledger is charged before noise is drawn, and
+    nothing but the release reaches what is trained.
+
+    state: what moves. mechanism: on ``state.coordinates``. examples: all tokenised records. draw: a fresh logical batch
+    by the sampling that the mechanism's event states; None for steps that are always given theirs. learning_rate: of
+    the ledger's step 1, 2, …, public. max_tokens: of a micro-batch. dropout: whether the base model's own is on. masks:
+    keys all that is random in forward passes; private.
+    """
+
+    state: TrainState
+    mechanism: Mechanism
+    examples: Examples
+    learning_rate: Callable[[int], float]
+    draw: Callable[[], Drawn] | None = None
+    max_tokens: int = 4096
+    dropout: bool = False
+    masks: np.random.Generator = field(default_factory=private_generator)
+
+    def take(self, drawn: Drawn | None = None) -> Taken:
+        """One step on a fresh draw, or on ``drawn``, an empty one included. Errors leave no unit behind in the sum."""
+        if drawn is None:
+            assert self.draw is not None, "this step has no sampler: give it a batch"
+            drawn = self.draw()
+        try:
+            losses = self.accumulate(drawn)
+        except BaseException:
+            self.mechanism.discard()
+            raise
+        return Taken(self.release(), losses)
+
+    def take_many(self, count: int) -> list[Release]:
+        """So many steps from the present state."""
+        return [self.take().release for _ in range(count)]
+
+    def accumulate(self, drawn: Drawn) -> Tensor:
+        """PRIVATE. The first half: gradients into the mechanism's sum; gives the losses of the units (units,)."""
+        adapter = self.state.adapter
+        losses = []
+        with training_passes(adapter.model, self.masks, dropout=self.dropout):
+            for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens):
+                captured, unit_losses = micro_batch_gradients(
+                    adapter, batch, summed=not self.mechanism.needs_examples
+                )
+                self.mechanism.accumulate(captured)
+                losses.append(unit_losses)
+        return torch.cat(losses) if losses else torch.zeros(0)
+
+    def release(self) -> Release:
+        """The second half: charge, noise, and the moves that follow from the release alone."""
+        release = self.mechanism.release()
+        self.state.optimizer.step(release, self.learning_rate(release.step))
+        if self.state.average is not None:
+            self.state.average.update()
+        self.state.coordinates.advance()
+        return release

@@ -1,0 +1,152 @@
+"""What the heads of one call to `train_heads` have in common, and the event that one step of one head is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.errors import ConfigError, PrivacyError, nearest
+
+HEAD_METHODS = {
+    "dp-sgd": "full gradients, full noise (Abadi et al. 2016)",
+    "lora-fa": "W = W0 + B A with A frozen; clip and noise on the gradient of B",
+    "m2": "clip the full gradient, add noise, then a fresh random projection (Hu et al. 2026, M2)",
+    "m1": "clip the full gradient, a fresh random projection, then noise (M1; for study, states no epsilon)",
+    "project-then-clip": "project on a random subspace first, then clip there and add noise there",
+}
+SCHEDULES = ("constant", "cosine")
+PROJECTIONS = ("haar", "wishart")
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """How heads are trained.
+
+    Attributes:
+        method: a name of HEAD_METHODS.
+        steps: T, the number of releases of each head.
+        learning_rate: of SGD on the mean gradient (sum / expected_batch_size).
+        noise_multiplier: sigma = noise standard deviation / clip_norm, in each coordinate that is noised: all of W
+            (dp-sgd, m2, m1), B (lora-fa), or W in the orthonormal basis of the subspace (project-then-clip).
+        clip_norm: C, the bound on one record's full gradient, in the Frobenius norm. lora-fa bounds the gradient of B
+            by C; project-then-clip bounds the projected gradient by C sqrt(r / d), the norm that it has left on
+            average. None: no bound, and then no noise either.
+        rank: r, of A or of the subspace. None for dp-sgd.
+        projection: of m2 and m1. "wishart": A^T A with A (r x d) of N(0, 1/r) entries, as in the paper. "haar":
+            (d / r) P with P the orthogonal projector on the same subspace; same privacy, smaller variance, r <= d.
+        fresh: project-then-clip only: a new subspace at every step, instead of one for the whole run.
+        momentum: of SGD, in [0, 1).
+        schedule: of the learning rate: "constant", or "cosine" (from learning_rate to 0 over the steps).
+
+    Raises:
+        ConfigError: a setting is unknown, missing, out of range or without effect.
+        PrivacyError: noise without a bound on what one record contributes.
+    """
+
+    method: str
+    steps: int
+    learning_rate: float
+    noise_multiplier: float = 0.0
+    clip_norm: float | None = None
+    rank: int | None = None
+    projection: str = "haar"
+    fresh: bool = False
+    momentum: float = 0.0
+    schedule: str = "constant"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("method", self.method, HEAD_METHODS),
+            ("schedule", self.schedule, SCHEDULES),
+            ("projection", self.projection, PROJECTIONS),
+        ):
+            if value not in known:
+                raise ConfigError(f"unknown {name} {value!r}", fix=nearest(value, known))
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} is not positive", fix="take at least one step")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ConfigError(f"learning_rate={self.learning_rate} is not positive", fix="try 1.0")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum} is not in [0, 1)", fix="try 0.9")
+        self._check_rank()
+        self._check_noise()
+
+    def step_event(self, sample_rate: float, dimensions: int) -> StepEvent:
+        """What one step of one head is, for a ledger or an accountant.
+
+        M2's fresh projection counts (Theorem 5 of Hu et al. 2026, made exact): the event names its rank and the
+        ``dimensions`` d of the features. The other methods are a Gaussian mechanism on what they clip.
+
+        Raises:
+            PrivacyError: m1, or no noise and no bound.
+        """
+        if self.method == "m1":
+            raise PrivacyError(
+                "m1 states no epsilon",
+                why="with its projection known it needs more noise than dp-sgd, and with a secret projection its "
+                "bound needs alignments of the private gradients that nothing enforces",
+                fix="use m2 or project-then-clip",
+            )
+        if self.clip_norm is None:
+            raise PrivacyError(
+                "heads trained without clip_norm and noise have no epsilon",
+                why="a noise-free projected gradient tells neighbouring data sets apart",
+                fix="set clip_norm and noise_multiplier",
+            )
+        sampling = PoissonSampling(sample_rate)
+        if self.method == "m2" and self.rank is not None and self.rank < dimensions:
+            return StepEvent(sampling, self.noise_multiplier, projections=((self.rank, dimensions),))
+        return StepEvent(sampling, self.noise_multiplier)
+
+    def check_fit(self, classes: int, dimensions: int) -> None:
+        """ConfigError unless heads of ``classes`` rows and ``dimensions`` columns can be trained like this."""
+        if self.method in ("m1", "m2") and dimensions < 2 * classes:
+            raise ConfigError(
+                f"{self.method} with {dimensions} features and {classes} classes",
+                why="projections are drawn by a law that needs two features for each class",
+                fix="use dp-sgd: so few features leave nothing to project",
+            )
+        wishart = self.method in ("m1", "m2") and self.projection == "wishart"  # any rank
+        if self.method != "lora-fa" and not wishart and (self.rank or 0) > dimensions:
+            raise ConfigError(
+                f"rank={self.rank} is above the {dimensions} features", fix="choose a lower rank, or dp-sgd"
+            )
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step 0, 1, …, T - 1."""
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
+        return self.learning_rate
+
+    def _check_rank(self) -> None:
+        if self.method != "dp-sgd" and (self.rank is None or self.rank < 1):
+            raise ConfigError(f"{self.method} with rank={self.rank}", fix="give a rank of at least 1")
+        if self.method == "dp-sgd" and self.rank is not None:
+            raise ConfigError("dp-sgd has no rank", fix="leave rank out, or choose another method")
+        if self.fresh and self.method != "project-then-clip":
+            raise ConfigError(
+                f"fresh has no effect on {self.method}",
+                why="lora-fa keeps its A, and m1 and m2 are always fresh",
+                fix="leave fresh out",
+            )
+
+    def _check_noise(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise PrivacyError(
+                f"noise_multiplier={self.noise_multiplier} is not a finite number >= 0",
+                fix="give the noise's standard deviation divided by clip_norm, or calibrate it",
+            )
+        if self.clip_norm is None:
+            if self.noise_multiplier > 0 or self.method == "project-then-clip":
+                raise PrivacyError(
+                    f"{self.method} with noise_multiplier={self.noise_multiplier:g} needs clip_norm",
+                    why="noise protects only contributions that are bounded",
+                    fix="set clip_norm",
+                )
+        elif not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise PrivacyError(
+                f"clip_norm={self.clip_norm} must be positive and finite",
+                why="the noise is calibrated to it",
+                fix="set clip_norm",
+            )

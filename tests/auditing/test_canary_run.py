@@ -1,0 +1,226 @@
+"""Canaries in one run: their scores, the judgement on simulated runs, and whole audits of the product."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from audit_cases import setting
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
+from privlora.adapters import LowRankAdapter
+from privlora.auditing.canary_run import MARK, audit_run, read_state
+from privlora.auditing.canary_scores import (
+    CanaryMechanism,
+    CanaryState,
+    OneRunAudit,
+    judge_canaries,
+    log_ratio,
+)
+from privlora.auditing.gradient_canaries import alignments, draw_canaries
+from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
+from privlora.config import settings_from
+from privlora.data.examples import Examples
+from privlora.data.units import Units
+from privlora.errors import ConfigError, RunError
+from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.charges import Uncharged
+from privlora.methods import METHODS, build
+from privlora.training.loop import Interrupted, StepReport
+
+RECORDS = [{"text": f"case {n} came in."} for n in range(20)]
+SPACES = list({row.space: name for name, row in reversed(METHODS.items()) if row.private}.values())
+
+
+def settings(output: Path, *, name: str = "dp-adamw", steps: int = 3, **privacy: Any) -> Any:
+    chosen = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": steps, "expected_batch_size": 4}
+    # The modules are small: few canaries find room in them without getting into each other's way.
+    return settings_from(
+        {
+            "model": {"name": "tiny"},
+            "data": {"path": "(in memory)", "max_length": 24},
+            "adapter": {"r": 2},
+            "privacy": {**chosen, "public_dataset_size": 20, **privacy},
+            "method": {"name": name},
+            "run": {"output": str(output)},
+        },
+        source="test",
+    )
+
+
+def audited(output: Path, **choices: Any) -> OneRunAudit:
+    given = {k: choices.pop(k) for k in ("canaries", "kind", "observer") if k in choices}
+    return audit_run(
+        settings(output, **choices),
+        model=tiny_model(),
+        tokenizer=tiny_tokenizer(),
+        records=RECORDS,
+        **{"canaries": 40, **given},
+    )
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_canary_is_aligned_with_its_own_noise_free_release(name: str) -> None:
+    mechanism = setting(name, 0.0)[0]
+    canaries = draw_canaries(mechanism.coordinates.adapter, 5, torch.Generator().manual_seed(0))
+    mechanism.accumulate(canaries.captured(mechanism.coordinates.adapter, torch.tensor([3])))
+    x, size = alignments(mechanism, canaries, mechanism.release().vector)
+    assert float(x[3]) == pytest.approx(float(size[3]) * (1 - mechanism.slack), rel=1e-3)
+    assert torch.allclose(size, torch.ones(5).double(), rtol=1e-4) or name == "wishart-m2"
+    assert (size <= 1 + 1e-4).all()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_canary_gradients_are_those_of_a_fixed_weight_gradient(name: str) -> None:
+    mechanism = setting(name, 1.0)[0]
+    adapter = mechanism.coordinates.adapter
+    canaries = draw_canaries(adapter, 4, torch.Generator().manual_seed(0), norm=3.0, spread=False)
+    captured = canaries.captured(adapter, torch.tensor([2, 0]))
+    for s, site in enumerate(adapter.sites):
+        dense = torch.zeros(4, site.m, site.n)
+        for row, k in enumerate(canaries.members[s].tolist()):
+            dense[k] = 3.0 * torch.outer(canaries.left[s][row], canaries.right[s][row])
+        torch.testing.assert_close(captured.p[s], dense[[2, 0]] @ site.right.float())
+        torch.testing.assert_close(captured.q[s], dense[[2, 0]].mT @ site.left.float())
+    if captured.dense_squares is not None:
+        assert captured.dense_squares.tolist() == pytest.approx([9.0, 9.0])
+
+
+def test_a_single_module_takes_every_canary_in_turn() -> None:
+    adapter = LowRankAdapter(tiny_model(), rank=2)
+    members = draw_canaries(adapter, 50, torch.Generator().manual_seed(0), spread=False).members
+    assert sorted(torch.cat(members).tolist()) == list(range(50))
+    assert max(map(len, members)) - min(map(len, members)) <= 1
+
+
+def test_the_log_ratio_is_that_of_two_densities() -> None:
+    x, size = np.linspace(-2, 3, 9), np.full(9, 0.4)
+    rate, sigma = 0.3, 0.8
+    spread = sigma * np.sqrt(size)
+    absent = np.exp(-((x / spread) ** 2) / 2)
+    present = (1 - rate) * absent + rate * np.exp(-(((x - size) / spread) ** 2) / 2)
+    np.testing.assert_allclose(log_ratio(x, size, rate, sigma), np.log(present / absent))
+    np.testing.assert_allclose(log_ratio(x, size, 1.0, sigma), (2 * x - size) / (2 * sigma**2))
+
+
+def simulated(event: StepEvent, steps: int, canaries: int, seed: int, *, noise: float = 1.0) -> CanaryState:
+    """Scores of a run whose noise is ``noise`` times what is claimed."""
+    generator = np.random.default_rng(seed)
+    state = CanaryState(0, generator.random(canaries) < 0.5, np.zeros(canaries))
+    rate, sigma = event.sampling.sample_rate, event.noise_multiplier
+    for _ in range(steps):
+        drawn = state.included & (generator.random(canaries) < rate)
+        x = drawn + noise * sigma * generator.standard_normal(canaries)
+        state.scores += log_ratio(x, np.ones(canaries), rate, sigma)
+    return state
+
+
+def test_simulated_runs_are_judged_rightly() -> None:
+    sampling, steps, delta = PoissonSampling(0.2), 20, 1e-3
+    event = StepEvent(sampling, 1.4)
+    found = [
+        judge_canaries(simulated(event, steps, 2000, seed), event, steps, delta, guesses=300)
+        for seed in range(2)
+    ]
+    for each in found:
+        assert not each.violated
+        assert each.epsilon_lower_plain <= each.epsilon_lower <= each.epsilon_claimed
+    assert np.mean([each.epsilon_lower / each.epsilon_claimed for each in found]) > 0.25
+    broken = judge_canaries(simulated(event, steps, 400, 0, noise=0.25), event, steps, delta, guesses=80)
+    assert broken.violated
+    assert broken.epsilon_lower > broken.epsilon_claimed
+
+
+def test_a_run_with_too_little_noise_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = NoiseSource.standard_normal
+    monkeypatch.setattr(NoiseSource, "standard_normal", lambda self, shape: draw(self, shape) / 32)
+    found = audited(tmp_path / "a", canaries=100, steps=12, noise_multiplier=4.0, expected_batch_size=8)
+    assert found.violated
+    assert found.area > 0.8  # the canaries of a model this small are not quite orthogonal
+
+
+def test_nothing_of_an_audit_looks_like_a_release(tmp_path: Path) -> None:
+    audited(tmp_path / "a")
+    left = {path.name for path in (tmp_path / "a" / "release").iterdir()}
+    assert left == {MARK, "ledger.jsonl"}
+    assert "AUDIT, not for release" in (tmp_path / "a" / "release" / "ledger.jsonl").read_text()
+    state = read_state(tmp_path / "a")
+    assert state.releases == 3
+    assert 5 < state.included.sum() < 35
+
+
+def test_an_interrupted_audit_goes_on_with_its_canaries(tmp_path: Path) -> None:
+    class Stop:
+        def on_step(self, report: StepReport) -> None:
+            if report.step == 2:
+                raise Interrupted(2)
+
+        def on_evaluation(self, step: int, loss: float) -> None: ...
+
+        def on_private_loss(self, step: int, loss: float) -> None: ...
+
+    with pytest.raises(Interrupted):
+        audited(tmp_path / "a", observer=Stop())
+    before = read_state(tmp_path / "a")
+    assert before.releases == 2
+    result = audited(tmp_path / "a")
+    after = read_state(tmp_path / "a")
+    assert after.releases == 3
+    assert (after.included == before.included).all()
+    assert audited(tmp_path / "a").correct == result.correct  # only judged again
+    with pytest.raises(RunError, match="another run"):
+        audited(tmp_path / "a", canaries=41)
+
+
+@pytest.mark.parametrize("kind", ["random-tokens", "codes"])
+def test_text_canaries_are_scored_by_their_loss(kind: str, tmp_path: Path) -> None:
+    result = audited(tmp_path / "a", kind=kind, steps=2)
+    assert not result.violated
+    assert np.abs(read_state(tmp_path / "a").scores).max() > 0
+
+
+def test_text_canaries_are_units_of_their_own() -> None:
+    tokenizer = tiny_tokenizer()
+    texts = text_canaries("random-tokens", 5, 12, tokenizer, seed=3)
+    again = text_canaries("random-tokens", 5, 12, tokenizer, seed=3)
+    assert all((a.input_ids == b.input_ids).all() for a, b in zip(texts, again, strict=True))
+    examples, units = add_records(Examples(texts[:3], pad_token_id=0), Units(np.array([0, 1, 0])), texts[3:])
+    assert [units[u].tolist() for u in range(len(units))] == [[0, 2], [1], [3], [4]]
+    losses = record_losses(tiny_model(), examples)
+    alone = record_losses(tiny_model(), examples.like([texts[4]]))
+    assert losses[4] == pytest.approx(alone[0], abs=1e-5)
+
+
+def test_runs_that_cannot_be_audited_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="claims nothing"):
+        audited(tmp_path / "a", noise_multiplier=None, private=False, name="adamw")
+    with pytest.raises(ConfigError, match="plain Poisson"):
+        audited(tmp_path / "a", max_batch_size=10)
+    with pytest.raises(ConfigError, match="unknown canaries"):
+        audited(tmp_path / "a", kind="yellow")
+    with pytest.raises(ConfigError, match="can show nothing"):
+        audited(tmp_path / "a", canaries=3)
+    assert not (tmp_path / "a").exists()
+    coordinates, _ = build(METHODS["dp-adamw"], LowRankAdapter(tiny_model(), rank=2))
+    truncated = GaussianMechanism(
+        coordinates,
+        clip_norm=1.0,
+        event=StepEvent(TruncatedPoissonSampling(0.1, 5, 20), 1.0),
+        expected_batch_size=2.0,
+        ledger=Uncharged(),
+        noise=NoiseSource(1),
+    )
+    canaries = draw_canaries(coordinates.adapter, 20, torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match="plain Poisson"):
+        CanaryMechanism(truncated, canaries, CanaryState.draw(20))
+
+
+def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
+    audited(tmp_path / "a")
+    (tmp_path / "a" / "private" / "canaries.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(RunError, match="cannot be read"):
+        read_state(tmp_path / "a")

@@ -1,0 +1,214 @@
+"""The private step by itself: its order, its state given and taken, and batches that are spread over several places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from method_cases import NAN_TOKEN, Case, by_any_variant, by_space, by_variant, flat, make_case, with_token
+from tiny_models import uneven_examples
+
+from privlora.coordinates import ProjectedCoordinates
+from privlora.data.examples import Examples
+from privlora.errors import ModelError, PrivacyError
+from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, PrivateSum
+from privlora.optimizers import IterateAverage
+from privlora.training.state import TrainState
+from privlora.training.step import Step
+
+RATE = 0.05
+
+
+def step_of(case: Case, *, seed: int = 0, average: bool = False, **options: Any) -> Step:
+    examples = uneven_examples()
+    drawn = iter(range(100))
+    given = {
+        "mechanism": case.mechanism(seed=seed),
+        # Another batch each time, every third of them empty.
+        "draw": lambda: [k for k in range(len(examples)) if (n := next(drawn)) % 3 and k % 3 != n % 3],
+        "learning_rate": lambda number: RATE / number,
+        **options,
+    }
+    average = average and not isinstance(case.coordinates, ProjectedCoordinates)
+    averaged = IterateAverage(case.coordinates, 0.9) if average else None
+    state = TrainState(coordinates=case.coordinates, optimizer=case.optimizer, average=averaged)
+    return Step(state=state, examples=Examples(examples, pad_token_id=0), **given)
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for part, tensors in expected.items():
+        assert found[part].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(found[part][name], tensor, rtol=1e-5, atol=1e-6, msg=f"{part}/{name}")
+
+
+@by_variant
+def test_its_order_is_draw_sum_charge_noise_move_advance(
+    variant: tuple[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(variant, tmp_path)
+    seen: list[str] = []
+
+    def noted(owner: object, name: str, label: str) -> None:
+        do = getattr(owner, name)
+
+        def told(*args: Any, **options: Any) -> Any:
+            if not (seen and seen[-1] == label):
+                seen.append(label)
+            return do(*args, **options)
+
+        monkeypatch.setattr(owner, name, told)
+
+    class Ledger:
+        def charge(self, event: object) -> int:
+            return 1
+
+    step = step_of(case, mechanism=case.mechanism(ledger=(ledger := Ledger())), average=True)
+    assert isinstance(step.mechanism, GaussianMechanism)
+    noted(step, "draw", "draw")
+    noted(step.mechanism, "accumulate", "sum")
+    noted(ledger, "charge", "charge")
+    noted(step.mechanism.noising.noise, "standard_normal", "noise")
+    noted(case.optimizer, "step", "move")
+    if step.state.average is not None:
+        noted(step.state.average, "update", "average")
+    noted(case.coordinates, "advance", "advance")
+    step.draw()  # the second batch is not empty
+    seen.clear()
+    step.take()
+    assert [label for label in seen if label != "average"] == [
+        "draw", "sum", "charge", "noise", "move", "advance",
+    ]  # fmt: skip
+    assert step.state.average is None or seen[-2] == "average"
+
+
+@by_any_variant
+def test_a_state_that_was_given_out_leads_to_the_same_end(variant: tuple[str, str], tmp_path: Any) -> None:
+    first = make_case(variant, tmp_path)
+    one = step_of(first, average=True)
+    one.take_many(3)
+    states, examples, ends = one.state.states(), uneven_examples(3), []
+    for case in (first, make_case(variant, tmp_path)):
+        again = step_of(case, seed=5, average=True, learning_rate=lambda _: RATE)
+        again.state.take_states(states)
+        again.examples = Examples(examples, pad_token_id=0)
+        again.take(range(len(examples)))
+        ends.append(again.state.states())
+    same(ends[1], ends[0])
+
+
+@by_any_variant
+def test_given_states_are_copies(variant: tuple[str, str], tmp_path: Any) -> None:
+    step = step_of(make_case(variant, tmp_path))
+    step.take_many(1)
+    states = step.state.states()
+    kept = {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in states.items()}
+    step.take_many(2)
+    same(states, kept)
+
+
+@by_any_variant
+def test_reset_memory_is_that_of_a_new_optimizer(variant: tuple[str, str], tmp_path: Any) -> None:
+    moved, fresh = (make_case(variant, tmp_path, "factors") for _ in range(2))
+    walked = step_of(moved, average=True)
+    walked.take_many(3)
+    point = fresh.coordinates.state_dict()
+    walked.state.move_to({name: t.clone() for name, t in point.items()}, memory="reset")
+    examples = uneven_examples(4)
+    weights = []
+    for case in (moved, fresh):
+        mechanism = case.mechanism(seed=6)
+        case.coordinates.load_state_dict(point)
+        Step(
+            state=TrainState(coordinates=case.coordinates, optimizer=case.optimizer),
+            mechanism=mechanism,
+            examples=Examples(examples, pad_token_id=0),
+            learning_rate=lambda _: RATE,
+        ).take(range(len(examples)))
+        weights.append(case.weights())
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-7)
+
+
+@by_variant
+def test_memory_that_is_transported_to_where_it_is_stays(variant: tuple[str, str], tmp_path: Any) -> None:
+    step = step_of(make_case(variant, tmp_path, "moved"), average=True)
+    step.take_many(2)
+    before = step.state.states()
+    step.state.move_to(before["coordinates"], noise_std=step.mechanism.noise_std)  # type: ignore[attr-defined]
+    same(step.state.states(), before)
+
+
+def test_transported_momentum_is_tangent_where_it_arrives(tmp_path: Any) -> None:
+    step = step_of(case := make_case(("prism", "rank"), tmp_path, "moved"))
+    step.take_many(1)
+    other = make_case(("prism", "rank"), tmp_path, "factors").coordinates
+    step.state.move_to(other.state_dict(), noise_std=0.1)
+    for point, momentum in zip(case.coordinates.points, case.optimizer._momentum, strict=True):  # type: ignore[attr-defined]
+        assert float((point.U.mT @ momentum.Up).abs().max()) < 1e-5
+        assert float((point.V.mT @ momentum.Vp).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("clipping", ["flat", "spectral"])
+@by_space
+def test_a_batch_in_parts_is_the_batch(variant: tuple[str, str], clipping: str, tmp_path: Any) -> None:
+    case = make_case(variant, tmp_path)
+    if clipping == "spectral" and case.coordinates.event_layers:
+        pytest.skip("clips whole gradients, whose singular values are never known")
+    examples = uneven_examples()
+    whole = case.clipped_sum(examples, clipping=clipping)
+    first, second = (case.mechanism(sigma=0.0, batch=1.0, clipping=clipping) for _ in range(2))
+    case.feed(first, examples, range(3))
+    case.feed(second, examples, range(3, len(examples)))
+    total = first.take() + second.take() + PrivateSum(None)
+    torch.testing.assert_close(flat(first.release(total).vector), whole, rtol=1e-5, atol=1e-6)
+    # Nothing is left at either.
+    assert first.take().vector is None
+    assert second.take().vector is None
+
+
+def test_a_sum_from_elsewhere_is_refused_where_units_stand(tmp_path: Any) -> None:
+    case = make_case(("prism", "rank"), tmp_path)
+    mechanism = case.mechanism()
+    case.feed(mechanism, uneven_examples())
+    with pytest.raises(PrivacyError, match="while units stand here"):
+        mechanism.release(PrivateSum(None))
+
+
+def test_counts_of_parts_add_up_and_are_noised_once(tmp_path: Any) -> None:
+    case, examples = make_case(("dp-adamw", "adamw"), tmp_path), uneven_examples()
+    values = []
+    for parts in ([range(len(examples))], [range(2), range(2, len(examples))]):
+        adaptive = AdaptiveClipNorm(1e-3, 0.5)
+        mechanisms = [case.mechanism(seed=3, adaptive=adaptive) for _ in parts]
+        for mechanism, units in zip(mechanisms, parts, strict=True):
+            case.feed(mechanism, examples, units)
+        total = sum((m.take() for m in mechanisms), PrivateSum(None))
+        mechanisms[0].release(total)
+        values.append(adaptive.value)
+    assert values[0] == pytest.approx(values[1], rel=1e-12)
+    assert values[0] != 1e-3
+
+
+def test_an_error_in_the_middle_leaves_no_unit_behind(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(("prism", "rank"), tmp_path)
+    step = step_of(case, max_tokens=8)
+    accumulate = step.mechanism.accumulate
+
+    def broken(captured: Any) -> None:
+        accumulate(captured)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step.mechanism, "accumulate", broken)
+    with pytest.raises(KeyboardInterrupt):
+        step.take(range(4))
+    assert step.mechanism.take().vector is None
+
+
+def test_without_a_ledger_a_gradient_that_is_no_number_ends_the_run(tmp_path: Any) -> None:
+    case = make_case(("adamw", "adamw"), tmp_path)
+    mechanism = case.mechanism()
+    assert isinstance(mechanism, MeanMechanism)
+    with pytest.raises(ModelError, match="not a number"):
+        case.step(mechanism, [with_token(uneven_examples()[0], NAN_TOKEN)])

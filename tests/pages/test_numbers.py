@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privlora.pages.numbers import finite, number, rounded_up
+
+
+@given(st.floats(0, 1e4))
+def test_an_upper_bound_is_never_rounded_down(value: float) -> None:
+    assert value * (1 - 1e-11) <= float(rounded_up(value)) <= value + 0.001 + 1e-9
+
+
+def test_exact_decimals_stay() -> None:
+    assert [rounded_up(v) for v in (3.0, 4.963, 0.0, 2.0001)] == ["3.000", "4.963", "0.000", "2.001"]
+    assert rounded_up(None) == "–"
+
+
+def test_numbers() -> None:
+    values = (3, 8.0, 1e-5, 0.000123456, 1234567.0, None, 2.5, math.nan, math.inf)
+    assert [number(v) for v in values] == ["3", "8", "1e-5", "0.0001235", "1.235e+6", "–", "2.5", "–", "∞"]
+
+
+def test_what_json_does_not_have_becomes_null() -> None:
+    assert finite({"a": (1, math.nan, [-math.inf, "inf"]), "b": 0.5}) == {
+        "a": [1, None, [None, "inf"]],
+        "b": 0.5,
+    }

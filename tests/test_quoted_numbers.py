@@ -1,0 +1,145 @@
+"""The numbers that the pages quote are those of the committed results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privlora.studies import summary
+from privlora.studies.tables import markdown
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.jsonl"))
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "studies")
+    return importlib.import_module("findings")
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def test_results_page_quotes_the_runs(findings: Any) -> None:
+    text = page("docs/results.md")
+    for title, table in findings.tables().items():
+        assert table in text, title
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_tables_beside_the_runs_are_made_of_them(
+    findings: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "_tuning", lambda progress: [])  # half a minute of accounting
+    progress = findings.progress(name)
+    made = markdown(summary.summarise(progress, name=name)).rstrip("\n")
+    committed = (RESULTS / "studies" / f"{name}.md").read_text(encoding="utf-8")
+    assert committed.partition("## What tuning would cost")[0].rstrip("\n") == made
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_run_of_a_study_is_there(findings: Any, name: str) -> None:
+    progress = findings.progress(name)
+    for rule in progress.study.rules:
+        chosen = progress.chosen(rule)
+        for place in progress.study.places:
+            values = progress.values(place, chosen[place].rate)
+            assert list(values) == progress.study.settings.seeds, place
+
+
+def test_speed_page_quotes_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    speed = importlib.import_module("speed")
+    measured = result("speed.json")
+    text = page("docs/benchmarks.md")
+    for line in speed.markdown(measured).splitlines():
+        assert line in text
+    ratios = [timing["variants"]["privlora prism"]["cpu"]["ratio"] for timing in measured["timings"]]
+    for name in ("README.md", "docs/results.md", "docs/benchmarks.md"):
+        assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
+
+
+def test_scaling_of_the_update_is_quoted() -> None:
+    text = page("docs/benchmarks.md")
+    measured = result("update_scaling.json")
+    for axis in ("size", "rank"):
+        found = measured[axis]
+        cells = [f"{1000 * seconds:.1f}" for seconds in found["seconds"]]
+        row = ["ms an update", *cells, f"**{found['exponent']:.2f}**", f"{found['last_exponent']:.2f}"]
+        assert "| " + " | ".join(row) + " |" in text, axis
+
+
+def test_audits_are_quoted() -> None:
+    text = page("docs/audit.md")
+    mutations = result("auditing/mutations.json")
+    caught = [row["caught"] for row in mutations["broken"]]
+    flagged = [row["flagged"] for row in mutations["correct"]]
+    assert f"**{sum(caught)} of\n{len(caught)} caught**" in text
+    assert f"**{sum(flagged)} of {len(flagged)} flagged**" in text
+    for row in result("auditing/shadows.json")["speed"]:
+        cells = [f"{row[key]:.1f}" for key in ("ordinary", "together_8", "together_16")]
+        assert f"| {row['modules']} | " + " | ".join(cells) in text, row
+    for row in result("auditing/shadows.json")["attack"]:
+        area, lower = row["area"], row["epsilon_lower"]
+        quoted = f"{area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f})"
+        assert f"{quoted} | {row['correct']} of {row['judged']} | {lower:.2f} |" in text, row["method"]
+    runs = result("auditing/one_run.json")["rows"]
+    seconds = [row["cpu_seconds"] for row in runs if row["noise"] == 1.0]
+    quoted = f"({len(seconds)} audits; {min(seconds):.0f} to {max(seconds):.0f} CPU seconds each)"
+    assert quoted in text
+
+
+def test_projection_studies_are_quoted() -> None:
+    text = page("docs/projection-studies.md")
+    heads = result("projection/heads.json")
+    for row in heads["against_epsilon"] + heads["against_rank"]:
+        assert f"{row['test_mean']:.3f} ± {row['test_deviation']:.3f}" in text, row["cell"]
+    for rows in result("projection/attacks.json")["tables"].values():
+        for row in rows:
+            low, high = row["auc_interval"]
+            assert f"{row['auc']:.3f} [{low:.3f}, {high:.3f}]" in text or row["cell"]["table"] == "one update"
+
+
+def test_noise_of_projected_steps_is_quoted() -> None:
+    quoted = [line for line in page("docs/projection-accounting.md").splitlines() if line.startswith("| ")]
+    made = set()
+    for row in result("projection/accounting.json")["many_steps"]:
+        ratios = (row[key] for key in ("rank_free", "rank_one"))
+        cells = [f"{found:.4f} ({found / row['plain']:.4f})" for found in (*ratios, row["theorem_5"]["1"])]
+        after = f"{row['project_then_clip']:.4f} ({row['project_then_clip'] / row['plain']:.4f})"
+        noise = " | ".join([*cells, f"{row['plain']:.4f}", after])
+        made.add(f"{row['dimension']} | {row['rank']} | {row['epsilon']:g} | {noise}")
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in quoted
+        if line[2:].partition(" ")[0] in ("768", "2048", "4096")
+    ]
+    assert rows
+    for dimension, rank, _, *rest in rows:
+        assert " | ".join([dimension, rank, *rest]) in made
+
+
+def test_results_page_says_where_prism_does_not_win(findings: Any) -> None:
+    at_3 = findings.scores("private_methods", 3.0)
+    solutions = {"math-solutions": at_3["math-solutions"]}
+    older, borrowed = findings.SHOWN[1], findings.SHOWN[3]
+    assert findings.behind(solutions, older).in_errors < -2
+    assert findings.behind(solutions, borrowed).in_errors < -2
+    assert findings.behind(at_3, borrowed).in_errors < 2
+    assert findings.behind(findings.scores("private_methods", 6.0), findings.SHOWN[2]).in_errors < 2
+    larger = findings.scores("second_model", 3.0)
+    assert all(abs(findings.behind(larger, m).in_errors) < 2 for m in (borrowed, findings.SHOWN[2], "dp-sgd"))
+    edges = findings.progress("second_model").chosen("own-best").values()
+    assert all(choice.at_edge for choice in edges)

@@ -1,0 +1,81 @@
+"""The one-way street in the source: who may make a release, who may have noise, and who never meets whom."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_layers import SOURCE, imported_rooms, room_of
+
+# What is called -> the files that may, each for a reason.
+MAY_CALL = {
+    "Release": {
+        "mechanisms/gaussian.py",  # the release
+        "mechanisms/nonprivate.py",  # of the mode that is stamped NOT PRIVATE
+    },
+    "noised": {"mechanisms/noising.py"},  # where a sum meets noise
+    "Charged": {
+        "mechanisms/noising.py",  # once the ledger has the charge
+        "wishart/mechanism.py",  # one release an object, whose cost the caller states
+        "diagnostics/bench.py",  # replays noise of a public seed
+    },
+    "PrivateSum": {"mechanisms/release.py"},
+}
+# Room -> rooms that it never meets, though the layers would let it.
+NEVER = {
+    "optimizers": {"adapters", "data", "accounting"},
+    "mechanisms": {"data"},
+    "coordinates": {"accounting"},
+    "data": {"adapters"},
+    "wishart": {"adapters", "coordinates"},
+}
+
+
+def calls(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, "call" or "method") of all that a file calls."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id, "call"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr, "method"
+
+
+@pytest.mark.parametrize("name", MAY_CALL)
+def test_only_these_files_make(name: str) -> None:
+    callers = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if (name, "call") in calls(path) or (name, "method") in calls(path)
+    }
+    assert callers == MAY_CALL[name]
+
+
+def test_private_sums_are_seen_in_mechanisms_and_audits_alone() -> None:
+    seen = {
+        room_of(path)
+        for path in SOURCE.rglob("*.py")
+        for name, kind in calls(path)
+        if (name, kind) == ("clipped_sum", "method")
+    }
+    assert seen == {"mechanisms", "auditing"}  # an attacker who knows the records
+
+
+@pytest.mark.parametrize("room", NEVER)
+def test_rooms_that_never_meet(room: str) -> None:
+    met = {
+        (path.name, used)
+        for path in SOURCE.rglob("*.py")
+        if room_of(path) == room
+        for used in imported_rooms(path) & NEVER[room]
+    }
+    assert met == set()
+
+
+def test_the_picture_of_the_rooms_is_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = SOURCE.parent.parent / "docs"
+    monkeypatch.syspath_prepend(str(docs))
+    from draw_rooms import picture
+
+    assert (docs / "rooms.svg").read_text(encoding="utf-8") == picture(), "run: python docs/draw_rooms.py"
