@@ -186,6 +186,7 @@ def test_cache_folder_follows_the_platform(monkeypatch):
     assert str(calibration.cache_folder()).endswith(".cache/privlora/calibration")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
