@@ -135,8 +135,7 @@ class Privlora:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
         event = StepEvent(self.sampler.sampling, SIGMA, self.coordinates.event_layers)
         plan = Plan(
-            event=event,
-            steps=steps,
+            phases=((event, steps),),
             delta=1e-6,
             target_epsilon=None,
             adjacency="add-or-remove-one",

@@ -10,8 +10,14 @@ from typing import Any
 from privlora.accounting import Plan, PoissonSampling, StepEvent
 
 _TESTS = Path(__file__).resolve().parents[1]
-# As older versions wrote them: a run of three charges that was resumed after two.
-OLD_LEDGER = (_TESTS / "vectors" / "ledger-schema-1.jsonl").read_text()
+
+
+def load_ledger(schema: int) -> str:
+    """As an older version wrote it: three charges; that of schema 1 was resumed after two."""
+    return (_TESTS / "vectors" / f"ledger-schema-{schema}.jsonl").read_text()
+
+
+OLD_LEDGER = load_ledger(1)
 
 
 def load_vectors() -> dict[str, Any]:
@@ -29,9 +35,10 @@ def poisson(sample_rate: float, noise_multiplier: float) -> StepEvent:
 
 
 def make_plan(**changes: Any) -> Plan:
+    """Of one phase, with event= and steps=, or of phases=."""
+    one = ((changes.pop("event", poisson(0.01, 1.0)), changes.pop("steps", 5)),)
     settings: dict[str, Any] = {
-        "event": poisson(0.01, 1.0),
-        "steps": 5,
+        "phases": one,
         "delta": 1e-5,
         "target_epsilon": None,
         "adjacency": "add-or-remove-one",

@@ -15,7 +15,6 @@ from privlora.accounting import (
     accountant_versions,
     delta_of,
     epsilon,
-    epsilon_curve,
 )
 from privlora.errors import PrivacyError
 
@@ -187,15 +186,6 @@ def test_delta_of_edge_values():
         delta_of([], -1.0)
 
 
-@pytest.mark.slow
-def test_curve_starts_at_zero_rises_and_ends_at_epsilon():
-    event = poisson(0.01, 1.0)
-    curve = epsilon_curve(event, [0, 1, 10, 100], 1e-5)
-    assert curve[0] == 0
-    assert curve == sorted(curve)
-    assert curve[-1] == epsilon([(event, 100)], 1e-5)
-
-
 def test_versions_name_what_computed_epsilon():
     assert set(accountant_versions()) == {"privlora", "dp-accounting"}
 
@@ -283,7 +273,6 @@ def test_projected_steps_are_refused_where_no_bound_covers_them():
     for ask in (
         lambda: epsilon([(PROJECTED, 1)], 1e-5, adjacency="replace-one"),
         lambda: delta_of([(PROJECTED, 1)], 1.0, adjacency="replace-one"),
-        lambda: epsilon_curve(PROJECTED, [1], 1e-5, adjacency="replace-one"),
     ):
         with pytest.raises(PrivacyError, match="replace-one") as caught:
             ask()
@@ -297,5 +286,6 @@ def test_edge_cases_of_projected_steps():
     assert epsilon([(StepEvent(PoissonSampling(0.1), 0.0, ((8, 64),)), 1)], 1e-5) == math.inf
     with pytest.raises(PrivacyError, match="above 500"):
         epsilon([(StepEvent(PoissonSampling(1.0), 0.001, ((8, 64),)), 1)], 1e-5)
-    curve = epsilon_curve(StepEvent(PoissonSampling(1.0), 1.2, ((16, 256),)), [1, 10], 1e-2)
+    event = StepEvent(PoissonSampling(1.0), 1.2, ((16, 256),))
+    curve = [epsilon([(event, steps)], 1e-2) for steps in (1, 10)]
     assert 0 < curve[0] < curve[1]

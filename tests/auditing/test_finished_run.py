@@ -124,7 +124,7 @@ def test_secrets_are_read_strictly(tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_what_the_claim_allows() -> None:
-    claim = Claim(StepEvent(PoissonSampling(0.2), 1.0), 5, 2.0, 1e-3)
+    claim = Claim([(StepEvent(PoissonSampling(0.2), 1.0), 5)], 2.0, 1e-3)
     most = claim.most(np.array([0.01, 0.1, 0.5, 1.0]))
     assert (np.diff(most) > 0).all()
     assert (most >= [0.01, 0.1, 0.5, 1.0]).all()

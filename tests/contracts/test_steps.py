@@ -34,8 +34,7 @@ from privlora.mechanisms import Mechanism, Release
 
 def plan(steps: int, case: Case) -> Plan:
     return Plan(
-        event=StepEvent(PoissonSampling(0.01), 1.0, case.coordinates.event_layers),
-        steps=steps,
+        phases=((StepEvent(PoissonSampling(0.01), 1.0, case.coordinates.event_layers), steps),),
         delta=1e-5,
         target_epsilon=None,
         adjacency="add-or-remove-one",

@@ -19,8 +19,7 @@ EVENT = StepEvent(PoissonSampling(0.01), 1.0)
 
 def plan(steps: int, *, insecure: bool = False) -> Plan:
     return Plan(
-        event=EVENT,
-        steps=steps,
+        phases=((EVENT, steps),),
         delta=1e-5,
         target_epsilon=None,
         adjacency="add-or-remove-one",

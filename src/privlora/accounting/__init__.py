@@ -9,7 +9,6 @@ from privlora.accounting.accountants import (
     accountant_versions,
     delta_of,
     epsilon,
-    epsilon_curve,
 )
 from privlora.accounting.budget import BudgetStatement, RunBudget, compose_ledgers
 from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
@@ -35,6 +34,5 @@ __all__ = [
     "compose_ledgers",
     "delta_of",
     "epsilon",
-    "epsilon_curve",
     "read_ledger",
 ]

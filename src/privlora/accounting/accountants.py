@@ -84,7 +84,7 @@ def epsilon(
             adjacency.
     """
     check_delta(delta)
-    costly = _merge(events)
+    costly = merged(events)
     _check_supported(accountant, adjacency, events)
     if not costly:
         return 0.0
@@ -133,7 +133,7 @@ def delta_curve(
     for value in epsilons:
         if not value >= 0:
             raise PrivacyError(f"epsilon={value} is not >= 0", fix="give an epsilon of 0 or more")
-    costly = _merge(events)
+    costly = merged(events)
     _check_supported("pld", adjacency, events)
     if not costly:
         return [0.0 for _ in epsilons]
@@ -141,17 +141,6 @@ def delta_curve(
         return [1.0 for _ in epsilons]
     composed = _compose(costly, adjacency, grid)
     return [min(1.0, max(0.0, float(composed.get_delta_for_epsilon(value)))) for value in epsilons]
-
-
-def epsilon_curve(
-    event: StepEvent,
-    checkpoints: Sequence[int],
-    delta: float,
-    *,
-    adjacency: Adjacency = "add-or-remove-one",
-) -> list[float]:
-    """PLD epsilon after each number of steps in `checkpoints`, for a report's curve; see `epsilon`."""
-    return [epsilon([(event, steps)], delta, adjacency=adjacency) for steps in checkpoints]
 
 
 def accountant_versions(accountant: Accountant = "pld") -> dict[str, str]:
@@ -243,17 +232,17 @@ def check_delta(delta: float) -> None:
         )
 
 
-def _merge(events: Events) -> dict[StepEvent, int]:
+def merged(events: Events) -> dict[StepEvent, int]:
     """Total count of each distinct event that costs anything."""
-    merged: dict[StepEvent, int] = {}
+    total: dict[StepEvent, int] = {}
     for event, count in events:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise PrivacyError(
                 f"an event has the count {count!r}", fix="give the number of steps, an integer >= 0"
             )
         if count > 0 and event.sampling.sample_rate > 0:
-            merged[event] = merged.get(event, 0) + count
-    return merged
+            total[event] = total.get(event, 0) + count
+    return total
 
 
 def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Events) -> None:
@@ -287,7 +276,7 @@ def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Event
         )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _step_pld(event: StepEvent, relation: NeighboringRelation, grid: float) -> PrivacyLossDistribution:
     """The privacy loss of one step. Kept, because building it takes longer than composing it."""
     from dp_accounting.pld import privacy_loss_distribution

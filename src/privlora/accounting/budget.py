@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from privlora.accounting.accountants import Adjacency, accountant_versions, epsilon
+from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger_format import LedgerSummary, Plan, Unit, read_ledger
 from privlora.errors import PrivacyError
 
@@ -20,14 +22,20 @@ class RunBudget:
 
     Attributes:
         copies: its ledger, or every copy of it that was given.
-        releases: distinct charged steps of all copies together. Of a copy and its continuation that is the longer one;
-            copies that were continued apart share their first steps only, and the rest of each counts.
+        events: the plan's different events, each with how many of its releases all copies together show. Of a copy and
+            its continuation those of the longer one; copies that were continued apart share their first steps only, and
+            the rest of each counts.
         epsilon: of these releases, at the statement's delta and adjacency.
     """
 
     copies: tuple[LedgerSummary, ...]
-    releases: int
+    events: tuple[tuple[StepEvent, int], ...]
     epsilon: float
+
+    @property
+    def releases(self) -> int:
+        """Distinct charged steps of all copies together."""
+        return sum(count for _, count in self.events)
 
     @property
     def plan(self) -> Plan:
@@ -121,25 +129,23 @@ def compose_ledgers(
         adjacencies = {plan.adjacency for plan in plans}
         shared: Adjacency = _common("adjacency", adjacencies, "give the adjacency of the whole statement")
         adjacency = shared
-    copies = _by_run(ledgers)
-    events = [(same[0].plan.event, _releases(same)) for same in copies]
-    runs = tuple(
-        RunBudget(same, count, epsilon([(event, count)], delta, adjacency=adjacency))
-        for same, (event, count) in zip(copies, events, strict=True)
-    )
+    shown = [(same, _releases(same)) for same in _by_run(ledgers)]
+    runs = tuple(RunBudget(same, found, epsilon(found, delta, adjacency=adjacency)) for same, found in shown)
+    events = [pair for run in runs for pair in run.events]
     total = epsilon(events, delta, adjacency=adjacency)
     return BudgetStatement(runs, total, delta, adjacency, unit, accountant_versions())
 
 
-def _releases(copies: Sequence[LedgerSummary]) -> int:
+def _releases(copies: Sequence[LedgerSummary]) -> tuple[tuple[StepEvent, int], ...]:
     """Distinct charged steps of the copies of one run's ledger; what may be another release in each counts in each."""
-    return len(
-        {
-            (line, copy.path.resolve() if line in copy.unsure else None)
-            for copy in copies
-            for line in copy.charge_hashes
-        }
-    )
+    plan = copies[0].plan
+    charged = {
+        (line, copy.path.resolve() if line in copy.unsure else None): plan.event_of(step)
+        for copy in copies
+        for step, line in enumerate(copy.charge_hashes, start=1)
+    }
+    counts = Counter(charged.values())
+    return tuple((event, counts[event]) for event in dict.fromkeys(event for event, _ in plan.phases))
 
 
 def _by_run(ledgers: Sequence[LedgerSummary]) -> list[tuple[LedgerSummary, ...]]:

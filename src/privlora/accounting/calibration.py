@@ -26,14 +26,17 @@ from privlora.accounting.accountants import (
     LARGEST_EPSILON,
     REFINE_BELOW_EPSILON,
     Adjacency,
+    Events,
     accountant_versions,
     check_covered,
     check_delta,
+    epsilon,
+    merged,
     pld_epsilon,
     rough_epsilon,
     typical_energy,
 )
-from privlora.accounting.events import Projections, Sampling, StepEvent
+from privlora.accounting.events import Projections, Sampling, StepEvent, describe_events, events_to_dicts
 from privlora.errors import PrivacyError
 
 _log = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class Calibration:
     Attributes:
         event: the step to take; `event.noise_multiplier` is sigma = std / clip_norm, rounded up.
         steps: how many such steps the guarantee covers.
+        beside: the other releases that it covers.
         target_epsilon: what was asked for.
         epsilon: what is given, at most `target_epsilon` (PLD).
         delta: total delta.
@@ -70,6 +74,7 @@ class Calibration:
     adjacency: Adjacency
     tolerance: float
     versions: dict[str, str]
+    beside: Events = ()
 
     @property
     def noise_multiplier(self) -> float:
@@ -85,13 +90,14 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {**asdict(self), "event": self.event.to_dict(), "accountant": self.accountant}
+        events = {"event": self.event.to_dict(), "beside": events_to_dicts(self.beside)}
+        return {**asdict(self), **events, "accountant": self.accountant}
 
     def describe(self) -> str:
         """One line: the guarantee with everything that it depends on."""
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return (
-            f"{self.steps} steps of {self.event.describe()}: ({self.epsilon:.4g}, {self.delta:.3g})-DP, "
+            f"{describe_events([*self.beside, (self.event, self.steps)])}: ({self.epsilon:.4g}, {self.delta:.3g})-DP, "
             f"adjacency {self.adjacency}, accountant {self.accountant} ({packages})"
         )
 
@@ -106,8 +112,9 @@ def calibrate_noise_multiplier(
     tolerance: float = 1e-6,
     cache: bool = True,
     projections: Projections = (),
+    beside: Events = (),
 ) -> Calibration:
-    """The smallest noise multiplier with which `steps` steps are (target_epsilon, delta)-DP.
+    """The smallest noise multiplier with which `steps` steps are (target_epsilon, delta)-DP, with all `beside` them.
 
     Args:
         sampling: how each batch is drawn.
@@ -119,10 +126,11 @@ def calibrate_noise_multiplier(
         cache: reuse and keep results under `cache_folder()`.
         projections: (rank, input dimension) of the layers that each step projects afresh after clipping the whole
             gradient; empty if it projects nothing. See `StepEvent`.
+        beside: (event, count) of releases on the same data whose noise is fixed: other phases of the run's plan.
 
     Raises:
-        PrivacyError: an argument is out of range, the adjacency does not cover projections, or no sensible noise
-            reaches the target.
+        PrivacyError: an argument is out of range, the adjacency does not cover projections, `beside` alone costs the
+            target or more, or no sensible noise reaches the target.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise PrivacyError(f"steps={steps!r} is not a positive integer", fix="give the exact number of steps")
@@ -142,11 +150,19 @@ def calibrate_noise_multiplier(
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
+    fixed = epsilon(beside, delta, adjacency=adjacency)
+    if fixed >= target_epsilon:
+        raise PrivacyError(
+            f"what is released beside the steps costs epsilon={fixed:.4g} alone, target_epsilon={target_epsilon}",
+            why="no noise in the steps lowers what other releases cost",
+            fix="raise target_epsilon, or the noise of the other releases",
+        )
 
     request = {
         "sampling": step.to_dict()["sampling"],
         "projections": step.projections,
         "steps": steps,
+        "beside": events_to_dicts(beside),
         "target_epsilon": float(target_epsilon),
         "delta": float(delta),
         "adjacency": adjacency,
@@ -155,7 +171,7 @@ def calibrate_noise_multiplier(
     }
     found = _read_cache(request) if cache else None
     if found is None:
-        found = _solve(step, steps, target_epsilon, delta, adjacency, tolerance)
+        found = _solve(step, steps, beside, target_epsilon, delta, adjacency, tolerance)
         if cache:
             _write_cache(request, *found)
     sigma, spent = found
@@ -168,16 +184,23 @@ def calibrate_noise_multiplier(
         adjacency=adjacency,
         tolerance=float(tolerance),
         versions=accountant_versions(),
+        beside=tuple(beside),
     )
 
 
 def _solve(
-    step: StepEvent, steps: int, target: float, delta: float, adjacency: Adjacency, tolerance: float
+    step: StepEvent,
+    steps: int,
+    beside: Events,
+    target: float,
+    delta: float,
+    adjacency: Adjacency,
+    tolerance: float,
 ) -> tuple[float, float]:
-    """sigma, rounded up, and its epsilon on the fine grid, for events like `step`."""
+    """sigma, rounded up, and epsilon on the fine grid, for events like `step` and those `beside` them."""
 
     def pld_or_huge(sigma: float, grid: float) -> float:
-        events = {replace(step, noise_multiplier=sigma): steps}
+        events = merged([*beside, (replace(step, noise_multiplier=sigma), steps)])
         # Far from the root PLD needs gigabytes, and its inf, where delta is below the tail, stops the root finder.
         if not rough_epsilon(events) <= _FAR * max(1.0, target):
             return _HUGE * target
@@ -235,7 +258,7 @@ def find_noise(
         if high > _LARGEST_SIGMA:
             raise PrivacyError(
                 f"target_epsilon={target} is out of reach even with noise_multiplier={high:g}",
-                why="delta is below what the accountant resolves, or there are too many steps",
+                why="delta is below what the accountant resolves, or too much is released",
                 fix="raise delta or target_epsilon, or lower sample_rate or the number of steps",
             )
         low, high = high, high * factor

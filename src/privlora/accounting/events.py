@@ -7,7 +7,7 @@ was sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -183,6 +183,22 @@ class StepEvent:
                 )
         projections = _read_projections(values["projections"]) if projected else ()
         return cls(sampling_cls(**arguments), values["noise_multiplier"], projections)
+
+
+def events_to_dicts(events: Iterable[tuple[StepEvent, int]]) -> list[dict[str, Any]]:
+    """JSON-ready."""
+    return [{"event": event.to_dict(), "steps": count} for event, count in events]
+
+
+def event_or_phases(events: Iterable[tuple[StepEvent, int]]) -> dict[str, Any]:
+    """JSON-ready: the `event` of one phase, or the `phases` with their counts."""
+    phases = events_to_dicts(events)
+    return {"event": phases[0]["event"]} if len(phases) == 1 else {"phases": phases}
+
+
+def describe_events(events: Iterable[tuple[StepEvent, int]]) -> str:
+    """What was released and how often, for reports."""
+    return " and ".join(f"{count} step{'s' * (count != 1)} of {event.describe()}" for event, count in events)
 
 
 def _check_projections(projections: object) -> None:

@@ -35,7 +35,7 @@ class Ledger:
     """A ledger open for charging, under an exclusive lock until `close`; as a context manager, until its end.
 
     >>> with Ledger.create(path, plan) as ledger:  # doctest: +SKIP
-    ...     step = ledger.charge(plan.event)  # on the disk now; release after this line
+    ...     step = ledger.charge(plan.event_of(1))  # on the disk now; release after this line
     ...     ledger.finish()
     """
 
@@ -142,7 +142,7 @@ class Ledger:
         """Charge one step, before its release; returns its number, from 1, once the line is on the disk.
 
         Raises:
-            PrivacyError: the plan has no step left, or `event` is not the plan's. Nothing was charged.
+            PrivacyError: the plan has no step left, or another event at this step. Nothing was charged.
             RunError: the line could not be written. Nothing may be released, and the ledger is closed.
         """
         summary = self._summary
@@ -152,15 +152,16 @@ class Ledger:
                 why="one more release would exceed the stated epsilon",
                 fix="plan more steps from the start; they need more noise",
             )
-        if event != self.plan.event:
-            raise PrivacyError(
-                f"{summary.path}: charged is [{event.describe()}], planned [{self.plan.event.describe()}]",
-                why="the stated epsilon holds for the plan only",
-                fix="resume with the settings of the first run",
-            )
         step = summary.charges + 1
+        planned = self.plan.event_of(step)
+        if event != planned:
+            raise PrivacyError(
+                f"{summary.path}: charged in step {step} is [{event.describe()}], planned [{planned.describe()}]",
+                why="the stated epsilon holds for the plan only",
+                fix="resume with the settings of the first run, and release the phases in the plan's order",
+            )
         salt = secrets.token_hex(8)  # lines of copies that are continued apart differ
-        line = {"type": "charge", "step": step, "event": fingerprint(self.plan.event), "salt": salt}
+        line = {"type": "charge", "step": step, "event": fingerprint(planned), "salt": salt}
         charged = (*summary.charge_hashes, self._append(line))
         self._summary = replace(summary, charge_hashes=charged)
         return step

@@ -5,16 +5,16 @@ A ledger is a file of JSON lines. Line 1 is the plan; then come
     {"type": "charge", "step": k, "event": ..., "salt": ..., "prev": ...}   one release is about to happen
     {"type": "close", "prev": ...}    the run is over; nothing may follow
 
-`event` is a fingerprint of the plan's event, `salt` 64 fresh random bits, `prev` the SHA-256 of the line before: an
-edited, removed or inserted line breaks the chain and the ledger is refused, and copies that were continued apart
-differ from there on. The chain has no key, and no end mark before the "close" line: by itself it does not find a file
-rewritten as a whole, cut at its end, or replaced by an older copy; the files beside it do (`training.evidence`).
+`event` is a fingerprint of the plan's event at this step, `salt` 64 fresh random bits, `prev` the SHA-256 of the line
+before: an edited, removed or inserted line breaks the chain and the ledger is refused, and copies that were continued
+apart differ from there on. The chain has no key, and no end mark before the "close" line: by itself it does not find a
+file rewritten as a whole, cut at its end, or replaced by an older copy; the files beside it do (`training.evidence`).
 
 A ledger is public: it holds no private count, only the plan and how many steps of it were taken, and no clock but the
 day it was begun on. How long a step took, or how often a run had to be resumed, depends on private records.
 
-Ledgers of schema 1 are read and may be continued. They hold times and lines of type "resume", which say nothing about
-releases; what is added to them is written as in schema 2.
+Ledgers of schemas 1 and 2 are read and may be continued; their plans repeat one event. Those of schema 1 hold times and
+lines of type "resume", which say nothing about releases; what is added to them is written as in later schemas.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime
+from itertools import accumulate, groupby, repeat
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
 from privlora.accounting.accountants import Adjacency, check_covered, check_delta, epsilon
-from privlora.accounting.events import StepEvent, exact_fields
+from privlora.accounting.events import StepEvent, events_to_dicts, exact_fields
 from privlora.errors import PrivacyError, RunError
 
-SCHEMA_VERSION = 2
-_WITH_CLOCKS = 1
+SCHEMA_VERSION = 3
+_WITH_CLOCKS, _ONE_EVENT = 1, 2
 Unit = Literal["record", "user"]
 
 
@@ -43,8 +44,8 @@ class Plan:
     """What a run intends to release; the first line of its ledger. Every field is public.
 
     Attributes:
-        event: the step that is repeated.
-        steps: how often, at most.
+        phases: (event, how often at most), in the order in which they are released; a run trains in the last one. Equal
+            neighbours are one phase.
         delta: total delta of the guarantee, in (0, 1).
         target_epsilon: what the noise was calibrated for; None if the noise was given.
         adjacency: which data sets are neighbours.
@@ -60,8 +61,7 @@ class Plan:
         PrivacyError: a field is out of range.
     """
 
-    event: StepEvent
-    steps: int
+    phases: tuple[tuple[StepEvent, int], ...]
     delta: float
     target_epsilon: float | None
     adjacency: Adjacency
@@ -75,10 +75,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
-        check_covered(self.event, self.adjacency)
         bound = self.records_per_user
         good = {
-            "steps": _is_integer(self.steps) and self.steps >= 1,
+            "phases": self.phases and all(map(_is_phase, self.phases)),
             "target_epsilon": self.target_epsilon is None or 0 < self.target_epsilon < math.inf,
             "unit": self.unit in get_args(Unit),
             "records_per_user": bound is None if self.unit == "record" else _is_integer(bound) and bound >= 1,
@@ -89,17 +88,64 @@ class Plan:
         for name, is_good in good.items():
             if not is_good:
                 raise PrivacyError(f"the plan's {name}={getattr(self, name)!r} is not usable")
+        for event, _ in self.phases:
+            check_covered(event, self.adjacency)
+        runs = groupby(self.phases, key=lambda phase: phase[0])
+        joined = tuple((event, sum(count for _, count in run)) for event, run in runs)
+        object.__setattr__(self, "phases", joined)
+
+    @property
+    def steps(self) -> int:
+        """How many releases, in all phases together."""
+        return sum(count for _, count in self.phases)
+
+    @property
+    def event(self) -> StepEvent:
+        """The step that a plan of one phase repeats; PrivacyError if there are several."""
+        if len(self.phases) > 1:
+            raise PrivacyError(
+                f"the plan has {len(self.phases)} phases, and this is for runs of one",
+                why="the event of one phase would misstate what the others release",
+                fix="use the plan's phases, or event_of(step)",
+            )
+        return self.phases[0][0]
+
+    @property
+    def before_training(self) -> int:
+        """How many releases come before the last phase, in which a run trains."""
+        return self.steps - self.phases[-1][1]
+
+    def event_of(self, step: int) -> StepEvent:
+        """What is released in step 1, 2, …; PrivacyError for a step that is not planned."""
+        if not 1 <= step <= self.steps:
+            raise PrivacyError(f"step {step} is not one of the plan's {self.steps}")
+        return self.events(step)[-1][0]
+
+    def events(self, steps: int) -> list[tuple[StepEvent, int]]:
+        """What the first `steps` steps release, run-length encoded."""
+        starts = accumulate((count for _, count in self.phases), initial=0)
+        return [
+            (event, min(count, steps - start))
+            for (event, count), start in zip(self.phases, starts, strict=False)
+            if start < steps
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {**asdict(self), "event": self.event.to_dict()}
+        return {**asdict(self), "phases": events_to_dicts(self.phases)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, data: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> Plan:
         """The plan that `to_dict` wrote; PrivacyError for missing, unknown or unusable fields."""
-        values = dict(exact_fields(data, {field.name for field in fields(cls)}, "plan"))
-        values["event"] = StepEvent.from_dict(values["event"])
-        return cls(**values)
+        names, of_phase = {field.name for field in fields(cls)}, {"event", "steps"}
+        if schema <= _ONE_EVENT:
+            names = names - {"phases"} | of_phase
+        values = dict(exact_fields(data, names, "plan"))
+        old = "event" in values
+        listed = [{name: values.pop(name) for name in of_phase}] if old else values.pop("phases")
+        phases = [exact_fields(phase, of_phase, "phase") for phase in listed]
+        found = tuple((StepEvent.from_dict(phase["event"]), phase["steps"]) for phase in phases)
+        return cls(phases=found, **values)
 
 
 @dataclass(frozen=True)
@@ -140,7 +186,7 @@ class LedgerSummary:
 
     def events(self) -> list[tuple[StepEvent, int]]:
         """What happened, run-length encoded; empty before the first charge."""
-        return [(self.plan.event, self.charges)] if self.charges else []
+        return self.plan.events(self.charges)
 
     def require_secure_noise(self) -> None:
         """Raise PrivacyError if this run's noise could be replayed, because then no epsilon holds."""
@@ -200,7 +246,7 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
                 reader = _Reader(record)
             else:
                 reader.advance(record, head)
-        except (ValueError, KeyError, TypeError, PrivacyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, PrivacyError) as error:
             raise PrivacyError(
                 f"{path}: line {number} is not what was written: {error}",
                 why="a changed ledger no longer shows what was released",
@@ -218,13 +264,14 @@ class _Reader:
         expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
         exact_fields(record, expected, "first line")
         self._schema = record["schema_version"]
-        if record["type"] != "plan" or self._schema not in (_WITH_CLOCKS, SCHEMA_VERSION):
-            raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION} or {_WITH_CLOCKS}")
+        if record["type"] != "plan" or self._schema not in (_WITH_CLOCKS, _ONE_EVENT, SCHEMA_VERSION):
+            raise PrivacyError(f"is not a plan of schema version {_WITH_CLOCKS} to {SCHEMA_VERSION}")
         begun = datetime.fromisoformat if self._schema == _WITH_CLOCKS else date.fromisoformat
         self._created = begun(record["created"]).strftime("%Y-%m-%d")
         self._run_id, self._versions = record["run_id"], record["versions"]
-        self._plan = Plan.from_dict(record["plan"])
-        self._event = fingerprint(self._plan.event)
+        self._plan = Plan.from_dict(record["plan"], self._schema)
+        phases = self._plan.phases
+        self._planned = (name for event, count in phases for name in repeat(fingerprint(event), count))
         self._charges: list[str] = []
         self._unsure: list[str] = []
         self._resumed = self._closed = False
@@ -253,8 +300,8 @@ class _Reader:
         done, planned = len(self._charges), self._plan.steps
         if record["step"] != done + 1 or done == planned:
             raise PrivacyError(f"charges step {record['step']} after {done} of {planned}")
-        if record["event"] != self._event:
-            raise PrivacyError("charges another event than the plan's")
+        if record["event"] != next(self._planned):
+            raise PrivacyError(f"charges another event than the plan's of step {done + 1}")
 
     def summary(self, path: Path) -> LedgerSummary:
         return LedgerSummary(
@@ -277,6 +324,12 @@ def fingerprint(event: StepEvent) -> str:
 def digest(line: bytes) -> str:
     """SHA-256 in hexadecimal, which the next line repeats."""
     return hashlib.sha256(line).hexdigest()
+
+
+def _is_phase(value: object) -> bool:
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], StepEvent)):
+        return False
+    return _is_integer(value[1]) and value[1] >= 1
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

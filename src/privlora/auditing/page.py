@@ -12,8 +12,8 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from privlora.accounting.accountants import delta_curve, rough_epsilon
-from privlora.accounting.events import StepEvent
+from privlora.accounting.accountants import Events, delta_curve, merged, rough_epsilon
+from privlora.accounting.events import describe_events
 from privlora.auditing.bounds import Floats, curve_floor
 from privlora.auditing.canary_scores import CanaryState, OneRunAudit
 from privlora.auditing.finished_run import FinishedAudit
@@ -32,18 +32,16 @@ _COLOURS = {"before": MUTED, "after": ACCENT, "canaries": ACCENT}
 
 @dataclass(frozen=True)
 class Claim:
-    """What a run's plan allows any attack: ``steps`` releases of ``event``; epsilon at delta."""
+    """What a run's plan allows any attack: its releases, and epsilon at delta."""
 
-    event: StepEvent
-    steps: int
+    events: Events
     epsilon: float
     delta: float
 
     def most(self, false_positive_rates: Floats) -> Floats:
         """The highest TPR at each FPR, by the plan's whole privacy curve."""
-        events = [(self.event, self.steps)]
-        epsilons = np.linspace(0, max(4.0, min(100.0, rough_epsilon({self.event: self.steps}))), 96)
-        floor = curve_floor(epsilons, np.array(delta_curve(events, list(epsilons), grid=5e-3)))
+        epsilons = np.linspace(0, max(4.0, min(100.0, rough_epsilon(merged(self.events)))), 96)
+        floor = curve_floor(epsilons, np.array(delta_curve(self.events, list(epsilons), grid=5e-3)))
         return np.array([1 - floor(1 - rate) for rate in false_positive_rates])
 
 
@@ -51,7 +49,7 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
     """The page and the JSON of ``privlora audit RUN``. Raises RunError if nothing can be written."""
     claim = None
     if audit.summary is not None and audit.epsilon is not None:
-        claim = Claim(audit.summary.plan.event, audit.summary.charges, audit.epsilon, audit.delta)
+        claim = Claim(audit.summary.events(), audit.epsilon, audit.delta)
     figure = None
     if audit.membership is not None:
         scores = {
@@ -73,10 +71,10 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
 
 
 def write_one_run(
-    audit: OneRunAudit, state: CanaryState, event: StepEvent, steps: int, root: Path, kind: str
+    audit: OneRunAudit, state: CanaryState, events: Events, root: Path, kind: str
 ) -> tuple[Path, Path]:
     """The page and the JSON of ``privlora audit CONFIG --one-run``. Raises RunError if nothing can be written."""
-    claim = Claim(event, steps, audit.epsilon_claimed, audit.delta)
+    claim = Claim(events, audit.epsilon_claimed, audit.delta)
     scores = {"canaries": (state.scores[state.included], state.scores[~state.included])}
     rows = [
         ("claimed by the plan", f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"),
@@ -84,7 +82,7 @@ def write_one_run(
         ("the same without assuming the plan's kind of release", f"ε ≥ {number(audit.epsilon_lower_plain)}"),
         ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries ({kind})"),
         ("AUC of the scores", number(audit.area)),
-        ("audited", f"{steps} steps of {event.describe()}"),
+        ("audited", describe_events(events)),
     ]
     return _write(
         RunFolder(root),
@@ -104,7 +102,7 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
     claim = None
     claimed = "nothing: this run is not private"
     if audit.event is not None and audit.epsilon_claimed is not None:
-        claim = Claim(audit.event, audit.steps, audit.epsilon_claimed, audit.delta)
+        claim = Claim([(audit.event, audit.steps)], audit.epsilon_claimed, audit.delta)
         claimed = f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"
     area, adapters = audit.result.area, audit.result.members + audit.result.non_members
     rows = [

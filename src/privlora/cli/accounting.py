@@ -15,6 +15,7 @@ from privlora.accounting import (
     calibrate_noise_multiplier,
     compose_ledgers,
 )
+from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, emit, out
 from privlora.errors import ConfigError, PrivacyError
 from privlora.training.files import RunFolder
@@ -147,7 +148,7 @@ def budget(
                         "run_id": run.run_id,
                         "dataset": run.plan.dataset,
                         "method": run.plan.method,
-                        "event": run.plan.event.to_dict(),
+                        **event_or_phases(run.events),
                         "steps_charged": run.releases,
                         "epsilon": run.epsilon,
                     }
@@ -158,9 +159,7 @@ def budget(
         return
     for run in statement.runs:
         paths = ", ".join(str(copy.path) for copy in run.copies)
-        out().print(
-            f"{paths}: epsilon {run.epsilon:.4g}, {run.releases} steps of {run.plan.event.describe()}"
-        )
+        out().print(f"{paths}: epsilon {run.epsilon:.4g}, {describe_events(run.events)}")
     out().print(statement.describe())
 
 

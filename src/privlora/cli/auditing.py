@@ -187,7 +187,7 @@ def _one_run(
             )
         written = read_ledger(RunFolder(Path(folder)).ledger).plan
         state = read_state(Path(folder))
-        page, series = write_one_run(found, state, written.event, written.steps, Path(folder), kind)
+        page, series = write_one_run(found, state, written.phases, Path(folder), kind)
     if as_json:
         emit({**found.to_dict(), "page": str(page), "series": str(series), "output": folder})
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon, epsilon_curve
+from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
@@ -136,15 +136,14 @@ def _overflow(settings: Settings) -> float | None:
 def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
     """PLD epsilon over the run, under both adjacencies; other accountants on request."""
     steps = sorted({math.ceil(planned.steps * part) for part in _QUARTERS})
-    curve = epsilon_curve(planned.event, steps, planned.delta, adjacency=planned.adjacency)
-    whole = [(planned.event, planned.steps)]
+    curve = [epsilon(planned.events(step), planned.delta, adjacency=planned.adjacency) for step in steps]
     cost = {
         "epsilon": curve[-1],
         "over_steps": [{"step": s, "epsilon": e} for s, e in zip(steps, curve, strict=True)],
         # No bound for replacing is known where gradients are clipped before they are projected.
         "epsilon_replace_one": None
-        if planned.event.projections
-        else epsilon(whole, planned.delta, adjacency=_REPLACE_ONE),
+        if any(event.projections for event, _ in planned.phases)
+        else epsilon(planned.phases, planned.delta, adjacency=_REPLACE_ONE),
     }
     if cross_check:
         accountants: tuple[Accountant, ...] = ("rdp", "prv")
@@ -155,7 +154,7 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
 def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
     """Its epsilon, or why it has none: neither knows truncated sampling, and PRV is an optional package."""
     try:
-        found = epsilon([(planned.event, planned.steps)], planned.delta, accountant=accountant)
+        found = epsilon(planned.phases, planned.delta, accountant=accountant)
     except PrivacyError as error:
         return {"epsilon": None, "reason": str(error)}
     return {"epsilon": found, "versions": accountant_versions(accountant)}

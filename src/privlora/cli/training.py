@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
+from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.config import Settings, load_settings
 from privlora.errors import RunError
@@ -132,7 +133,7 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
             "delta": result.delta,
             "unit": plan.unit,
             "adjacency": plan.adjacency,
-            "event": plan.event.to_dict(),
+            **event_or_phases(plan.phases),
             "accountant": "pld",
             "versions": accountant_versions(),
         }
@@ -151,6 +152,6 @@ def describe(plan: Plan) -> str:
     if plan.insecure_noise:
         return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
     return (
-        f"per {plan.unit}, adjacency {plan.adjacency}; {plan.steps} steps of {plan.event.describe()}; "
+        f"per {plan.unit}, adjacency {plan.adjacency}; {describe_events(plan.phases)}; "
         f"accountant pld ({packages})"
     )

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from privlora.accounting import LedgerSummary, TruncatedPoissonSampling, epsilon
-from privlora.accounting.accountants import DEFAULT_GRID, pld_epsilon
+from privlora.accounting import LedgerSummary, StepEvent, epsilon
+from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
@@ -71,7 +70,8 @@ def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
         }
     total = summary.epsilon()
     replace_one = None
-    if not summary.plan.event.projections:  # for which no bound under replacement is known
+    # For projections no bound under replacement is known.
+    if not any(event.projections for event, _ in summary.plan.phases):
         replace_one = finite(epsilon(summary.events(), summary.plan.delta, adjacency="replace-one"))
     return {
         "stamp": {"text": PRIVATE, "reason": None},
@@ -89,7 +89,7 @@ def _curve(summary: LedgerSummary, total: float) -> list[dict[str, float | None]
     curve: list[dict[str, float | None]] = []
     for step in steps:
         # epsilon never falls with more steps, so the total bounds every earlier one too
-        bound = min(pld_epsilon({plan.event: step}, plan.delta, plan.adjacency, grid), total)
+        bound = min(pld_epsilon(merged(plan.events(step)), plan.delta, plan.adjacency, grid), total)
         curve.append({"step": step, "epsilon": finite(bound)})
     return [*curve, {"step": charges, "epsilon": finite(total)}]
 
@@ -104,8 +104,9 @@ def evaluation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _statement(
     summary: LedgerSummary, epsilon_now: float | None, epsilon_replace_one: float | None
 ) -> dict[str, Any]:
-    plan, sampling = summary.plan, summary.plan.event.sampling
-    truncated = isinstance(sampling, TruncatedPoissonSampling)
+    plan = summary.plan
+    charged = [count for _, count in summary.events()] + [0] * len(plan.phases)
+    phases = [_phase(*phase, done) for phase, done in zip(plan.phases, charged, strict=False)]
     return {
         "epsilon": epsilon_now,
         "delta": plan.delta,
@@ -113,9 +114,7 @@ def _statement(
         "records_per_user": plan.records_per_user,
         "adjacency": plan.adjacency,
         "epsilon_replace_one": epsilon_replace_one,
-        "sampling": {"kind": "truncated_poisson" if truncated else "poisson", **asdict(sampling)},
-        "noise_multiplier": plan.event.noise_multiplier,
-        "projections": [list(pair) for pair in plan.event.projections],
+        **(phases[0] if len(phases) == 1 else {"phases": phases}),
         "clip_norm": plan.clip_norm,
         "expected_batch_size": plan.expected_batch_size,
         "steps_planned": plan.steps,
@@ -127,11 +126,22 @@ def _statement(
     }
 
 
+def _phase(event: StepEvent, planned: int, charged: int) -> dict[str, Any]:
+    """Of one phase, what the statement of a run of one phase says by the same names."""
+    return {
+        "sampling": event.to_dict()["sampling"],
+        "noise_multiplier": event.noise_multiplier,
+        "projections": [list(pair) for pair in event.projections],
+        "steps_planned": planned,
+        "steps_charged": charged,
+    }
+
+
 def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None:
     if summary is None:
         return None
     plan, rank = summary.plan, parts.adapter.rank
-    adaptive, sigma = parts.adaptive, plan.event.noise_multiplier
+    adaptive, sigma = parts.adaptive, plan.phases[-1][0].noise_multiplier  # the last phase trains
     if adaptive is not None:
         sigma, _ = split_noise_multiplier(sigma)
     noise_std = sigma * plan.clip_norm / plan.expected_batch_size

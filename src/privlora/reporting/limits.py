@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
+from privlora.reporting.wording import any_projected, any_truncated
 
 _ALWAYS = (
     "The base model. Whatever it learned from its own pretraining data is outside this statement.",
@@ -51,9 +52,9 @@ def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
         return ["Any training record. Handle this adapter as if it were the training records themselves."]
     sentences = [text.format(unit=statement["unit"]) for text in _ALWAYS]
     sentences.insert(1, _RECORD if statement["unit"] == "record" else _USER)
-    if statement["sampling"]["kind"] == "truncated_poisson":
+    if any_truncated(statement):
         sentences.append(_TRUNCATED.format(unit=statement["unit"]))
-    if statement["projections"]:
+    if any_projected(statement):
         sentences.append(_PROJECTED.format(unit=statement["unit"]))
     if start == PUBLIC_GRADIENT:
         sentences.insert(1, _PUBLIC_TEXTS)

@@ -36,17 +36,14 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
         figures += [
             (rounded_up(s["epsilon"]), "ε", f"at δ = {number(s['delta'])}"),
             (f"one {s['unit']}", "privacy unit", wording.adjacency(s)),
-            (
-                number(s["noise_multiplier"]),
-                "noise multiplier σ",
-                f"clipping norm C = {wording.clip_norm(report)}",
-            ),
-            (
-                number(s["steps_charged"]),
-                "releases",
-                f"sampling rate q = {number(s['sampling']['sample_rate'])}",
-            ),
         ]
+        charged = number(s["steps_charged"])
+        if "phases" in s:
+            figures.append((charged, "releases", f"in {len(s['phases'])} phases"))
+        else:
+            noise, norm = number(s["noise_multiplier"]), f"clipping norm C = {wording.clip_norm(report)}"
+            rate = f"sampling rate q = {number(s['sampling']['sample_rate'])}"
+            figures += [(noise, "noise multiplier σ", norm), (charged, "releases", rate)]
     if rows:
         before, after = rows[0], rows[-1]
         figures.append(

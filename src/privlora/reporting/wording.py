@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privlora.config import OPTIMIZER_SETTINGS
@@ -24,18 +24,42 @@ def is_private(report: Report) -> bool:
     return bool(report["stamp"]["reason"] is None)
 
 
+def phases(statement: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """What was released, in order. A statement of one phase says it itself, by the same names."""
+    found: Sequence[Mapping[str, Any]] = statement.get("phases", [statement])
+    return found
+
+
+def any_truncated(statement: Mapping[str, Any]) -> bool:
+    """Whether a phase caps its batches."""
+    return any(phase["sampling"]["kind"] == "truncated_poisson" for phase in phases(statement))
+
+
+def any_projected(statement: Mapping[str, Any]) -> bool:
+    """Whether a phase projects gradients."""
+    return any(phase["projections"] for phase in phases(statement))
+
+
 def sentence(report: Report) -> str:
     """The statement that an auditor would sign, or why there is none."""
     s = report["statement"]
     if not is_private(report):
         return f"This adapter is NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
-    projected = " on fresh random projections of clipped gradients" if s["projections"] else ""
+    clipped = "" if "phases" in s else f" and clipping norm {clip_norm(report)}"
     return (
         f"The adapter and every file beside it are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
-        f"differentially private under {adjacency(s)}. They derive from {s['steps_charged']} releases of the "
-        f"Gaussian mechanism{projected} with noise multiplier {number(s['noise_multiplier'])} and clipping norm "
-        f"{clip_norm(report)}, on batches drawn by {sampling(s)}; epsilon is an upper bound by the PLD "
+        f"differentially private under {adjacency(s)}. They derive from "
+        f"{', and '.join(_releases(phase, clipped) for phase in phases(s))}; epsilon is an upper bound by the PLD "
         f"accountant of dp-accounting {report['versions']['dp-accounting']}."
+    )
+
+
+def _releases(phase: Mapping[str, Any], clipped: str = "") -> str:
+    projected = " on fresh random projections of clipped gradients" if phase["projections"] else ""
+    count = phase["steps_charged"]
+    return (
+        f"{count} release{'s' * (count != 1)} of the Gaussian mechanism{projected} with noise multiplier "
+        f"{number(phase['noise_multiplier'])}{clipped}, on batches drawn by {sampling(phase)}"
     )
 
 
@@ -55,7 +79,7 @@ def clip_norm(report: Report) -> str:
 def adjacency(statement: Mapping[str, Any]) -> str:
     """Which data sets count as neighbours."""
     text = _ADJACENCY[statement["adjacency"]].format(unit=statement["unit"])
-    if statement["sampling"]["kind"] == "truncated_poisson" and statement["adjacency"] == "add-or-remove-one":
+    if any_truncated(statement) and statement["adjacency"] == "add-or-remove-one":
         text += " (an empty one stands in for it)"
     return text
 
@@ -67,9 +91,9 @@ def unit(statement: Mapping[str, Any]) -> str:
     return f"one user: all of a user's records, at most {statement['records_per_user']} of them in a step"
 
 
-def sampling(statement: Mapping[str, Any]) -> str:
+def sampling(phase: Mapping[str, Any]) -> str:
     """How a batch was drawn."""
-    s = statement["sampling"]
+    s = phase["sampling"]
     text = f"Poisson sampling with rate {number(s['sample_rate'])}"
     if s["kind"] == "truncated_poisson":
         text += f", cut to {s['max_batch_size']} of at most {s['dataset_size']} units"
@@ -99,10 +123,16 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         ]
     else:
         rows.append(("Guarantee (ε, δ)", "none"))
+    if "phases" in s:
+        for place, phase in enumerate(s["phases"], start=1):
+            rows.append((f"Phase {place}", f"{_releases(phase)}; {phase['steps_planned']} planned"))
+    else:
+        rows += [
+            ("Sampling rate q", number(s["sampling"]["sample_rate"], 6)),
+            ("Sampling", sampling(s)),
+            ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
+        ]
     rows += [
-        ("Sampling rate q", number(s["sampling"]["sample_rate"], 6)),
-        ("Sampling", sampling(s)),
-        ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
         ("Clipping norm C", clip_norm(report)),
         ("Expected batch size b", number(s["expected_batch_size"])),
         (_noise_name(report), number(report["noise"]["noise_std"])),
@@ -130,10 +160,11 @@ _COORDINATES = {
 
 
 def mechanism(report: Report) -> str:
-    """What was noised."""
+    """What was noised, in the last phase if there are several."""
     s, space = report["statement"], report["method"]["coordinates"]
-    if s["projections"]:
-        layers = ", ".join(f"{r} of {d}" for r, d in s["projections"])
+    projections = phases(s)[-1]["projections"]
+    if projections:
+        layers = ", ".join(f"{r} of {d}" for r, d in projections)
         return (
             f"M2: whole per-{s['unit']} gradients clipped, then a fresh random projection ({layers} input "
             "dimensions), Gaussian noise in it"
@@ -142,7 +173,7 @@ def mechanism(report: Report) -> str:
 
 
 def _replaced(s: Mapping[str, Any]) -> str:
-    return "not known for this mechanism" if s["projections"] else rounded_up(s["epsilon_replace_one"])
+    return "not known for this mechanism" if any_projected(s) else rounded_up(s["epsilon_replace_one"])
 
 
 def seeds(report: Report) -> str:

@@ -123,8 +123,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
         )
         sigma = calibration.noise_multiplier
     plan = Plan(
-        event=StepEvent(sampling, sigma, projections),
-        steps=privacy.steps,
+        phases=((StepEvent(sampling, sigma, projections), privacy.steps),),
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
         adjacency=ADJACENCY,
@@ -227,12 +226,13 @@ def build_step(
     """
     settings = parts.settings
     draws = sampler(settings.privacy, len(data.units))
+    before = 0 if ledger is None else ledger.plan.before_training
     mechanism = _mechanism(parts, ledger, done, draws.sampling)
     return Step(
         state=parts,
         mechanism=mechanism if instrument is None else instrument(mechanism),
         examples=data.examples,
-        learning_rate=parts.learning_rate,
+        learning_rate=lambda number: parts.learning_rate(number - before),
         draw=lambda: data.units.draw_records(draws.draw(), draws.generator),
         max_tokens=settings.run.tokens_per_micro_batch,
         dropout=settings.model.dropout,
@@ -255,7 +255,7 @@ def _mechanism(parts: Parts, ledger: Ledger | None, done: int, sampling: Samplin
         parts.coordinates,
         clip_norm=plan.clip_norm,
         # What is charged is what is sampled; the ledger refuses it if it is not what was planned.
-        event=StepEvent(sampling, plan.event.noise_multiplier, parts.coordinates.event_layers),
+        event=StepEvent(sampling, plan.phases[-1][0].noise_multiplier, parts.coordinates.event_layers),
         expected_batch_size=plan.expected_batch_size,
         ledger=ledger,
         noise=NoiseSource(privacy.insecure_noise_seed),

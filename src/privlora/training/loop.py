@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
 from privlora.training.assembly import Parts, build_step
@@ -81,7 +81,14 @@ def train(
         # Where a kill hit the last checkpoint, no later one replaces what it left.
         folder.remove_leftovers()
     saved = load(parts, folder, run_id)
-    done = ledger.charges if ledger is not None else saved
+    before = 0 if ledger is None else ledger.plan.before_training
+    done = saved if ledger is None else ledger.charges - before
+    if done < 0:
+        raise PrivacyError(
+            f"{folder.ledger}: training is to begin, and the phases before it lack {-done} of their releases",
+            why="the ledger accepts the plan's events in their order only",
+            fix="make the releases of the earlier phases first",
+        )
     one = build_step(parts, data, ledger, done=done, instrument=instrument)
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
@@ -90,14 +97,15 @@ def train(
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             losses = one.take().losses
-            charge = None if ledger is None else ledger.summary.charge_hashes[step - 1]
-            _keep_private_loss(folder, run.show_private_loss, step, charge, losses, observer)
+            charge = None if ledger is None else ledger.summary.charge_hashes[before + step - 1]
+            mark = Mark(before + step, run_id, charge)
+            _keep_private_loss(folder, mark, losses, observer if run.show_private_loss else None)
             if observer is not None:
                 seconds = time.perf_counter() - started
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
             last, stopping = step == privacy.steps, stop.is_set()
             if last or stopping or step % run.checkpoint_every == 0:
-                save_checkpoint(folder.checkpoint, parts.states(), Mark(step, run_id, charge))
+                save_checkpoint(folder.checkpoint, parts.states(), mark)
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
                 _evaluate(parts, data, folder, step, observer)
             if stopping and not last:
@@ -168,17 +176,13 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
 
 
 def _keep_private_loss(
-    folder: RunFolder,
-    show: bool,
-    step: int,
-    charge: str | None,
-    losses: torch.Tensor,
-    observer: Observer | None,
+    folder: RunFolder, mark: Mark, losses: torch.Tensor, observer: Observer | None
 ) -> None:
     loss = float(losses.mean()) if len(losses) else None
-    append_line(folder.private_losses, {"step": step, "units": len(losses), "loss": loss, "charge": charge})
-    if show and observer is not None and loss is not None:
-        observer.on_private_loss(step, loss)
+    row = {"step": mark.step, "units": len(losses), "loss": loss, "charge": mark.charge}
+    append_line(folder.private_losses, row)
+    if observer is not None and loss is not None:
+        observer.on_private_loss(mark.step, loss)
 
 
 @contextmanager

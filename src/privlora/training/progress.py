@@ -95,7 +95,7 @@ class RichObserver:
         """(step, PLD epsilon after it): of this step if ``exact``, else of one for which it could be afforded."""
         started = time.monotonic()
         if exact or started >= self._account_again_at:
-            self._spent = step, epsilon([(plan.event, step)], plan.delta, adjacency=plan.adjacency)
+            self._spent = step, epsilon(plan.events(step), plan.delta, adjacency=plan.adjacency)
             ended = time.monotonic()
             self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
         return self._spent

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
-from privlora.mechanisms import Mechanism, Release
+from privlora.errors import ConfigError
+from privlora.mechanisms import Mechanism, PrivateSum, Release
 from privlora.randomness import private_generator
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
@@ -54,7 +55,8 @@ class Step:
     def take(self, drawn: Drawn | None = None) -> Taken:
         """One step on a fresh draw, or on ``drawn``, an empty one included. Errors leave no unit behind in the sum."""
         if drawn is None:
-            assert self.draw is not None, "this step has no sampler: give it a batch"
+            if self.draw is None:
+                raise ConfigError("this step has no sampler", fix="give it `draw`, or a batch to take")
             drawn = self.draw()
         try:
             losses = self.accumulate(drawn)
@@ -80,9 +82,12 @@ class Step:
                 losses.append(unit_losses)
         return torch.cat(losses) if losses else torch.zeros(0)
 
-    def release(self) -> Release:
-        """The second half: charge, noise, and the moves that follow from the release alone."""
-        release = self.mechanism.release()
+    def release(self, total: PrivateSum | None = None) -> Release:
+        """The second half: charge, noise, and the moves that follow from the release alone.
+
+        total: of a batch that is spread over several processes or clients, see `Mechanism.release`.
+        """
+        release = self.mechanism.release(total)
         self.state.optimizer.step(release, self.learning_rate(release.step))
         if self.state.average is not None:
             self.state.average.update()
