@@ -1,9 +1,9 @@
-# make demo | make test | make check | make mutants: each creates the environment it needs in .venv first.
+# make demo | make test-quick | make test | make check | make mutants: each creates the environment it needs in .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check mutants mutants-sample clean
+.PHONY: demo test test-quick check mutants mutants-sample clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+
+# In a minute of one core, without training anything: docs/testing.md says what it covers.
+test-quick: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick
 
 # Does a test find each way of breaking the package that tests/mutants lists? The sample is a random tenth.
 mutants: $(VENV)/.installed-dev

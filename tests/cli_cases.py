@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_models import byte_tokenizer, tiny_llama
 
 from privlora.cli import main
 
@@ -25,27 +24,12 @@ NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn")
 
 def save_tiny_model(folder: Path, *, chat: bool = False, dtype: torch.dtype = torch.float32) -> Path:
     """A random Llama of two layers (width 16) over bytes, in ``folder``."""
-    symbols = ["<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+    tokenizer = byte_tokenizer(("<pad>", "</s>"), pad_token="<pad>", eos_token="</s>")
     if chat:
-        fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(symbols),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
+        tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    tokens = {"vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    tiny_llama(max_position_embeddings=128, **tokens).to(dtype).save_pretrained(folder)
     return folder
 
 

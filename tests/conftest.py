@@ -1,18 +1,76 @@
 """One thread (the models are tiny), and a seed for whatever a test does not seed itself."""
 
+import gc
+import os
 import signal
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from quick import is_quick
+
+from privlora.accounting import accountants
 
 torch.set_num_threads(1)
+gc.disable()  # until pytest_collection_finish: it would take a third of the time that importing takes
 # Whoever starts the tests in the background may have ctrl-C ignored, which they and their child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="no test that trains, runs commands or is marked slow"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and config.getoption("quick") and not is_quick(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays, so the collector need not walk through it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep calibrations for this session only: those of a broken copy (tests/mutants) must not reach real runs."""
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIVLORA_CACHE", str(shared / "cache"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composed_once() -> Iterator[Callable[..., Any]]:
+    """Keep what composed plans cost, for hundreds of tests train by a few of them; yields what composes anew."""
+    composed = accountants._compose
+
+    @lru_cache(maxsize=64)
+    def kept(events: tuple[Any, ...], *rest: Any) -> Any:
+        return composed(dict(events), *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accountants, "_compose", lambda events, *rest: kept(tuple(events.items()), *rest))
+        yield composed
 
 
 @pytest.fixture

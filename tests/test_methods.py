@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
-from tiny_models import tiny_model, tiny_tokenizer
+from tiny_models import loaded_by_peft, tiny_model, tiny_tokenizer
 
 from privlora.adapters import LowRankAdapter
 from privlora.api import Result, fine_tune, resume_run
@@ -79,7 +78,7 @@ def test_every_row_trains_privately_and_otherwise(
     model, result = tune(tmp_path / "run", name, **(PRIVATE if private else {"private": False}))
     assert result.steps == 3
     assert (result.epsilon is not None) is private
-    adapted = PeftModel.from_pretrained(model, str(result.release))
+    adapted = loaded_by_peft(model, result.release)
     assert result.release.name == ("release" if private else "not-private")
     change = [p for key, p in adapted.named_parameters() if "lora_B" in key]
     assert change

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import huggingface_hub
-import peft
 import pytest
 import torch
 import transformers
 from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
-from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer
+from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer, with_lora
 
 from privlora.api import Result, fine_tune, resume_run
 from privlora.data.examples import Template
@@ -41,7 +39,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", asked)
     monkeypatch.setattr(socket, "getaddrinfo", asked)
-    monkeypatch.setattr(datasets, "load_dataset", asked)
+    monkeypatch.setattr("datasets.load_dataset", asked)
     for name in ("model_info", "dataset_info", "repo_info", "list_repo_files", "file_exists"):
         monkeypatch.setattr(huggingface_hub.HfApi, name, asked)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", asked)
@@ -102,6 +100,8 @@ def test_strings_in_a_list_are_records(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _splits() -> Any:
+    import datasets
+
     return datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": SECRET}]))
 
 
@@ -118,7 +118,7 @@ def _splits() -> Any:
         ([SECRET, {"text": SECRET}], "mix texts and other records"),
         (["a.jsonl", "b.csv"], "give files as pathlib.Path"),
         ({"text": SECRET}, "put a single record in a list"),
-        (_splits(), "give one split"),
+        (_splits, "give one split"),
         ([[SECRET]], "record 1 is of type list"),
         ([], "there are no records"),
         (17, "of type int"),
@@ -129,6 +129,7 @@ def test_other_things_are_refused(
     given: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    given = _splits() if given is _splits else given
     refused(tmp_path, PrivloraError, match, given)
     refused(tmp_path, PrivloraError, match, evaluation=given)
 
@@ -582,11 +583,13 @@ UNFIT: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 
 def _adapted() -> Any:
-    return peft.get_peft_model(tiny_model(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    return with_lora(tiny_model(), target_modules=["q_proj"])
 
 
 def _injected() -> Any:
     """An adapter without peft's wrapper around the model."""
+    import peft
+
     return peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_proj"]), tiny_model())
 
 
@@ -615,8 +618,12 @@ def test_a_merged_model_is_a_base_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter", "method", "privacy", "run", "columns", "loading"])
-@pytest.mark.parametrize("given", [[SECRET], 4815, peft.LoraConfig(r=2)], ids=["list", "number", "object"])
+@pytest.mark.parametrize("given", [[SECRET], 4815, "LoraConfig"], ids=["list", "number", "object"])
 def test_settings_that_are_no_mapping(name: str, given: Any, tmp_path: Path) -> None:
+    if given == "LoraConfig":
+        from peft import LoraConfig
+
+        given = LoraConfig(r=2)
     told = refused(tmp_path, ConfigError, f"{name} is of type {type(given).__name__}", **{name: given})
     assert "Fix: pass " in told
     if name != "method":

@@ -1,4 +1,4 @@
-"""Tiny random causal LMs of every supported family, and batches of uneven rows for them."""
+"""Tiny random causal LMs of every supported family, tokenizers and adapters for them, and batches of uneven rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from privlora.data.batching import MicroBatch, micro_batches
 from privlora.data.examples import IGNORED, Example, Examples
@@ -70,6 +71,27 @@ def tiny_model(family: str = "llama", *, seed: int = 0, dtype: torch.dtype = tor
     torch.manual_seed(seed)
     model = hf.AutoModelForCausalLM.from_config({**FAMILIES, **MIXTURES}[family](initializer_range=0.3))
     return model.to(dtype).eval()
+
+
+def tiny_llama(*, seed: int = 0, **sizes: Any) -> Any:
+    """A random Llama of two layers of width 16 in evaluation mode; ``sizes`` are further fields of its config."""
+    torch.manual_seed(seed)
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**{**small, **sizes})).eval()
+
+
+def with_lora(model: Any, r: int = 2, **options: Any) -> Any:
+    """The model under peft's own LoRA; ``options`` are further fields of LoraConfig."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, which a collection should not wait for
+
+    return get_peft_model(model, LoraConfig(r=r, **options))
+
+
+def loaded_by_peft(model: Any, folder: Path) -> Any:
+    """The model with the adapter in ``folder`` in evaluation mode, as peft loads it."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(folder)).eval()
 
 
 def set_checkpointing(model: Any, *, reentrant: bool) -> None:
@@ -147,11 +169,35 @@ def everything_in_double() -> Iterator[None]:
         yield
 
 
+def byte_tokenizer(
+    special: Sequence[str] = ("<pad>", "<s>", "</s>"),
+    *,
+    letters: Sequence[str] | None = None,
+    merges: Sequence[tuple[str, str]] = (),
+    template: str | None = None,
+    **options: Any,
+) -> hf.PreTrainedTokenizerFast:
+    """``special`` tokens first, then one token a byte and the given merges; decoding gives back the text.
+
+    letters: the bytes that have a token, in order (default: all). template: what is written around each text, as
+    "<s> $A </s>". options: of PreTrainedTokenizerFast, the roles of special tokens.
+    """
+    spelt = {
+        letter: pre_tokenizers.ByteLevel(False).pre_tokenize_str(letter)[0][0] for letter in letters or ()
+    }
+    alphabet = spelt.values() or sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet, *map("".join, merges)])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, list(merges), unk_token=options.get("unk_token")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if template:
+        written = [(token, vocabulary[token]) for token in special if token in template]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=written)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
 def tiny_tokenizer() -> hf.PreTrainedTokenizerFast:
     """One token a character; knows what the tiny models' vocabulary has room for."""
-    symbols = ["<pad>", "<s>", "</s>", "<unk>", *string.ascii_lowercase, *string.digits, *" .,:?"]
-    tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    roles = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    letters = string.ascii_lowercase + string.digits + " .,:?"
+    return byte_tokenizer(list(roles.values()), letters=letters, **roles)

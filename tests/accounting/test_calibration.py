@@ -35,7 +35,10 @@ def count_evaluations(monkeypatch):
     return grids
 
 
-CASES = [(row_id, "add-or-remove-one", "sigma_pld") for row_id in ROWS]
+CASES = [
+    pytest.param(row_id, "add-or-remove-one", "sigma_pld", marks=() if row_id[0] == "p" else pytest.mark.slow)
+    for row_id in ROWS
+]
 CASES += [(row_id, "replace-one", "sigma_pld_replace_one") for row_id in ("p1", "p4")]
 
 
@@ -53,6 +56,7 @@ def test_reference_rows(row_id, adjacency, column, monkeypatch):
     assert len(grids) < 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "steps", "target", "delta"),
     [
@@ -70,6 +74,7 @@ def test_result_is_tight_and_never_above_the_target(sampling, steps, target, del
     assert calibration.pld_epsilon({less_noise: steps}, delta, "add-or-remove-one", grid) > target
 
 
+@pytest.mark.slow
 def test_truncated_poisson_needs_more_noise():
     """One unit in a batch may push another one out."""
     arguments = (10, 1.0, 1e-5)
@@ -79,6 +84,7 @@ def test_truncated_poisson_needs_more_noise():
     assert epsilon([(tight.event, 10)], 1e-5) <= 1.0
 
 
+@pytest.mark.slow
 def test_tolerance_rounds_up_to_fewer_digits():
     rough = calibrate_noise_multiplier(*EASY, tolerance=1e-2)
     fine = calibrate_noise_multiplier(*EASY)
@@ -180,6 +186,7 @@ def test_cache_folder_follows_the_platform(monkeypatch):
     assert str(calibration.cache_folder()).endswith(".cache/privlora/calibration")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -212,6 +219,7 @@ def test_unknown_adjacency_is_refused():
 
 
 # Rank-free reference values, which are rounded up more coarsely, and exact ones of rank one, which ours may not meet.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "target", "rank_one", "rank_free"),
     [((64, 2048), 0.4, 0.70699, 0.70814), ((8, 2048), 8.0, 0.04944, 0.04958)],
@@ -224,6 +232,7 @@ def test_projected_reference_rows(size, target, rank_one, rank_free):
     assert f"{size[0]} of {size[1]}" in result.describe()
 
 
+@pytest.mark.slow
 def test_projected_result_is_tight():
     sampling, steps, target, delta = question = (PoissonSampling(1.0), 3, 1.0, 1e-5)
     result = calibrate_noise_multiplier(*question, projections=((16, 256),))

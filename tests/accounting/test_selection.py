@@ -88,6 +88,7 @@ def test_theorem_6_written_out() -> None:
     assert found == pytest.approx(best, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_tuning_takes_what_is_smaller() -> None:
     few, many = tuning_cost(EVENT, STEPS, 2, DELTA), tuning_cost(EVENT, STEPS, 50, DELTA)
     assert few.one_run == epsilon([(EVENT, STEPS)], DELTA) < few.smallest[1]  # type: ignore[index]
@@ -99,17 +100,20 @@ def test_tuning_takes_what_is_smaller() -> None:
     assert many.to_dict()["smallest"] == many.smallest
 
 
+@pytest.mark.slow
 def test_one_run_is_not_tuning() -> None:
     found = tuning_cost(EVENT, STEPS, 1, DELTA)
     assert found.smallest == ("composition", found.one_run)
 
 
+@pytest.mark.slow
 def test_too_many_runs_for_the_accountant() -> None:
     cost = tuning_cost(StepEvent(PoissonSampling(0.1), 0.5), 300, 1000, DELTA)
     assert cost.composition is None
     assert set(cost.repeat_and_select) == {"geometric", "logarithmic", "poisson"}
 
 
+@pytest.mark.slow
 def test_truncated_sampling_is_composed_only() -> None:
     event = StepEvent(TruncatedPoissonSampling(0.1, 20, 100), 2.0)
     found = tuning_cost(event, 5, 3, DELTA)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from adapter_cases import logits, with_operands
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny_model
+from tiny_models import loaded_by_peft, tiny_model, with_lora
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter, read_adapter, write_adapter
@@ -34,7 +33,7 @@ def test_peft_computes_our_logits(family: str, rslora: bool, targets: str, tmp_p
     )
     adapter.detach()
     plain = logits(model)
-    loaded = PeftModel.from_pretrained(tiny_model(family), str(tmp_path)).eval()
+    loaded = loaded_by_peft(tiny_model(family), tmp_path)
     torch.testing.assert_close(logits(loaded), ours, rtol=0, atol=1e-5)
     assert float((ours - plain).abs().max()) > 0.1
     merge(model, operand_factors(adapter))
@@ -43,10 +42,8 @@ def test_peft_computes_our_logits(family: str, rslora: bool, targets: str, tmp_p
 
 @pytest.mark.parametrize("rslora", [False, True])
 def test_an_adapter_of_peft_is_read_with_its_scale(rslora: bool, tmp_path: Path) -> None:
-    config = LoraConfig(
-        r=3, lora_alpha=7, use_rslora=rslora, target_modules=["q_proj", "up_proj"], init_lora_weights=False
-    )
-    theirs = get_peft_model(tiny_model(), config).eval()
+    options = {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": False}
+    theirs = with_lora(tiny_model(), 3, lora_alpha=7, use_rslora=rslora, **options).eval()
     theirs.save_pretrained(tmp_path)
     model = tiny_model()
     factors = read_adapter(tmp_path)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from opacus import GradSampleModule
-from peft import LoraConfig, get_peft_model
 from tiny_models import (
     FAMILIES,
     everything_in_double,
@@ -20,6 +18,7 @@ from tiny_models import (
     set_checkpointing,
     tiny_model,
     uneven_examples,
+    with_lora,
 )
 from torch import Tensor
 from torch.func import functional_call
@@ -278,6 +277,8 @@ def test_dropout_has_the_gradient_of_its_own_mask() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_opacus_agrees_on_the_factors_of_a_peft_model(family: str) -> None:
+    from opacus import GradSampleModule
+
     scale = 1.5
     examples = [e for e in uneven_examples() if (e.labels[1:] >= 0).any()]
     batch = one_batch(examples, double=True)
@@ -290,14 +291,8 @@ def test_opacus_agrees_on_the_factors_of_a_peft_model(family: str) -> None:
     ours = gradients_of(base, adapter, batch)
     adapter.detach()
 
-    config = LoraConfig(
-        r=RANK,
-        lora_alpha=scale * RANK,
-        target_modules=targets,
-        fan_in_fan_out=family == "gpt2",
-        task_type="CAUSAL_LM",
-    )
-    peft_model = get_peft_model(base, config)
+    options = {"target_modules": targets, "fan_in_fan_out": family == "gpt2", "task_type": "CAUSAL_LM"}
+    peft_model = with_lora(base, RANK, lora_alpha=scale * RANK, **options)
     for site in adapter.sites:
         layer = peft_model.base_model.model.get_submodule(site.name)
         layer.lora_B["default"].weight.data = site.left.clone()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import tiny_llama
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
@@ -29,11 +29,8 @@ def setting(
     targets: Sequence[str] = ("q_proj", "up_proj", "v_proj"),
 ) -> Setting:
     """A mechanism of the method, other units that are short, and a canary. seed: of noise; None is the system's."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
-    )
-    adapter = LowRankAdapter(LlamaForCausalLM(config), rank=2, target_modules=list(targets))
+    model = tiny_llama(num_hidden_layers=1, vocab_size=32)
+    adapter = LowRankAdapter(model, rank=2, target_modules=list(targets))
     coordinates, _ = build(METHODS[name], adapter)
     if seed is not None and isinstance(coordinates, WishartCoordinates):  # repeatable, unlike in a run
         coordinates.load_state_dict(coordinates.state_dict() | {"key": torch.tensor([0, 7])})

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+import transformers as hf
+from tiny_models import byte_tokenizer, tiny_llama
+from tokenizers import processors
 
 from privlora.auditing.exposure import (
     chance_exposure,
@@ -37,36 +38,19 @@ def planted(count: int = 1, references: int = 15, seed: int = 0) -> list[Planted
     return secrets
 
 
-def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
+def tokenizer_of(*merges: tuple[str, str]) -> hf.PreTrainedTokenizerFast:
     """Bytes and the given merges; writes <s> before and </s> after each text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = ["<s>", "</s>", *alphabet, *("".join(pair) for pair in merges)]
-    tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, list(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    return byte_tokenizer(("<s>", "</s>"), merges=merges, template="<s> $A </s>", **ends)
 
 
-def tiny_model(vocabulary: int = 300, seed: int = 0) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).eval()
+def tiny_model(vocabulary: int = 300, seed: int = 0) -> hf.LlamaForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": vocabulary}
+    return tiny_llama(seed=seed, **sizes, max_position_embeddings=64, initializer_range=0.2)
 
 
 @torch.no_grad()
-def sequence_log_likelihood(model: LlamaForCausalLM, ids: list[int]) -> float:
+def sequence_log_likelihood(model: hf.LlamaForCausalLM, ids: list[int]) -> float:
     logits = model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
     return float(sum(logits[at, token] for at, token in enumerate(ids[1:])))
 
@@ -109,7 +93,7 @@ def test_report_keeps_the_order_of_the_secrets() -> None:
 
 
 def test_likelihoods_equal_those_of_single_unpadded_sequences() -> None:
-    tokenizer, model = byte_tokenizer(), tiny_model()
+    tokenizer, model = tokenizer_of(), tiny_model()
     candidates = ["12", "3456", "7", "890123"]  # of unequal lengths: padding must not count
     values = log_likelihood_scorer(model, tokenizer, batch_size=3)("the code is ", candidates)
     prefix = tokenizer("the code is ")["input_ids"][:-1]
@@ -120,7 +104,7 @@ def test_likelihoods_equal_those_of_single_unpadded_sequences() -> None:
 
 
 def test_a_token_across_the_boundary_is_scored_in_full() -> None:
-    tokenizer, model = byte_tokenizer(merges=[("Ġ", "4")]), tiny_model()
+    tokenizer, model = tokenizer_of(("Ġ", "4")), tiny_model()
     candidates = ["42", "52"]
     score = log_likelihood_scorer(model, tokenizer)
     start = tokenizer("is")["input_ids"][:-1]
@@ -131,7 +115,7 @@ def test_a_token_across_the_boundary_is_scored_in_full() -> None:
 
 
 def test_memorised_secrets_reach_the_ceiling_and_are_extracted() -> None:
-    tokenizer, model, secrets = byte_tokenizer(), tiny_model(), planted(4, references=63)
+    tokenizer, model, secrets = tokenizer_of(), tiny_model(), planted(4, references=63)
     before = measure_exposure(secrets, log_likelihood_scorer(model, tokenizer))
     assert before.mean < before.ceiling - 2
     assert not any(greedy_extraction(model, tokenizer, secrets))
@@ -150,7 +134,7 @@ def test_memorised_secrets_reach_the_ceiling_and_are_extracted() -> None:
 
 
 def test_the_mode_of_every_module_is_restored() -> None:
-    tokenizer, model = byte_tokenizer(), tiny_model().train()
+    tokenizer, model = tokenizer_of(), tiny_model().train()
     model.lm_head.eval()
     log_likelihood_scorer(model, tokenizer)("is ", ["1", "2"])
     greedy_extraction(model, tokenizer, planted())
@@ -160,7 +144,7 @@ def test_the_mode_of_every_module_is_restored() -> None:
 
 
 def test_a_diverged_model_has_no_rank() -> None:
-    tokenizer, model = byte_tokenizer(), tiny_model()
+    tokenizer, model = tokenizer_of(), tiny_model()
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
     with pytest.raises(ModelError, match="not numbers"):
@@ -180,7 +164,7 @@ def test_useless_secrets_are_refused() -> None:
 
 
 def test_a_secret_without_context_is_refused() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = tokenizer_of()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     with pytest.raises(DataError, match="no token before it"):
         log_likelihood_scorer(tiny_model(), tokenizer)("", ["12", "34"])

@@ -101,6 +101,9 @@ def test_one_line_refusals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # or it asks the hub again and again
     config = write_config(folder, run_settings(model, folder))
     ended = call(capsys, "diagnose", config, *arguments, "--public-data")
     assert ended.code == 2

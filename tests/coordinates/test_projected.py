@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel
 from scipy.stats import beta, kstest
-from tiny_models import tiny_model
+from tiny_models import loaded_by_peft, tiny_model
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
@@ -57,6 +56,7 @@ def through(c: ProjectedCoordinates, gradients: list[torch.Tensor]) -> list[tupl
     return c.to_vector(raw)
 
 
+@pytest.mark.slow
 @by_kind
 def test_the_estimate_is_unbiased(kind: type[ProjectedCoordinates]) -> None:
     c = make(kind, target_modules=["q_proj", "down_proj"])
@@ -217,7 +217,7 @@ def test_the_export_has_the_rank_of_the_updates(tmp_path) -> None:
         expected = model(input_ids=ids).logits
     write_adapter(tmp_path, c.adapter, named, base_model="tiny", lora_alpha=16.0)
     with torch.no_grad():
-        found = PeftModel.from_pretrained(model, str(tmp_path))(input_ids=ids).logits
+        found = loaded_by_peft(model, tmp_path)(input_ids=ids).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+import transformers as hf
+from tiny_models import byte_tokenizer
 
 from privlora.data.examples import IGNORED, Example, Template, build_examples
 from privlora.errors import ConfigError, DataError
@@ -39,30 +39,22 @@ ANNOUNCING = "{% if add_generation_prompt %}answer!{% endif %}" + CHATML
 
 def make_tokenizer(
     *, adds_bos: bool = True, chat_template: str | None = None, eos: bool = True
-) -> PreTrainedTokenizerFast:
+) -> hf.PreTrainedTokenizerFast:
     """One token a byte, so that decoding labels gives back exactly the trained text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(SPECIAL + alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    if adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", BOS)]
-        )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    tokenizer = byte_tokenizer(
+        SPECIAL,
+        template="<s> $A" if adds_bos else None,
         bos_token="<s>",
         eos_token="</s>" if eos else None,
         pad_token="<pad>",
         additional_special_tokens=SPECIAL[3:],
     )
-    fast.chat_template = chat_template
-    return fast
+    tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def build(
-    record: dict[str, object], template: Template, tokenizer: PreTrainedTokenizerFast, **kwargs
+    record: dict[str, object], template: Template, tokenizer: hf.PreTrainedTokenizerFast, **kwargs
 ) -> Example:
     kwargs.setdefault("max_length", 1000)
     (example,) = build_examples([record], template, tokenizer, **kwargs)
@@ -73,7 +65,7 @@ def build(
     return example
 
 
-def shown(tokenizer: PreTrainedTokenizerFast, example: Example) -> tuple[str, list[str]]:
+def shown(tokenizer: hf.PreTrainedTokenizerFast, example: Example) -> tuple[str, list[str]]:
     """The whole text, and each stretch that is trained on."""
     trained = example.labels != IGNORED
     edges = np.flatnonzero(np.diff(np.concatenate([[0], trained, [0]])))
@@ -166,11 +158,7 @@ class TestPromptAndCompletion:
 
     def test_the_prompt_is_tokenised_as_when_it_is_asked(self) -> None:
         """ "ab" is one token, but must not straddle a prompt that ends in a and a completion b."""
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet, "ab"])}
-        raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
-        raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>", bos_token="<s>")
+        tokenizer = byte_tokenizer(SPECIAL, merges=[("a", "b")], eos_token="</s>", bos_token="<s>")
         assert len(tokenizer("ab")["input_ids"]) == 1
         example = build({"question": "a", "answer": "b"}, PAIR, tokenizer, loss_on="completion")
         prompt = tokenizer("a")["input_ids"]

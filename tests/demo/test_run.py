@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import peft
 import pytest
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from privlora.training.files import RunFolder
 
 def test_the_last_lines_run_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "read_ledger", lambda _: SimpleNamespace(charges=3))
-    monkeypatch.setattr(peft.PeftModel, "from_pretrained", lambda _, folder: Path(folder))
+    monkeypatch.setattr("peft.PeftModel.from_pretrained", lambda _, folder: Path(folder))
     console = Console(record=True, file=io.StringIO())
     run._tell_where(console, RunFolder(tmp_path), tmp_path / "secrets.jsonl")
     code = console.export_text().partition("Use it:\n")[2].partition("\n\nAttack it")[0]

@@ -165,6 +165,7 @@ def test_labels(text: str, labels: tuple[str, ...], expected: int | None) -> Non
     assert read_label(text, labels) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(), st.text("0123456789 .,-/+eE$=()#ABab\n\\{}"), st.text("1/ -.")))
 def test_any_text_can_be_read(text: str) -> None:

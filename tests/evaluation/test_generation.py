@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from evaluation_cases import strong_adapter
-from peft import LoraConfig, get_peft_model
-from tiny_models import FAMILIES, everything_in_double, tiny_model, tiny_tokenizer
+from tiny_models import FAMILIES, everything_in_double, tiny_model, tiny_tokenizer, with_lora
 from tokenizers import decoders
 
 from privlora.data.examples import encode_prompts
@@ -35,6 +34,7 @@ def greedy_loop(model: torch.nn.Module, prompt: np.ndarray, steps: int) -> str:
     return TOKENIZER.decode(tokens[len(prompt) :], skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_a_plain_loop(family: str) -> None:
     with everything_in_double():
@@ -108,7 +108,7 @@ def test_an_attached_adapter_and_a_peft_model_count() -> None:
         adapted = generate(model, TOKENIZER, ids(), max_new_tokens=10)
         assert adapted == [greedy_loop(model, prompt, 10) for prompt in ids()]
     assert adapted != base
-    wrapped = get_peft_model(tiny_model(dtype=torch.float64), LoraConfig(r=2, init_lora_weights=False))
+    wrapped = with_lora(tiny_model(dtype=torch.float64), init_lora_weights=False)
     wrapped.train()
     found = generate(wrapped, TOKENIZER, ids(), max_new_tokens=10)
     assert wrapped.training

@@ -19,6 +19,7 @@ def test_coverage_of_an_accuracy() -> None:
     assert 180 <= covered <= 199  # 95 % of 200, give or take four standard deviations and discreteness
 
 
+@pytest.mark.slow
 def test_coverage_of_a_correlation() -> None:
     rng = np.random.default_rng(1)
     covered = 0

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from evaluation_cases import strong_adapter
-from peft import LoraConfig, get_peft_model
-from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer
+from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer, with_lora
 
 from privlora.errors import ConfigError, ModelError
 from privlora.evaluation.likelihood import answer_log_likelihoods
@@ -32,6 +31,7 @@ def one_by_one(model: torch.nn.Module, prompts: list[np.ndarray]) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("max_tokens", [1, 200, 10**6])
 def test_equals_a_plain_loop(family: str, max_tokens: int) -> None:
@@ -54,7 +54,7 @@ def test_an_attached_adapter_and_a_peft_model_count() -> None:
         adapted = answer_log_likelihoods(model, TOKENIZER, prompts, ANSWERS)
         np.testing.assert_allclose(adapted, one_by_one(model, prompts), atol=1e-5)
     assert np.abs(adapted - base).max() > 0.1
-    wrapped = get_peft_model(tiny_model(), LoraConfig(r=2, init_lora_weights=False, lora_dropout=0.5))
+    wrapped = with_lora(tiny_model(), init_lora_weights=False, lora_dropout=0.5)
     wrapped.train()
     found = answer_log_likelihoods(wrapped, TOKENIZER, prompts, ANSWERS)
     assert wrapped.training  # given back as it was, and no dropout in between

@@ -106,6 +106,7 @@ def test_parts_weigh_the_same(say: Any) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["mrpc", "stsb"])
 def test_likelihood_is_the_most_probable_completion(task: str) -> None:
     model, records = tiny_model(), pairs([0, 1, 1, 0, 1, 0])

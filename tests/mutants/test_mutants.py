@@ -77,6 +77,7 @@ def toy(old: str, new: str, test: str = "test_half") -> Mutant:
     return Mutant("toy/one", "nothing", (Edit("numbers.py", old, new),), (f"test_toy.py::{test}",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "test", "verdict", "detail"),
     [
@@ -102,6 +103,7 @@ def test_a_mutant_that_takes_too_long_is_not_killed(runner: Runner) -> None:
     assert outcome.verdict == "timeout"
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_mutant_are_named(runner: Runner) -> None:
     assert runner.failing(["test_toy.py::test_half", "test_toy.py::test_zero"]) == []
     (runner.root / "test_red.py").write_text(

@@ -26,7 +26,9 @@ RATES = {
 
 
 @every_optimizer
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss", [pytest.param(name, marks=() if name == "quadratic" else pytest.mark.slow) for name in LOSSES]
+)
 def test_it_descends(pair: tuple[str, str], loss: str) -> None:
     problem = Problem(*pair, LOSSES[loss])
     before = problem.loss()
@@ -35,6 +37,7 @@ def test_it_descends(pair: tuple[str, str], loss: str) -> None:
     assert problem.loss() < {"quadratic": 0.05, "recovery": 0.01, "logistic": 0.35}[loss] * before
 
 
+@pytest.mark.slow
 @every_optimizer
 def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> None:
     # Most directions of the second moments are empty: they must not be blown up.
@@ -47,6 +50,7 @@ def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> N
     assert problem.loss() < 1e-2 * before
 
 
+@pytest.mark.slow
 @every_optimizer
 def test_it_descends_under_noise(pair: tuple[str, str]) -> None:
     problem = Problem(*pair)

@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import peft
-import peft.optimizers.lorafa as peft_lorafa
 import pytest
 import torch
 from optimizer_cases import RANK, SCALE, Problem
-from peft.optimizers import create_lorafa_optimizer, create_loraplus_optimizer, create_riemannian_optimizer
-from pytorch_optimizer import Lamb
-from tiny_models import tiny_model
+from tiny_models import tiny_model, with_lora
 from torch import Tensor
 
 from privlora.coordinates import FactorCoordinates
@@ -75,10 +71,8 @@ def test_sgd_is_torchs_in_units_of_the_noise(momentum: float) -> None:
 
 def peft_model(coordinates: FactorCoordinates) -> tuple[Any, list[tuple[Any, int, int]]]:
     """The tiny model under peft's own LoRA with the coordinates' factors, and (layer, group, site) of each module."""
-    config = peft.LoraConfig(
-        r=RANK, lora_alpha=SCALE * RANK, target_modules=["q_proj", "down_proj"], lora_dropout=0.0
-    )
-    model = peft.get_peft_model(tiny_model(dtype=torch.float64), config)
+    base, targets = tiny_model(dtype=torch.float64), ["q_proj", "down_proj"]
+    model = with_lora(base, RANK, lora_alpha=SCALE * RANK, target_modules=targets, lora_dropout=0.0)
     layers = []
     for g, group in enumerate(coordinates.adapter.groups):
         for k, site in enumerate(group.sites):
@@ -91,6 +85,8 @@ def peft_model(coordinates: FactorCoordinates) -> tuple[Any, list[tuple[Any, int
 
 def check_peft(ours: Any, make: Callable[[Any], torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Against an optimizer that peft makes for its own model; learning rates keep the ratios of its groups."""
+    from peft.optimizers.lorafa import LoraFAOptimizer
+
     coordinates = ours.coordinates
     model, layers = peft_model(coordinates)
     reference = make(model)
@@ -103,9 +99,7 @@ def check_peft(ours: Any, make: Callable[[Any], torch.optim.Optimizer]) -> torch
                 layer.lora_A["default"].weight.grad = gradients[1][k].mT.clone()
         for group, ratio in zip(reference.param_groups, ratios, strict=True):
             group["lr"] = ratio * rate
-            if isinstance(
-                reference, peft_lorafa.LoraFAOptimizer
-            ):  # torch adds epsilon after its bias correction
+            if isinstance(reference, LoraFAOptimizer):  # torch adds epsilon after its bias correction
                 group["eps"] = 1e-8 * math.sqrt(1 - 0.999**release.step)
         reference.step()
         ours.optimizer.step(release, rate)
@@ -118,6 +112,8 @@ def check_peft(ours: Any, make: Callable[[Any], torch.optim.Optimizer]) -> torch
 
 @pytest.mark.parametrize("ratio", [1.0, 6.0])
 def test_lora_plus_is_pefts(ratio: float) -> None:
+    from peft.optimizers import create_loraplus_optimizer
+
     ours = problem("factors", "lora+", learning_rate_ratio=ratio)
     check_peft(
         ours, lambda m: create_loraplus_optimizer(m, torch.optim.AdamW, lr=1.0, loraplus_lr_ratio=ratio)
@@ -135,6 +131,8 @@ def test_lora_plus_moves_the_left_factor_six_times_faster() -> None:
 
 
 def test_riemannian_is_pefts() -> None:
+    from peft.optimizers import create_riemannian_optimizer
+
     check_peft(
         problem("factors", "riemannian"),
         lambda m: create_riemannian_optimizer(m, torch.optim.AdamW, lr=1.0, weight_decay=0.0),
@@ -160,8 +158,10 @@ def test_riemannian_preconditions_by_the_other_factors_gram_matrix() -> None:
 
 
 def test_lora_fa_is_pefts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft.optimizers import create_lorafa_optimizer
+
     # peft multiplies in bfloat16 where it can; the rule is compared without that rounding.
-    monkeypatch.setattr(peft_lorafa, "is_bf16_available", lambda: False)
+    monkeypatch.setattr("peft.optimizers.lorafa.is_bf16_available", lambda: False)
     check_peft(
         problem("one-factor", "lora-fa"),
         lambda m: create_lorafa_optimizer(m, r=RANK, lora_alpha=int(SCALE * RANK), lr=1.0),
@@ -183,6 +183,8 @@ def test_lora_fa_takes_the_nearest_reachable_direction_to_the_dense_gradient() -
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_lamb_is_the_librarys(decay: float) -> None:
+    from pytorch_optimizer import Lamb
+
     ours = problem("factors", "lamb", weight_decay=decay)
     theirs = [
         (part, g, k, t[k].clone().requires_grad_(True))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import tiny_llama
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import settings_from
@@ -29,10 +28,8 @@ class Run:
     summary: LedgerSummary | None
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+def base_model() -> Any:
+    return tiny_llama(vocab_size=32, num_key_value_heads=1)
 
 
 def make_run(
@@ -64,7 +61,7 @@ def make_run(
             "run": {"output": str(root), "label": "letters"},
         }
     )
-    parts = build_parts(settings, tiny_llama())
+    parts = build_parts(settings, base_model())
     folder.create(protects=settings.privacy.protects)
     folder.settings.write_text(settings.to_yaml())
     for step, loss in ((0, 3.5), (STEPS, 3.25)):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
-from reporting_cases import STEPS, Run, make_run, tiny_llama
+from reporting_cases import STEPS, Run, base_model, make_run
+from tiny_models import loaded_by_peft
 
 from privlora.accounting import Ledger
 from privlora.errors import PrivacyError, RunError
@@ -52,9 +52,9 @@ def test_peft_gives_our_logits(tmp_path: Path, method: str, averaging: float, us
             adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
     with torch.no_grad():
         ours = adapter.model(ids).logits
-        base = tiny_llama()
+        base = base_model()
         plain = base(ids).logits
-        theirs = PeftModel.from_pretrained(base, str(run.folder.release))(ids).logits
+        theirs = loaded_by_peft(base, run.folder.release)(ids).logits
     assert (ours - plain).abs().max() > 1e-2  # the update is not zero
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
 

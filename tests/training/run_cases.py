@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +21,11 @@ from privlora.accounting import read_ledger
 from privlora.api import Result, fine_tune, resume_run
 from privlora.mechanisms import NoiseSource, Release
 from privlora.optimizers import Optimizer
-from privlora.training.loop import Observer
+from privlora.training.loop import Observer, StepReport
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PUBLIC = [{"text": f"visitor {i} left at {i % 7} with a dog."} for i in range(4)]
-STEPS = 12
+STEPS, STOPPED = 12, 8
 PRIVACY = {
     "target_epsilon": 4.0,
     "delta": 1e-3,
@@ -71,6 +72,24 @@ class Bench:
         if (folder / "private/config.resolved.yaml").exists():
             return self.resume(folder, options.get("evaluation"))
         return self.start(folder, **options)
+
+
+class StopAt:
+    """Sends SIGINT to this process from inside a run."""
+
+    def __init__(self, step: int, during: str = "step") -> None:
+        self.step, self.during = step, during
+
+    def on_step(self, report: StepReport) -> None:
+        if self.during == "step" and report.step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        if self.during == "evaluation" and step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        raise AssertionError("nobody asked for it")
 
 
 @contextmanager

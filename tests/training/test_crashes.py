@@ -21,6 +21,7 @@ from run_cases import (
     PUBLIC,
     STEPS,
     Bench,
+    StopAt,
     assert_same,
     check_after_crash,
     check_finished,
@@ -36,7 +37,7 @@ from privlora.accounting import Ledger, PoissonSampling, calibrate_noise_multipl
 from privlora.errors import RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.optimizers import IterateAverage, Optimizer
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
 
 METHODS = [{"name": "prism", "averaging": 0.9}, {"name": "dp-adamw", "averaging": 0.9}]
 
@@ -243,24 +244,6 @@ def test_a_crash_leaves_no_gap_in_what_is_published(bench: Bench, tmp_path: Path
     bench.resume(folder, PUBLIC)
     rows = (folder / "release/evaluations.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [0, 3, 6, 9, STEPS]
-
-
-class StopAt:
-    """Sends SIGINT to this process from inside a run."""
-
-    def __init__(self, step: int, during: str = "step") -> None:
-        self.step, self.during = step, during
-
-    def on_step(self, report: StepReport) -> None:
-        if self.during == "step" and report.step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def on_evaluation(self, step: int, loss: float) -> None:
-        if self.during == "evaluation" and step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def on_private_loss(self, step: int, loss: float) -> None:
-        raise AssertionError("nobody asked for it")
 
 
 @pytest.mark.parametrize(("during", "stops"), [("step", 5), ("evaluation", 6)])

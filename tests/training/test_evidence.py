@@ -8,38 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_cases import STEPS, Bench, releases, side_log
-from test_crashes import StopAt
+from run_cases import PUBLIC, STEPS, STOPPED, Bench, releases, side_log
 
 from privlora.accounting import Ledger, compose_ledgers, read_ledger
 from privlora.errors import PrivacyError, RunError
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder, append_line
-from privlora.training.loop import Interrupted
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
-
-STOPPED = 8
-PUBLIC = [{"text": f"a public note, number {i}."} for i in range(3)]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture(scope="module")
-def stopped(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was interrupted after 8 of its 12 steps, evaluated after every second."""
-    root = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.raises(Interrupted):
-        bench.start(root, observer=StopAt(STOPPED), run={"evaluate_every": 2}, evaluation=PUBLIC)
-    return root
-
-
-@pytest.fixture
-def run(stopped: Path, tmp_path: Path) -> RunFolder:
-    return RunFolder(Path(shutil.copytree(stopped, tmp_path / "run")))
 
 
 def cut(folder: RunFolder, charges: int) -> bytes:

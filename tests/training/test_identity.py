@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench
-from test_crashes import StopAt
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, STOPPED, Bench, StopAt
 from tiny_models import tiny_model
 
 from privlora.accounting import read_ledger
@@ -23,24 +21,6 @@ pytestmark = pytest.mark.usefixtures("quick_reports")
 
 NAMED = [{**record, "name": f"p{i // 2}"} for i, record in enumerate(RECORDS)]
 BY_USER = {**PRIVACY, "unit": "user", "user_column": "name", "public_dataset_size": 15}
-
-
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture(scope="module")
-def stopped(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.raises(Interrupted):
-        bench.start(root, observer=StopAt(4), evaluation=PUBLIC)
-    return root
-
-
-@pytest.fixture
-def run(stopped: Path, tmp_path: Path) -> RunFolder:
-    return RunFolder(Path(shutil.copytree(stopped, tmp_path / "run")))
 
 
 def resume(bench: Bench, folder: RunFolder, **given: Any) -> int:
@@ -113,7 +93,7 @@ def test_it_is_private_and_the_ledger_has_none_of_it(run: RunFolder) -> None:
     assert run.identity.parent == run.private
     for path in run.release.iterdir():
         assert not any(value.encode() in path.read_bytes() for value in kept.values())
-    assert read_ledger(run.ledger).charges == 4
+    assert read_ledger(run.ledger).charges == STOPPED
 
 
 def test_no_evaluation_where_the_run_has_none(bench: Bench, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, releases, side_log
-from test_crashes import StopAt
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, releases, side_log
 
 import privlora.training.loop
 from privlora.accounting import read_ledger
@@ -29,11 +28,6 @@ from privlora.training.inputs import sampler
 from privlora.training.loop import Interrupted, StepReport
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
-
-
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
 
 
 class Watcher:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import Bench, assert_same, fingerprint
+from run_cases import Bench, StopAt, assert_same, fingerprint
 from safetensors.torch import load_file
 from tiny_models import VOCAB, set_checkpointing, tiny_model, tiny_tokenizer, uneven_examples
 from torch import Tensor
@@ -22,6 +22,7 @@ from privlora.errors import ConfigError, DataError
 from privlora.methods import METHODS
 from privlora.training import assembly, public_start
 from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.loop import Interrupted
 from privlora.training.models import unchanged_afterwards
 from privlora.training.public_start import mean_gradient_subspaces
 
@@ -112,7 +113,7 @@ def test_they_are_the_dense_mean_gradients(family: str, rank: int, weights: list
 def test_no_text_dominates(weights: list[Tensor]) -> None:
     model = tiny_model()
     norms = torch.tensor([norm(g) for g in dense_gradients(model, TEXTS)])
-    for seed in range(40):
+    for seed in range(20):  # the mean below then spreads by 0.015
         found_for(model, seed=seed)
     estimates = torch.stack(weights[::4])  # (seeds, texts), one of each run's four passes
     silent = norms == 0
@@ -294,11 +295,6 @@ def test_without_texts_it_is_refused(tmp_path: Path) -> None:
         build_parts(chosen, model, PublicStart(tiny_tokenizer()))
 
 
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
-
-
 @pytest.mark.parametrize("method", ["prism", "dp-adamw", "ffa"])
 def test_a_run_from_end_to_end(method: str, bench: Bench, tmp_path: Path) -> None:
     public = tmp_path / "public.txt"
@@ -321,21 +317,9 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(bench: Bench, tmp_path: 
     public = tmp_path / "public.txt"
     public.write_text("\n".join(PUBLIC))
 
-    class Stop(Exception):
-        pass
-
-    class StopAt:
-        def on_step(self, report: Any) -> None:
-            if report.step == 5:
-                raise Stop
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
-        def on_private_loss(self, step: int, loss: float) -> None: ...
-
     adapter = {"r": 2, "init": PUBLIC_GRADIENT, "public_text": str(public)}
-    with pytest.raises(Stop):
-        bench.start(tmp_path / "run", adapter=adapter, observer=StopAt())
+    with pytest.raises(Interrupted):
+        bench.start(tmp_path / "run", adapter=adapter, observer=StopAt(5))
     saved = load_file(tmp_path / "run/private/checkpoint.safetensors")
     seen: list[dict[str, Tensor]] = []
     load = TangentCoordinates.load_state_dict

@@ -34,11 +34,6 @@ MORNING, NIGHT = (datetime(2031, 5, 17, hour, tzinfo=UTC).timestamp() for hour i
 NAMED = {"run_id", "salt", "prev"}  # random in every run
 
 
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
-
-
 class Clock:
     """Stands for every clock of this process; each look at it takes ten milliseconds."""
 

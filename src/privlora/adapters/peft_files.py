@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -48,6 +47,8 @@ def write_adapter(
 
     base_model: a hub name, or a local folder; the adapter's note keeps only the last part of a folder's name.
     """
+    from peft import LoraConfig  # takes seconds, which commands that write no adapter should not wait for
+
     rank = next(iter(factors.values()))[0].shape[-1]
     scale = lora_scaling(lora_alpha, rank, use_rslora)
     tensors: dict[str, Tensor] = {}
@@ -75,6 +76,8 @@ def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
 
     Raises ModelError if the files are missing, damaged or hold more than plain LoRA factors.
     """
+    from peft import PeftConfig
+
     path = Path(folder)
     # A text that is no folder may be a record in the place of adapter.init.
     place = repr(str(path)) if os.path.isdir(path) else named(str(path), longest=_LONGEST_PATH)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peft import PeftModel
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
@@ -224,6 +223,8 @@ def _measure(
 
 
 def _with_adapter(model: Any, folder: RunFolder) -> Any:
+    from peft import PeftModel
+
     try:
         return PeftModel.from_pretrained(model, str(folder.release))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback

@@ -14,14 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
 
 from privlora.demo.corpus import private_records, public_texts
 
@@ -32,7 +26,7 @@ TRAIN_SEED, VALIDATION_SEED = 0, 1
 HELD_OUT = 300
 
 
-def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Sequence[str]) -> hf.PreTrainedTokenizerFast:
     """Byte-level BPE of `VOCABULARY` tokens. Digits never merge: a code has as many tokens as digits."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -49,7 +43,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         bos_token=BOS,
@@ -59,10 +53,10 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def new_model(tokenizer: hf.PreTrainedTokenizerFast) -> hf.LlamaForCausalLM:
     """An untrained Llama: 4 layers, width 160, tied embeddings, 1.4 million parameters."""
-    return LlamaForCausalLM(
-        LlamaConfig(
+    return hf.LlamaForCausalLM(
+        hf.LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=160,
             intermediate_size=416,
@@ -78,7 +72,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+def encode(tokenizer: hf.PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, from BOS to EOS."""
     ids: list[list[int]] = tokenizer(list(texts))["input_ids"]
     return [[*row, tokenizer.eos_token_id] for row in ids]
@@ -96,7 +90,7 @@ def batches(rows: Sequence[list[int]], batch_size: int, rng: random.Random) -> I
             yield [rows[index] for index in group]
 
 
-def loss_sum(model: LlamaForCausalLM, rows: Sequence[list[int]]) -> tuple[torch.Tensor, int]:
+def loss_sum(model: hf.LlamaForCausalLM, rows: Sequence[list[int]]) -> tuple[torch.Tensor, int]:
     """Sum of next-token losses in nats, and the number of predicted tokens, over right-padded `rows`."""
     length = max(map(len, rows))
     ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])  # (rows, length)
@@ -108,14 +102,14 @@ def loss_sum(model: LlamaForCausalLM, rows: Sequence[list[int]]) -> tuple[torch.
 
 
 @torch.no_grad()
-def mean_loss(model: LlamaForCausalLM, rows: Sequence[list[int]], batch_size: int = 64) -> float:
+def mean_loss(model: hf.LlamaForCausalLM, rows: Sequence[list[int]], batch_size: int = 64) -> float:
     """Mean next-token loss in nats per token."""
     parts = [loss_sum(model, rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)]
     return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
 
 
 def train(
-    model: LlamaForCausalLM, rows: Sequence[list[int]], *, batch_size: int = 64, peak_lr: float = 3e-3
+    model: hf.LlamaForCausalLM, rows: Sequence[list[int]], *, batch_size: int = 64, peak_lr: float = 3e-3
 ) -> None:
     """One pass over `rows` by AdamW, 100 steps of warm-up and then a cosine to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.95), weight_decay=0.1)
@@ -135,7 +129,7 @@ def train(
             print(f"step {step}/{steps}  loss {loss:.4f}  {seconds:.0f} s", flush=True)
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save(model: hf.LlamaForCausalLM, tokenizer: hf.PreTrainedTokenizerFast, out: Path) -> None:
     """Write weights as float16 and a configuration that loads them as float32."""
     tokenizer.save_pretrained(out)
     model.half().save_pretrained(out)
@@ -161,7 +155,8 @@ def main() -> None:
     train(model, encode(tokenizer, texts))
     save(model, tokenizer, arguments.out)
 
-    tokenizer, model = (kind.from_pretrained(arguments.out) for kind in (AutoTokenizer, AutoModelForCausalLM))
+    tokenizer = hf.AutoTokenizer.from_pretrained(arguments.out)
+    model = hf.AutoModelForCausalLM.from_pretrained(arguments.out)
     notes = [record["text"] for record in private_records(HELD_OUT, VALIDATION_SEED)]
     public = public_texts(HELD_OUT, VALIDATION_SEED)
     for label, held_out in (("public texts", public), ("private notes", notes)):

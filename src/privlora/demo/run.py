@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -99,6 +98,8 @@ def _settings(output: Path, *, private: bool) -> Settings:
 
 def _leakage(model: str, adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
     """Exposure of the canaries' secrets and how many greedy decoding recites."""
+    from peft import PeftModel
+
     tokenizer = AutoTokenizer.from_pretrained(model)
     base = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     tuned = base if adapter is None else PeftModel.from_pretrained(base, str(adapter))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from peft.optimizers import create_loraplus_optimizer, create_riemannian_optimizer
 from torch import Tensor
 
 from privlora.coordinates import FactorCoordinates, ProjectedCoordinates, Vector
@@ -162,6 +161,8 @@ class FactorLoraPlus(TorchOptimizer):
         weight_decay: float = 0.0,
         learning_rate_ratio: float = 6.0,
     ) -> None:
+        from peft.optimizers import create_loraplus_optimizer
+
         super().__init__(
             coordinates,
             lambda module: create_loraplus_optimizer(
@@ -203,6 +204,8 @@ class FactorRiemannian(AdamOptimizer):
 
     @staticmethod
     def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
+        from peft.optimizers import create_riemannian_optimizer
+
         return create_riemannian_optimizer(module, torch.optim.AdamW, **arguments)
 
 

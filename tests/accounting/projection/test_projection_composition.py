@@ -148,6 +148,7 @@ COMPOSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "dimension", "q", "count", "sigma", "epsilon", "exact", "free"), COMPOSED)
 def test_many_steps_match_the_reference_and_are_never_below(
     rank, dimension, q, count, sigma, epsilon, exact, free
@@ -166,6 +167,7 @@ def test_many_steps_match_the_reference_and_are_never_below(
             assert bound > delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "dimension", "q", "count", "sigma", "epsilon"),
     [(8, 64, 0.1, 20, 0.5, 1.0), (4, 256, 0.2, 30, 0.2, 1.0)],
@@ -202,6 +204,7 @@ def test_the_discretised_step_is_above_the_curve_between_its_dots(q):
             assert added <= pld._pmf_add.get_delta_for_epsilon(epsilon) < added * 1.01 + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dimension", "q", "count"), [(2, 1.0, 5), (2, 0.2, 20), (8, 0.2, 20)])
 def test_rank_one_on_a_line_is_a_law_that_costs_less_than_any_rank(dimension, q, count):
     """With r = 1 and a fine grid the dots are closer than their rounding, which must not add mass."""
@@ -226,6 +229,7 @@ def test_rank_one_on_a_line_is_a_law_that_costs_less_than_any_rank(dimension, q,
         assert one.get_delta_for_epsilon(1.0) == pytest.approx(simulated[0], abs=simulated[1])
 
 
+@pytest.mark.slow
 @given(steps(), st.floats(0.05, 0.5), st.integers(1, 20))
 @settings(max_examples=3, deadline=None)
 def test_composition_costs_more_with_more_steps_and_more_sampling(step, q, count):

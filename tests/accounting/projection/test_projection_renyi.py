@@ -30,6 +30,7 @@ def test_the_dearest_layer_counts():
     np.testing.assert_array_equal(both, np.maximum(*alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "sigma", "q", "steps"),
     [((256, 2048), 0.42, 0.02, 500), ((16, 256), 1.2, 1.0, 10), ((8, 64), 0.5, 0.1, 20)],

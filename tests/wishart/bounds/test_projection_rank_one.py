@@ -38,6 +38,7 @@ def test_rank_one_is_a_little_below_the_rank_free_bound():
     assert exact < bound < 1.02 * exact
 
 
+@pytest.mark.slow
 def test_rank_one_noise_meets_its_target():
     sampling, grid = PoissonSampling(1.0), 2e-3
     sigma = rank_one_noise_multiplier(sampling, 10, 1.0, 1e-5, 16, 256, tolerance=1e-4, grid=grid)

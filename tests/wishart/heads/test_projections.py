@@ -30,6 +30,7 @@ def fixed_rows(rows: int, lower_rank: bool, count: int) -> Tensor:
     return values.expand(count, rows, D).clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", ["haar", "wishart"])
 @pytest.mark.parametrize("rank", [1, 3, 8])
 @pytest.mark.parametrize("lower_rank", [False, True])

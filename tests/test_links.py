@@ -1,0 +1,48 @@
+"""What pages say of each other and of the package: links, names of methods, terms of the glossary."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from privlora.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_method_is_named() -> None:
+    (row,) = (
+        line
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if "| `methods` |" in line
+    )
+    assert re.findall(r"`([^`]+)`", row)[1:] == list(METHODS)
+    table = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in table for name in METHODS)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "benchmarks/results/README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(place), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as a hub for code makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_terms_of_the_glossary_are_used() -> None:
+    terms = re.findall(
+        r"^\| \*\*(.*?)\*\*", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert terms
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name != "glossary.md"]
+    files = [ROOT / "README.md", *pages, *(ROOT / "src").rglob("*.py")]
+    used = " ".join(file.read_text(encoding="utf-8").lower() for file in files)
+    for term in terms:
+        assert re.search(rf"\b{term.replace(' ', '[ _]')}", used), term
