@@ -123,7 +123,7 @@ def _splits() -> Any:
         ([], "there are no records"),
         (17, "of type int"),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_other_things_are_refused(
     given: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
