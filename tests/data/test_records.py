@@ -232,7 +232,7 @@ def _splits() -> object:
         (SECRET.encode(), "of type bytes"),
         (7, "of type int"),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_what_are_no_records_is_refused_without_showing_it(given: object, message: str) -> None:
     with pytest.raises(DataError, match=f"(?i){message}") as caught:
