@@ -14,7 +14,7 @@ import yaml
 from tiny_models import loaded_by_peft, set_checkpointing, tiny_model, tiny_tokenizer
 
 import privlora.api
-import privlora.training.loop
+import privlora.training.step
 from privlora.accounting import epsilon, read_ledger
 from privlora.api import Result, fine_tune, resume_run, train_run
 from privlora.config import settings_from
@@ -146,15 +146,15 @@ def test_repeatable_noise_repeats_and_the_default_does_not(tmp_path: Path) -> No
 @pytest.mark.usefixtures("quick_reports")
 def test_a_user_is_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    gradients = privlora.training.loop.micro_batch_gradients
+    gradients = privlora.training.step.micro_batch_gradients
 
-    def spy(model: Any, adapter: Any, batch: Any, **options: Any) -> Any:
-        captured, losses = gradients(model, adapter, batch, **options)
+    def spy(adapter: Any, batch: Any, **options: Any) -> Any:
+        captured, losses = gradients(adapter, batch, **options)
         seen.append((captured.units, len(batch.input_ids)))
         assert captured.units == len(losses) == batch.unit_count
         return captured, losses
 
-    monkeypatch.setattr(privlora.training.loop, "micro_batch_gradients", spy)
+    monkeypatch.setattr(privlora.training.step, "micro_batch_gradients", spy)
     privacy = {**PRIVACY, "unit": "user", "user_column": "name", "max_records_per_user": 3}
     privacy |= {"public_dataset_size": 9, "expected_batch_size": 4}
     result = tune(tiny_model(), tmp_path / "run", privacy=privacy)

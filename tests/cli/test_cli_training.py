@@ -156,7 +156,7 @@ def test_full_memory_of_a_device_is_one_line(
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate too much")
 
-    monkeypatch.setattr("privlora.training.loop.micro_batch_gradients", full)
+    monkeypatch.setattr("privlora.training.step.micro_batch_gradients", full)
     settings = run_settings(model, folder, privacy={"expected_batch_size": 30})
     ended = call(capsys, "train", write_config(folder, settings))
     assert ended.code == 2

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
-from reporting_cases import leaf_paths, make_run, tiny_llama
+from reporting_cases import base_model, leaf_paths, make_run
 from test_facts import ALLOWED, SOMETIMES
+from tiny_models import loaded_by_peft
 
 from privlora.methods import METHODS, SPACES
 from privlora.reporting import rewrite_report
@@ -58,7 +58,7 @@ def test_what_is_evaluated_is_what_is_exported(space: str, tmp_path: Path) -> No
         ours = run.parts.adapter.model(ids).logits
         run.parts.coordinates.install()
         again = run.parts.adapter.model(ids).logits
-        theirs = PeftModel.from_pretrained(tiny_llama(), str(run.folder.release))(ids).logits
+        theirs = loaded_by_peft(base_model(), run.folder.release)(ids).logits
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
     assert torch.equal(again, last)
     assert torch.equal(ours, last) is row.coordinates.dense  # else the average is another adapter

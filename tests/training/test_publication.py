@@ -20,10 +20,10 @@ import pytest
 from cli_cases import run_settings, save_tiny_model, write_config, write_records
 from run_cases import PRIVACY, STEPS, Bench
 
-import privlora.training.loop as loop
 from privlora.accounting import read_ledger
 from privlora.cli import main
 from privlora.mechanisms import NoiseSource
+from privlora.training import assembly, step
 from privlora.training.files import RunFolder
 from privlora.training.inputs import sampler
 from privlora.training.loop import Interrupted, StepReport
@@ -91,11 +91,11 @@ def trained(
         clock.now += slow if any(SLOW_RECORD in unit for unit in records) else 0.0
         return original(records, *args, **options)
 
-    original = loop.micro_batches
+    original = step.micro_batches
     with ruled_by(clock) as patch:
-        patch.setattr(loop, "NoiseSource", lambda seed: noise)
-        patch.setattr(loop, "sampler", draws)
-        patch.setattr(loop, "micro_batches", batches)
+        patch.setattr(assembly, "NoiseSource", lambda seed: noise)
+        patch.setattr(assembly, "sampler", draws)
+        patch.setattr(step, "micro_batches", batches)
         patch.setattr("privlora.reporting.noise.NoiseSource", lambda: NoiseSource(8))
         with nullcontext() if not stops else pytest.raises(Interrupted):
             bench.start(root, observer=Stops(stops), evaluation=PUBLIC, run={"evaluate_every": 4})
