@@ -21,7 +21,7 @@ from privlora.mechanisms import Release
 from privlora.methods import METHODS, SPACES, build, find_method
 from privlora.optimizers import IterateAverage, Optimizer
 from privlora.reporting.noise import noise_on_weights
-from privlora.stacked.coordinates import stack_parts
+from privlora.stacked.parts import stack_parts
 from privlora.training.assembly import build_parts
 
 PRIVACY = {"steps": 3, "expected_batch_size": 6, "public_dataset_size": 30}

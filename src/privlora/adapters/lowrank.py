@@ -68,12 +68,14 @@ class Captured:
     """Gradients of one micro-batch, per privacy unit: lists over ``adapter.sites`` (groups laid end to end).
 
     p[s]: (units, m_s, r), q[s]: (units, n_s, r); float32, or float64 for a float64 model. dense_squares: (units,)
-    float64, at least ||G_i||_F^2 over all sites, where the adapter wants it. Private data.
+    float64, at least ||G_i||_F^2 over all sites, where the adapter wants it. owners: (K, units) bool, the one adapter
+    that each unit trains, where K are stacked. Private data.
     """
 
     p: list[Tensor]
     q: list[Tensor]
     dense_squares: Tensor | None = None
+    owners: Tensor | None = None
 
     @property
     def units(self) -> int:
@@ -90,13 +92,17 @@ class Captured:
         p = [torch.cat(ts) for ts in zip(*(part.p for part in parts), strict=True)]
         q = [torch.cat(ts) for ts in zip(*(part.q for part in parts), strict=True)]
         squares = [part.dense_squares for part in parts if part.dense_squares is not None]
-        return Captured(p, q, torch.cat(squares) if squares else None)
+        owners = [part.owners for part in parts if part.owners is not None]
+        return Captured(
+            p, q, torch.cat(squares) if squares else None, torch.cat(owners, dim=1) if owners else None
+        )
 
     def rescaled(self, factors: Tensor) -> Captured:
         """The gradients of site s and unit i times factors[s, i]; factors: (sites, units)."""
         scale = factors[:, :, None, None]
         p = [t * f.to(t.dtype) for t, f in zip(self.p, scale, strict=True)]
-        return Captured(p, [t * f.to(t.dtype) for t, f in zip(self.q, scale, strict=True)])
+        q = [t * f.to(t.dtype) for t, f in zip(self.q, scale, strict=True)]
+        return Captured(p, q, owners=self.owners)
 
     def zero(self, units: Tensor) -> None:
         """Set the gradients of the marked units (a bool mask) to zero, in place."""

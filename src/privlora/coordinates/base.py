@@ -106,10 +106,14 @@ class Coordinates(ABC):
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
         """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
 
+        Of K stacked adapters, over each one's own units: K L modules a group, adapters outermost.
+
         In float32 the sum of thousands of aligned units would round by more than C / 1e5.
         """
         # One module's gradients at a time are copied to float64.
         factors = _in_float64(weights)
+        if captured.owners is not None:
+            factors = factors * captured.owners.to(factors.device)  # (K, units)
         sums = [
             tuple(torch.tensordot(factors, _in_float64(t), dims=1) for t in pair)
             for pair in zip(captured.p, captured.q, strict=True)
@@ -118,7 +122,7 @@ class Coordinates(ABC):
         start = 0
         for group in self.adapter.groups:
             p, q = zip(*sums[start : start + len(group.sites)], strict=True)
-            stacked.append((torch.stack(p), torch.stack(q)))
+            stacked.append((torch.stack(p, dim=-3).flatten(0, -3), torch.stack(q, dim=-3).flatten(0, -3)))
             start += len(group.sites)
         return stacked
 
@@ -196,7 +200,8 @@ class Coordinates(ABC):
     def stacked(self, adapter: LowRankAdapter, count: int) -> Coordinates:
         """``count`` copies of this state on an ``adapter`` of so many; parts have count L modules, adapters outermost.
 
-        Raises ConfigError where the space has none; one that has them also has ``at_units``.
+        Norms are then those of each unit at its own adapter's state (Captured.owners). Raises ConfigError where there
+        are no copies.
         """
         own = "each would need a copy of the weights of its own, since updates are dense"
         raise ConfigError(
@@ -204,10 +209,6 @@ class Coordinates(ABC):
             why=own if self.dense else "the space does not say how states of several adapters make one",
             fix="choose another method, or train one adapter after the other",
         )
-
-    def at_units(self, owners: Tensor, count: int) -> Coordinates:
-        """Of stacked coordinates: those whose entry i of (L, units, …) is at the state of adapter owners[i]."""
-        raise NotImplementedError
 
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Site name -> (A (m, r), B (n, r))."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -56,7 +57,7 @@ class FactorCoordinates(Coordinates):
         squares = torch.stack([squared_norms(t) for t in p])
         if both:
             squares = squares + torch.stack([squared_norms(t) for t in q])
-        return Captured(p, q).rescaled(root_norms(squares * self.scale**2))
+        return replace(captured, p=p, q=q).rescaled(root_norms(squares * self.scale**2))
 
     def to_vector(self, sums: Sums) -> Vector:
         return [(p * self.scale, q * self.scale) for p, q in sums]
@@ -97,9 +98,6 @@ class FactorCoordinates(Coordinates):
     def stacked(self, adapter: LowRankAdapter, count: int) -> FactorCoordinates:
         pairs = [(torch.cat([a] * count), torch.cat([b] * count)) for a, b in self._pairs]
         return type(self)(adapter, pairs, self.scale, self.dtype)
-
-    def at_units(self, owners: Tensor, count: int) -> FactorCoordinates:
-        return self  # norms of factor gradients do not depend on the state
 
     @property
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -110,7 +111,7 @@ class ProjectedCoordinates(Coordinates):
         p = [root_spectrum(t) for t in captured.p]
         pairs = zip(p, self._site_scales(), strict=True)
         squares = torch.stack([squared_norms(t) * scale**2 for t, scale in pairs])
-        return Captured(p, captured.q).rescaled(root_norms(squares))
+        return replace(captured, p=p).rescaled(root_norms(squares))
 
     def to_vector(self, sums: Sums) -> Vector:
         return [(p * self.scale(g),) for g, (p, _) in enumerate(sums)]

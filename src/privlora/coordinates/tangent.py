@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import replace
 from typing import ClassVar
 
@@ -78,7 +77,7 @@ class TangentCoordinates(Coordinates):
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
         site = 0
-        for group, point in zip(self.adapter.groups, self.points, strict=True):
+        for group, point in zip(self.adapter.groups, self._met_by(captured), strict=True):
             for k in range(len(group.sites)):
                 p, q, V = captured.p[site], captured.q[site], point.V[k]
                 # ||M||^2 + ||Up||^2 = ||P||^2. Vp is measured directly: where Q is nearly in span(V), a difference of
@@ -95,7 +94,7 @@ class TangentCoordinates(Coordinates):
         """
         ps, qs, squares = [], [], []
         sites = iter(zip(captured.p, captured.q, strict=True))
-        for group, point in zip(self.adapter.groups, self.points, strict=True):
+        for group, point in zip(self.adapter.groups, self._met_by(captured), strict=True):
             for k in range(len(group.sites)):
                 U, V = point.U[k], point.V[k]
                 p, q = (root_spectrum(side) for side in next(sites))
@@ -105,7 +104,7 @@ class TangentCoordinates(Coordinates):
                 ps.append(p + U @ (core - up))
                 qs.append(turning + V @ core.mT)
                 squares.append(squared_norms(ps[-1]) + squared_norms(turning))
-        return Captured(ps, qs).rescaled(root_norms(torch.stack(squares)))
+        return replace(captured, p=ps, q=qs).rescaled(root_norms(torch.stack(squares)))
 
     def to_vector(self, sums: Sums) -> Vector:
         # In float64, as sums are: clipping bounds no rounding error of the projected sum, which mixes all units.
@@ -147,13 +146,16 @@ class TangentCoordinates(Coordinates):
         points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
         return TangentCoordinates(adapter, points, self.dtype, right_weight=self.right_weight)
 
-    def at_units(self, owners: Tensor, count: int) -> TangentCoordinates:
+    def _met_by(self, captured: Captured) -> list[Point]:
+        """The points as units meet them: those of a stack with (L, units, …), each unit at its own adapter's."""
+        if captured.owners is None:
+            return self.points
+        count, owners = len(captured.owners), captured.owners.int().argmax(dim=0)
+
         def of_units(t: Tensor) -> Tensor:
             return t.unflatten(0, (count, -1))[owners].transpose(0, 1)
 
-        met = copy(self)
-        met.points = [Point(of_units(p.U), of_units(p.S), of_units(p.V)) for p in self.points]
-        return met
+        return [Point(of_units(p.U), of_units(p.S), of_units(p.V)) for p in self.points]
 
 
 def points_to_tensors(points: list[Point]) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ would have in a run of its own adapter alone (adapters.lowrank).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,24 +21,6 @@ from torch import Tensor
 
 from privlora.adapters import Captured, Group, LowRankAdapter, Site
 from privlora.errors import PrivacyError
-
-
-@dataclass(frozen=True)
-class OwnedCaptured(Captured):
-    """Gradients of units of several adapters. owners: (units,) int64, the adapter in whose batch each unit is."""
-
-    owners: Tensor = field(kw_only=True)
-
-    @staticmethod
-    def cat(parts: Sequence[Captured]) -> OwnedCaptured:
-        joined = Captured.cat(parts)
-        return OwnedCaptured(joined.p, joined.q, owners=torch.cat([owners_of(part) for part in parts]))
-
-
-def owners_of(captured: Captured) -> Tensor:
-    """(units,) int64."""
-    assert isinstance(captured, OwnedCaptured)
-    return captured.owners
 
 
 @dataclass
@@ -88,12 +70,13 @@ class StackedAdapter(LowRankAdapter):
             self._captured = self._owners
             yield
 
-    def captured(self, unit_index: Tensor | None = None, units: int | None = None) -> OwnedCaptured:
+    def captured(self, unit_index: Tensor | None = None, units: int | None = None) -> Captured:
         found, owners = super().captured(unit_index, units), self._captured
         assert owners is not None
         if unit_index is not None:
             owners = owners.new_zeros(found.units).scatter_(0, unit_index, owners)
-        return OwnedCaptured(found.p, found.q, owners=owners)
+        adapters = torch.arange(self.count, device=owners.device)
+        return replace(found, owners=owners == adapters[:, None])
 
     def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
         """Set the operands of a group, adapters outermost: left (K L, m, r), mid (K L, r), right (K L, n, r)."""

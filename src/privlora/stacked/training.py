@@ -25,7 +25,7 @@ from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, Noi
 from privlora.mechanisms.charges import ChargeAll, Charges
 from privlora.randomness import private_generator
 from privlora.stacked.adapter import StackedAdapter
-from privlora.stacked.coordinates import StackedCoordinates, StackedNoise, stack_parts
+from privlora.stacked.parts import StackedNoise, stack_parts
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.models import unchanged_afterwards
 from privlora.training.step import Step
@@ -217,14 +217,13 @@ class _Team:
 
     def _mechanism(self) -> Mechanism:
         parts, privacy = self.parts, self.parts.settings.privacy
-        coordinates = StackedCoordinates(parts.coordinates)
         if self.event is None:
             # Sums are each adapter's own, so gradients are each record's own here as well.
             return MeanMechanism(
-                coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
+                parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
             )
         return GaussianMechanism(
-            coordinates,
+            parts.coordinates,
             clip_norm=privacy.clip_norm,
             event=self.event,
             expected_batch_size=privacy.b,
