@@ -99,8 +99,8 @@ class Method:
     reference: str
     space: str
     optimizers: tuple[str, ...]
-    private: bool
-    learning_rate: float
+    private: bool = True
+    learning_rate: float = 3e-3
     init: str = "random"
     schedule: str = "constant"
     warmup_fraction: float = 0.0
@@ -229,8 +229,6 @@ METHODS: dict[str, Method] = {
             reference="Wang and Zhang 2026 (PRISM)",
             space="tangent",
             optimizers=("rank", "scalar", "sgd", "paper"),
-            private=True,
-            learning_rate=3e-3,
             init="w0-subspace",
             clipping="spectral",
             settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
@@ -245,8 +243,6 @@ METHODS: dict[str, Method] = {
             reference="Yu et al. 2022; Loshchilov and Hutter 2019",
             space="factors",
             optimizers=("adamw",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="dp-sgd",
@@ -254,8 +250,6 @@ METHODS: dict[str, Method] = {
             reference="Abadi et al. 2016",
             space="factors",
             optimizers=("sgd",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="dp-adambc",
@@ -263,8 +257,6 @@ METHODS: dict[str, Method] = {
             reference="Tang et al. 2024 (DP-AdamBC)",
             space="factors",
             optimizers=("adambc",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="lora+",
@@ -272,7 +264,6 @@ METHODS: dict[str, Method] = {
             reference="Hayou et al. 2024 (LoRA+)",
             space="factors",
             optimizers=("lora+",),
-            private=True,
             learning_rate=1e-3,
         ),
         Method(
@@ -281,8 +272,6 @@ METHODS: dict[str, Method] = {
             reference="Sun et al. 2024 (FFA-LoRA)",
             space="one-factor",
             optimizers=("adamw",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="lora-fa",
@@ -290,8 +279,6 @@ METHODS: dict[str, Method] = {
             reference="Zhang et al. 2023 (LoRA-FA); peft",
             space="one-factor",
             optimizers=("lora-fa",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="lamb",
@@ -299,7 +286,6 @@ METHODS: dict[str, Method] = {
             reference="You et al. 2020 (LAMB); pytorch_optimizer",
             space="factors",
             optimizers=("lamb",),
-            private=True,
             learning_rate=5e-3,
         ),
         Method(
@@ -308,8 +294,6 @@ METHODS: dict[str, Method] = {
             reference="Yen et al. 2025 (LoRA-RITE)",
             space="factors",
             optimizers=("rite",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="riemannian",
@@ -317,8 +301,6 @@ METHODS: dict[str, Method] = {
             reference="Zhang and Pilanci 2024; peft",
             space="factors",
             optimizers=("riemannian",),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="projected",
@@ -326,8 +308,6 @@ METHODS: dict[str, Method] = {
             reference="Hu et al. 2026, with the clip after the projection",
             space="projected",
             optimizers=("sgd", "adamw"),
-            private=True,
-            learning_rate=3e-3,
         ),
         Method(
             name="wishart-m2",
@@ -335,8 +315,6 @@ METHODS: dict[str, Method] = {
             reference="Hu et al. 2026 (Wishart projection mechanism, M2), accounted exactly",
             space="wishart",
             optimizers=("sgd", "adamw"),
-            private=True,
-            learning_rate=3e-3,
             clippings=("flat", "automatic"),
         ),
         Method(
@@ -346,7 +324,6 @@ METHODS: dict[str, Method] = {
             space="factors",
             optimizers=("adamw",),
             private=False,
-            learning_rate=3e-3,
         ),
     )
 }

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.methods import Method
+from privlora.training.models import adapter_for
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 
@@ -48,13 +48,7 @@ class MemoryEstimate:
 def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEstimate:
     """model: the base model, with or without weights. Raises ModelError for an adapter that cannot be."""
     lora = settings.adapter
-    adapter = LowRankAdapter(
-        model,
-        rank=lora.r,
-        target_modules=lora.target_modules,
-        exclude_modules=lora.exclude_modules,
-        layers_to_transform=lora.layers_to_transform,
-    )
+    adapter = adapter_for(settings, model)
     stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
     dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     numbers = sum(p.numel() for p in model.parameters())

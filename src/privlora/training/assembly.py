@@ -100,7 +100,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
     sampling = sampler(privacy, 0).sampling
 
     def skeleton() -> LowRankAdapter:
-        return adapter_for(settings, load_skeleton(settings.model) if model is None else model, dropout=0.0)
+        return adapter_for(settings, load_skeleton(settings.model) if model is None else model)
 
     projections = method.coordinates.event_layers_of(skeleton)
     if privacy.clip_quantile is not None and projections:
@@ -164,7 +164,7 @@ class PublicStart:
             assert lora.public_text is not None
             records = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
             self._found[run.seed] = mean_gradient_subspaces(
-                adapter_for(settings, model, dropout=0.0),
+                adapter_for(settings, model),
                 tokenise(records, data, self._tokenizer),
                 seed=run.seed,
                 max_tokens=run.tokens_per_micro_batch,

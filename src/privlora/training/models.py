@@ -82,7 +82,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
     beyond its vocabulary, rows that are coupled, or predictions from later tokens.
     """
     refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
-    adapter = adapter_for(settings, model, dropout=0.0)
+    adapter = adapter_for(settings, model)
     with unchanged_afterwards(model):
         model.eval()
         refuse_coupled(adapter, tokenizer)
@@ -145,7 +145,7 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
             module._forward_hooks.update(hooks)
 
 
-def adapter_for(settings: Settings, model: torch.nn.Module, *, dropout: float) -> LowRankAdapter:
+def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:
     lora = settings.adapter
     return LowRankAdapter(
         model,
