@@ -35,6 +35,10 @@ class LabelLogits:
         rows = self.where.nonzero()[:, 0]
         return values.new_zeros(self.where.shape[0]).index_add_(0, rows, values)
 
+    def row_means(self, values: Tensor) -> Tensor:
+        """Mean of ``values`` (k,) over the label positions of each row, (rows,) float64; 0 where there is none."""
+        return (self.per_row(values) / self.where.sum(dim=1).clamp_min(1)).double()
+
 
 def label_logits(
     model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor

@@ -8,7 +8,6 @@ are in or out of one and the same run, and the attacker guesses the bits of thos
 |-------------------|--------|--------------------------------------|-----------------------------------------------|
 | threshold_epsilon | trials | nothing                              | Kairouz et al. 2015; Nasr et al. 2021         |
 | accuracy_mu       | trials | it is mu-GDP for some mu             | Dong et al. 2022; Hoeffding 1956              |
-| errors_mu         | trials | it is mu-GDP for some mu             | Nasr et al. 2023                              |
 | one_run_epsilon   | run    | nothing                              | Steinke, Nasr and Jagielski 2023, Theorem 5.2 |
 | one_run_refutes   | run    | a whole privacy curve, to be refuted | Mahloujifar, Melis and Chaudhuri 2025         |
 
@@ -91,16 +90,6 @@ def threshold_epsilon(errors: Errors, delta: float, confidence: float) -> float:
     Each rate gets its Clopper-Pearson bound at half of the error probability.
     """
     return epsilon_of_rates(*_rates_at_most(errors, confidence), delta)
-
-
-def errors_mu(errors: Errors, confidence: float) -> float:
-    """Smallest mu of Gaussian DP that allows both error rates of independent trials, at least 0.
-
-    Phi^-1(1 - FPR) - Phi^-1(FNR), with Clopper-Pearson bounds at half of the error probability each. Better than
-    ``accuracy_mu`` where the errors are unequal and rare.
-    """
-    false_positive, false_negative = _rates_at_most(errors, confidence)
-    return max(0.0, float(ndtri(1 - false_positive) - ndtri(false_negative)))
 
 
 def accuracy_mu(errors: Errors, confidence: float) -> float:

@@ -31,6 +31,7 @@ from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_l
 from privlora.config import Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
+from privlora.evaluation.batches import evaluating
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
@@ -214,22 +215,16 @@ def _epsilon_lower(event: StepEvent, steps: int, errors: Errors, delta: float, c
     return epsilon([(with_mu(mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
 
 
-@torch.no_grad()
 def _canary(kind: str, length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:
     if kind != LEAST_LIKELY:
         return text_canaries(kind, 1, length, tokenizer, seed)[0]
-    device = next(model.parameters()).device
     start = text_canaries("random-tokens", 1, 1, tokenizer, seed)[0].input_ids
-    ids = torch.from_numpy(start.astype(np.int64)).to(device)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model) as device:
+        ids = torch.from_numpy(start.astype(np.int64)).to(device)
         while len(ids) < length:
             logits = model(input_ids=ids[None], use_cache=False).logits[0, -1, : len(tokenizer)].clone()
             logits[tokenizer.all_special_ids] = torch.inf
             ids = torch.cat([ids, logits.argmin()[None]])
-    finally:
-        model.train(was_training)
     found = ids.cpu().numpy().astype(np.int32)
     return Example(found, found.copy())
 

@@ -16,7 +16,8 @@ from privlora.data.batching import sequential_batches
 from privlora.data.examples import Example, Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
-from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.evaluation.batches import evaluating
+from privlora.evaluation.next_token import row_losses
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -51,25 +52,15 @@ def add_records(examples: Examples, units: Units, more: list[Example]) -> tuple[
     return examples.like([*examples, *more]), Units(unit_of_record, units.max_records_per_unit)
 
 
-@torch.no_grad()
 def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192) -> Floats:
     """Mean next-token loss of each record in nats per label token, (records,) float64; 0 where nothing is predicted.
 
     Raises ModelError where a loss is not finite.
     """
-    device = next(model.parameters()).device
     losses = np.zeros(len(examples))
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model) as device:
         for batch in sequential_batches(examples, max_tokens=max_tokens):
-            batch = batch.to(device)
-            found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
-            _, token_losses = weighted_cross_entropy(found, batch.token_weight)
-            counts = found.where.sum(dim=1).clamp_min(1)
-            losses[batch.record_index.cpu().numpy()] = (found.per_row(token_losses) / counts).double().cpu()
-    finally:
-        model.train(was_training)
+            losses[batch.record_index.numpy()] = row_losses(model, batch.to(device)).cpu()
     if not np.isfinite(losses).all():
         raise ModelError("the loss of a record is not a number", why="the model has diverged")
     return losses

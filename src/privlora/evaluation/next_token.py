@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from privlora.data.batching import sequential_batches
+from privlora.data.batching import MicroBatch, sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import DataError
+from privlora.evaluation.batches import evaluating
 from privlora.losses import label_logits, weighted_cross_entropy
 
 
@@ -32,28 +33,21 @@ class NextTokenResult:
         return asdict(self)
 
 
-@torch.no_grad()
 def evaluate_next_token(
     model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192
 ) -> NextTokenResult:
     """Evaluate in batches of at most ``max_tokens`` padded tokens. Raises DataError if nothing can be predicted."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     losses: list[torch.Tensor] = []
     total = hits = tokens = 0.0
-    try:
+    with evaluating(model) as device:
         for batch in sequential_batches(examples, max_tokens=max_tokens):
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)
-            counts = found.where.sum(dim=1)
-            losses.append((found.per_row(token_losses) / counts)[counts > 0].double().cpu())
+            losses.append(found.row_means(token_losses)[found.where.any(dim=1)].cpu())
             total += float(token_losses.sum())
             hits += float((found.logits.argmax(dim=-1) == found.targets).sum())
             tokens += len(found.targets)
-    finally:
-        model.train(was_training)
     if not tokens:
         raise DataError("the evaluation records hold no label token", fix="check the columns and max_length")
     per_example = torch.cat(losses)
@@ -61,3 +55,9 @@ def evaluate_next_token(
     return NextTokenResult(
         total / tokens, float(per_example.mean()), error, hits / tokens, len(per_example), int(tokens)
     )
+
+
+def row_losses(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """Mean next-token loss of each row in nats per label token, (rows,) float64; 0 where nothing is predicted."""
+    found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+    return found.row_means(weighted_cross_entropy(found, batch.token_weight)[1])

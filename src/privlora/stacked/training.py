@@ -14,13 +14,13 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
-from privlora.data.batching import MicroBatch, sequential_batches
+from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivacyError
-from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.evaluation.next_token import row_losses
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.mechanisms.charges import ChargeAll, Charges
 from privlora.randomness import private_generator
@@ -92,7 +92,7 @@ class TrainedAdapters:
                     flat = found[turn.start : turn.stop].view(-1)
                     for batch in sequential_batches(copies, max_tokens=max_tokens):
                         with adapter.serving(batch.record_index):
-                            flat[batch.record_index] = _row_losses(model, batch.to(adapter.device)).cpu()
+                            flat[batch.record_index] = row_losses(model, batch.to(adapter.device)).cpu()
         return found
 
 
@@ -251,13 +251,6 @@ def _tell(progress: Callable[[int], None], before: int, adapters: int, step: int
 
 def _turns(total: int, together: int) -> list[range]:
     return [range(first, min(first + together, total)) for first in range(0, total, together)]
-
-
-def _row_losses(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
-    """(rows,) float64: mean over each row's label tokens."""
-    found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
-    _, losses = weighted_cross_entropy(found, batch.token_weight)
-    return (found.per_row(losses) / found.where.sum(dim=1).clamp_min(1)).double()
 
 
 def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int) -> None:
