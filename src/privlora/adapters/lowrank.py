@@ -111,23 +111,28 @@ class Captured:
                 t[units] = 0.0
 
 
+Operands = tuple[Tensor, Tensor, Tensor]
+"""left (m, r), mid (r,), right (n, r) of a site; or each row's own, (rows, m, r), (rows, 1, r), (rows, n, r)."""
+
+
 class _LowRankTerm(torch.autograd.Function):
     """y + ((x right) * mid) left^T, keeping P and Q of the site on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, owner: LowRankAdapter, site: Site) -> Tensor:
-        assert site.left is not None
-        assert site.mid is not None
-        assert site.right is not None
-        xr = x @ site.right  # (rows, T, r)
+    def forward(
+        ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, owner: LowRankAdapter, site: Site, operands: Operands
+    ) -> Tensor:
+        left, mid, right = operands
+        xr = x @ right  # (rows, T, r)
         ctx.save_for_backward(x, xr)
-        ctx.owner, ctx.site = owner, site
-        ctx.operands = site.left, site.mid, site.right
+        ctx.owner, ctx.site, ctx.operands = owner, site, operands
         if y._is_view() or not y.is_contiguous():
             y = y.clone(memory_format=torch.contiguous_format)  # autograd is slow at changing views in place
         else:
             ctx.mark_dirty(y)
-        y.view(-1, site.m).addmm_((xr * site.mid).reshape(-1, xr.shape[-1]), site.left.T)
+        if left.dim() == 3:
+            return y.baddbmm_(xr * mid, left.mT)
+        y.view(-1, site.m).addmm_((xr * mid).reshape(-1, xr.shape[-1]), left.T)
         return y
 
     @staticmethod
@@ -136,8 +141,8 @@ class _LowRankTerm(torch.autograd.Function):
         left, mid, right = ctx.operands
         el = e @ left  # (rows, T, r)
         ctx.owner._keep(ctx.site, x, xr, e, el)
-        dx = (el * mid) @ right.T if ctx.needs_input_grad[1] else None
-        return e, dx, None, None, None
+        dx = (el * mid) @ right.mT if ctx.needs_input_grad[1] else None
+        return e, dx, None, None, None, None
 
 
 @dataclass
@@ -344,13 +349,17 @@ class LowRankAdapter:
                 y = y - (x @ b0) @ a0.T
             if self.dropout and self._rows is not None:  # in training: gradients are being gathered
                 x = torch.nn.functional.dropout(x, self.dropout)
-            return self._add_term(site, y, x.to(site.left.dtype))
+            operands = self._operands(site, y.shape[0])
+            return _LowRankTerm.apply(y, x.to(site.left.dtype), self._anchor, self, site, operands)
 
         return add_term
 
-    def _add_term(self, site: Site, y: Tensor, x: Tensor) -> Tensor:
-        added: Tensor = _LowRankTerm.apply(y, x, self._anchor, self, site)
-        return added
+    def _operands(self, site: Site, rows: int) -> Operands:
+        """What the rows of a pass meet at a site."""
+        assert site.left is not None
+        assert site.mid is not None
+        assert site.right is not None
+        return site.left, site.mid, site.right
 
     def _embeddings_hook(self, _: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
         return out.requires_grad_(True) if torch.is_grad_enabled() and _checkpoints(self.model) else out

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, Group, LowRankAdapter, Site
+from privlora.adapters.lowrank import Operands
 from privlora.errors import PrivacyError
 
 
@@ -83,44 +83,12 @@ class StackedAdapter(LowRankAdapter):
         by_site = (t.unflatten(0, (self.count, -1)).transpose(0, 1) for t in (left, mid, right))
         super().install(group, *by_site)
 
-    def _add_term(self, site: Site, y: Tensor, x: Tensor) -> Tensor:
-        if self._owners is None or len(self._owners) != y.shape[0]:
+    def _operands(self, site: Site, rows: int) -> Operands:
+        if self._owners is None or len(self._owners) != rows:
             raise PrivacyError(
                 "a pass through stacked adapters does not say which row belongs to which",
                 why="a record would be trained on by an adapter that must not see it",
                 fix="run the model inside `with adapter.serving(records):`",
             )
-        added: Tensor = _OwnTerms.apply(y, x, self._anchor, self, site, self._owners)
-        return added
-
-
-class _OwnTerms(torch.autograd.Function):
-    """y_i + ((x_i right_k) * mid_k) left_k^T for each row i, keeping P and Q of the site on the way back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, adapter: StackedAdapter, site: Site, owners: Tensor
-    ) -> Tensor:
-        assert site.left is not None
-        assert site.mid is not None
-        assert site.right is not None
-        left, right = site.left[owners], site.right[owners]  # (rows, m, r), (rows, n, r)
-        mid = site.mid[owners][:, None, :]  # (rows, 1, r)
-        xr = torch.bmm(x, right)  # (rows, T, r)
-        ctx.save_for_backward(x, xr)
-        ctx.adapter, ctx.site = adapter, site
-        ctx.operands = left, mid, right
-        if y._is_view() or not y.is_contiguous():
-            y = y.clone(memory_format=torch.contiguous_format)  # autograd is slow at changing views in place
-        else:
-            ctx.mark_dirty(y)
-        return y.baddbmm_(xr * mid, left.mT)
-
-    @staticmethod
-    def backward(ctx: Any, e: Tensor) -> tuple[Tensor | None, ...]:
-        x, xr = ctx.saved_tensors
-        left, mid, right = ctx.operands
-        el = torch.bmm(e, left)  # (rows, T, r)
-        ctx.adapter._keep(ctx.site, x, xr, e, el)
-        dx = torch.bmm(el * mid, right.mT) if ctx.needs_input_grad[1] else None
-        return e, dx, None, None, None, None
+        left, mid, right = super()._operands(site, rows)
+        return left[self._owners], mid[self._owners][:, None, :], right[self._owners]
