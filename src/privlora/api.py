@@ -97,11 +97,7 @@ def fine_tune(
                 "name": _name_of(model) if isinstance(model, torch.nn.Module) else str(model),
                 **(loading or {}),
             },
-            "data": {
-                "path": path,
-                "evaluation": evaluation_path,
-                **(columns or {}),
-            },
+            "data": {"path": path, "evaluation": evaluation_path, **(columns or {})},
             "privacy": dict(privacy),
             "adapter": dict(adapter or {}),
             "method": {"name": method} if isinstance(method, str) else dict(method),

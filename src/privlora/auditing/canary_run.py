@@ -87,14 +87,7 @@ class _Audit:
         if not self.folder.has_plan:
             plan = plan_privacy(self.settings, self.model)[0]
             plan = replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}")
-        finish_training(
-            parts,
-            data,
-            self.folder,
-            plan,
-            observer=self.observer,
-            instrument=instrument,
-        )
+        finish_training(parts, data, self.folder, plan, observer=self.observer, instrument=instrument)
 
 
 def _with_gradients(audit: _Audit, data: Data) -> None:

@@ -155,13 +155,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
         "law": parts.coordinates.noise_law,
         "draws": effect["draws"],
         "modules": [
-            {
-                "name": site.name,
-                "m": site.m,
-                "n": site.n,
-                "r": rank,
-                **finite(effect["modules"][site.name]),
-            }
+            {"name": site.name, "m": site.m, "n": site.n, "r": rank, **finite(effect["modules"][site.name])}
             for site in _in_model_order(parts.adapter)
         ],
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
+from privlora.coordinates.base import name_factors
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.members import check_members
@@ -65,11 +65,7 @@ class TrainedAdapters:
 
     def named_factors(self, n: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Site name -> (A (m, r), B (n, r)) of adapter ``n``, relative to W0, as adapters.write_adapter takes them."""
-        named = {
-            site.name: (a[n, k], b[n, k])
-            for group, (a, b) in zip(self.adapter.groups, self.factors, strict=True)
-            for k, site in enumerate(group.sites)
-        }
+        named = name_factors(self.adapter, [(a[n], b[n]) for a, b in self.factors])
         return self.adapter.relative_to_w0(named)
 
     @torch.no_grad()
@@ -150,13 +146,10 @@ def train_adapters(
                 event=event,
                 ledgers=[] if ledgers is None else [ledgers[n] for n in turn],
             )
-            before = turn.start * settings.privacy.steps
-            team.train(None if progress is None else partial(_tell, progress, before, len(turn)))
+            team.train(progress, turn.start * settings.privacy.steps)
             factors.append(team.factors())
-    joined = [
-        tuple(torch.cat(ts) for ts in zip(*of_group, strict=True)) for of_group in zip(*factors, strict=True)
-    ]
-    pairs = [(a, b) for a, b in joined]
+    groups = (zip(*of_group, strict=True) for of_group in zip(*factors, strict=True))
+    pairs = [(torch.cat(a), torch.cat(b)) for a, b in groups]
     return TrainedAdapters(template.adapter, pairs, settings, event, insecure=seeds is not None)
 
 
@@ -172,8 +165,8 @@ class _Team:
     event: StepEvent | None
     ledgers: list[Charges]
 
-    def train(self, on_step: Callable[[int], None] | None) -> None:
-        """Take all steps. on_step: called with the number of each when it is done."""
+    def train(self, progress: Callable[[int], None] | None, before: int) -> None:
+        """Take all steps. progress: see ``train_adapters``; before: steps of earlier turns."""
         parts, privacy = self.parts, self.parts.settings.privacy
         step = Step(
             state=parts,
@@ -188,8 +181,8 @@ class _Team:
         with parts.adapter:
             for number in range(1, privacy.steps + 1):
                 step.take()
-                if on_step is not None:
-                    on_step(number)
+                if progress is not None:
+                    progress(before + number * len(self.own))
 
     def _draws(self) -> Callable[[], list[np.ndarray]]:
         """Each adapter's own Poisson batch, of its copies."""
@@ -243,10 +236,6 @@ class _Copies(Examples):
     def of(self, k: int, records: np.ndarray) -> np.ndarray:
         """Numbers of adapter k's copies."""
         return records + k * self._records
-
-
-def _tell(progress: Callable[[int], None], before: int, adapters: int, step: int) -> None:
-    progress(before + step * adapters)
 
 
 def _turns(total: int, together: int) -> list[range]:

@@ -103,11 +103,7 @@ def load_data(
         {name: content_hashes(_of_task(given, data), columns) for name, given in public.items()},
         f"in {', '.join(sorted(columns))}",
     )
-    loaded = Data(
-        tokenise(records, data, tokenizer),
-        units,
-        tokenise(evaluation, data, tokenizer),
-    )
+    loaded = Data(tokenise(records, data, tokenizer), units, tokenise(evaluation, data, tokenizer))
     # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
     _refuse_shared(
         token_hashes(loaded.examples),
