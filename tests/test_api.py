@@ -49,7 +49,7 @@ class Peek:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.logits = torch.zeros(0)
-        write = privlora.api.write_release
+        write = privlora.api.publish
 
         def peek(folder: Any, parts: Any, *rest: Any) -> None:
             model = parts.adapter.model.eval()
@@ -58,7 +58,7 @@ class Peek:
             self.logits = logits(model)
             write(folder, parts, *rest)
 
-        monkeypatch.setattr(privlora.api, "write_release", peek)
+        monkeypatch.setattr(privlora.api, "publish", peek)
 
 
 def _exported(parts: Any) -> Any:

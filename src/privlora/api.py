@@ -15,7 +15,7 @@ from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError
-from privlora.reporting import write_release
+from privlora.reporting import publish
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
@@ -247,7 +247,7 @@ def _run(
             finish_training(parts, data, folder, plan, observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
-            write_release(folder, parts, summary)
+            publish(folder, parts, summary)
     return _result(folder, summary, settings.privacy.steps)
 
 

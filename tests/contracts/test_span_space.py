@@ -27,7 +27,7 @@ from privlora.mechanisms import Release
 from privlora.methods import Method, find_method
 from privlora.optimizers import IterateAverage
 from privlora.reporting.noise import noise_on_weights
-from privlora.reporting.release import rewrite_report
+from privlora.reporting.publication import rewrite_report
 from privlora.stacked.parts import stack_parts
 from privlora.training.assembly import build_parts
 from privlora.training.checkpoint import load_checkpoint

@@ -13,7 +13,7 @@ from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import settings_from
 from privlora.data.examples import Examples
 from privlora.mechanisms import GaussianMechanism, NoiseSource
-from privlora.reporting import write_release
+from privlora.reporting import publish
 from privlora.training.assembly import Parts, build_parts, plan_privacy
 from privlora.training.files import RunFolder, append_line
 from privlora.training.step import Step
@@ -89,7 +89,7 @@ def make_run(
             for _ in range(STEPS):
                 step.take([])
         summary = read_ledger(folder.ledger)
-    write_release(folder, parts, summary)
+    publish(folder, parts, summary)
     return Run(folder, parts, summary)
 
 

@@ -198,7 +198,7 @@ PLACES: list[tuple[Any, str, int]] = [
     (privlora.training.loop, "append_line", 3),
     (privlora.training.loop, "evaluate_next_token", 1),
     (privlora.training.loop, "evaluate_next_token", 2),
-    (privlora.api, "write_release", 1),
+    (privlora.api, "publish", 1),
     (privlora.api, "write_atomically", 1),
     (os, "replace", 1),
     (os, "replace", 3),

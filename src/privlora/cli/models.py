@@ -61,7 +61,7 @@ def export(
 def _write_merged(settings: ModelSettings, run: RunFolder, folder: Path) -> None:
     from privlora.adapters.peft_files import merge, read_adapter
     from privlora.reporting.card import card
-    from privlora.reporting.release import CARD_NAME, read_report
+    from privlora.reporting.publication import CARD_NAME, read_report
     from privlora.training.models import load_model
 
     report, factors = read_report(run.report), read_adapter(run.release)

@@ -3,6 +3,6 @@
 `facts` gathers everything once, as plain JSON; `render` and `card` are pure functions of that JSON.
 """
 
-from privlora.reporting.release import rewrite_report, write_release
+from privlora.reporting.publication import publish, rewrite_report
 
-__all__ = ["rewrite_report", "write_release"]
+__all__ = ["publish", "rewrite_report"]

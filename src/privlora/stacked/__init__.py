@@ -1,5 +1,5 @@
 """Many low-rank adapters of one frozen causal LM, trained side by side: shadow models for membership attacks."""
 
-from privlora.stacked.training import TrainedAdapters, train_adapters
+from privlora.stacked.teams import TrainedAdapters, train_adapters
 
 __all__ = ["TrainedAdapters", "train_adapters"]

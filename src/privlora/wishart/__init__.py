@@ -4,8 +4,8 @@ No run of `privlora train` needs any of it: there the paper's M2 is the method `
 """
 
 from privlora.wishart.canaries import static_poison
+from privlora.wishart.heads.descent import HeadData, TrainedHeads, train_heads
 from privlora.wishart.heads.settings import HeadSettings
-from privlora.wishart.heads.training import HeadData, TrainedHeads, train_heads
 from privlora.wishart.mechanism import WishartProjection
 
 __all__ = ["HeadData", "HeadSettings", "TrainedHeads", "WishartProjection", "static_poison", "train_heads"]

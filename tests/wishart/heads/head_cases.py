@@ -12,7 +12,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.mechanisms import NoiseSource, Noising
 from privlora.mechanisms.charges import Uncharged
 from privlora.wishart import HeadData, HeadSettings
-from privlora.wishart.heads.releases import RELEASES, HeadRelease
+from privlora.wishart.heads.mechanisms import MECHANISMS, HeadMechanism
 
 RECORDS, COLUMNS, CLASSES = 24, 12, 3
 
@@ -39,11 +39,11 @@ def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
     return [np.random.default_rng([seed, n]) for n in range(count)]
 
 
-def release(settings: HeadSettings, heads: int, columns: int = COLUMNS, seed: int = 0) -> HeadRelease:
+def release(settings: HeadSettings, heads: int, columns: int = COLUMNS, seed: int = 0) -> HeadMechanism:
     pens = [Noising(Uncharged(), NoiseSource(100 * seed + n)) for n in range(heads)]
     hidden, public = generators(heads, seed), generators(heads, seed + 1)
     event = StepEvent(PoissonSampling(1.0), settings.noise_multiplier)
-    return RELEASES[settings.method](settings, columns, torch.float64, pens, event, hidden, public)
+    return MECHANISMS[settings.method](settings, columns, torch.float64, pens, event, hidden, public)
 
 
 def everyone(heads: int, records: int = RECORDS) -> Tensor:

@@ -16,8 +16,8 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
 from privlora.mechanisms.noising import grid_width
 from privlora.wishart import HeadData, HeadSettings, TrainedHeads, train_heads
+from privlora.wishart.heads.mechanisms import MECHANISMS, Batch
 from privlora.wishart.heads.projections import gaussian_factors
-from privlora.wishart.heads.releases import RELEASES, Batch
 from privlora.wishart.heads.settings import HEAD_METHODS
 
 
@@ -63,7 +63,7 @@ REPEATABLE = [name for name in NOISY if name != "m1"]
 def test_a_head_does_not_depend_on_its_company(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     members = torch.rand(5, RECORDS, generator=torch.Generator().manual_seed(2)) < 0.8
     together = trained(NOISY[name], members, sample_rate=0.2)
-    monkeypatch.setattr("privlora.wishart.heads.training._MEMORY", 1)
+    monkeypatch.setattr("privlora.wishart.heads.descent._MEMORY", 1)
     in_turns = trained(NOISY[name], members, sample_rate=0.2)
     torch.testing.assert_close(together.weights, in_turns.weights)
 
@@ -71,7 +71,7 @@ def test_a_head_does_not_depend_on_its_company(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_gathered_batches_are_the_weighted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = trained(NOISY[name], everyone(3), sample_rate=0.2)
-    monkeypatch.setattr("privlora.wishart.heads.training._GATHER_BELOW", 0.1)
+    monkeypatch.setattr("privlora.wishart.heads.descent._GATHER_BELOW", 0.1)
     weighted = trained(NOISY[name], everyone(3), sample_rate=0.2)
     torch.testing.assert_close(gathered.weights, weighted.weights)
 
@@ -250,7 +250,7 @@ def test_a_record_whose_norm_bounds_nothing_counts_as_nothing() -> None:
 def test_squares_that_vanish_in_single_precision_are_no_norm_of_zero() -> None:
     settings = replace(NOISY["dp-sgd"], clip_norm=1e-4)
     event = StepEvent(PoissonSampling(1.0), settings.noise_multiplier)
-    found = RELEASES["dp-sgd"](settings, 2, torch.float32, [], event, [], [])
+    found = MECHANISMS["dp-sgd"](settings, 2, torch.float32, [], event, [], [])
     batch = Batch(torch.tensor([[1e18, 0.0]]), torch.zeros(1, dtype=torch.int64), torch.ones(1, 1))
     residuals = torch.full((1, CLASSES, 1), 1e-23)
     assert float(found._clipped_sum(batch, residuals).norm()) == pytest.approx(1e-5 * 3**0.5, rel=1e-3)

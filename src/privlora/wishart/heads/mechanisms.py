@@ -72,7 +72,7 @@ class Batch:
         return _summed(residuals, self.features)
 
 
-class HeadRelease(ABC):
+class HeadMechanism(ABC):
     """One method for one head per pen. ``width``: columns of what is trained.
 
     pens: each head's ledger and noise. event: what one release of one head costs. hidden: generators of projections
@@ -137,7 +137,7 @@ class HeadRelease(ABC):
         return total.to(self.dtype)
 
 
-class DenseRelease(HeadRelease):
+class DenseMechanism(HeadMechanism):
     """dp-sgd."""
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
@@ -150,21 +150,21 @@ class DenseRelease(HeadRelease):
         return project_afresh(values, self.rank, self.settings.projection, self.hidden)
 
 
-class NoiseThenProject(DenseRelease):
+class NoiseThenProject(DenseMechanism):
     """m2: (sum + noise) M with M fresh. Algorithm 3 of Hu et al. 2026."""
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
         return self._projected(super().noisy_sum(batch, residuals))
 
 
-class ProjectThenNoise(DenseRelease):
+class ProjectThenNoise(DenseMechanism):
     """m1: (sum) M + noise with M fresh."""
 
     def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
         return self._noised(self._projected(self._clipped_sum(batch, residuals)))
 
 
-class FrozenFactor(HeadRelease):
+class FrozenFactor(HeadMechanism):
     """lora-fa: B (c x r) is trained and A (r x d) frozen and public. Algorithm 2 of Hu et al. 2026."""
 
     def _begin(self) -> None:
@@ -181,7 +181,7 @@ class FrozenFactor(HeadRelease):
         return trained @ self.factors
 
 
-class ClipInSubspace(HeadRelease):
+class ClipInSubspace(HeadMechanism):
     """project-then-clip: the projected gradient is bounded by C sqrt(r / d), surely; any subspace, also a frozen one.
 
     The update is (d / r) (noisy sum) Q^T, so it has the scale of the full gradient.
@@ -206,8 +206,8 @@ class ClipInSubspace(HeadRelease):
         return (total @ self.bases.mT) * (self.columns / self.rank)
 
 
-RELEASES: dict[str, type[HeadRelease]] = {
-    "dp-sgd": DenseRelease,
+MECHANISMS: dict[str, type[HeadMechanism]] = {
+    "dp-sgd": DenseMechanism,
     "lora-fa": FrozenFactor,
     "m2": NoiseThenProject,
     "m1": ProjectThenNoise,

@@ -20,7 +20,7 @@ from privlora.mechanisms.charges import Charges, Uncharged
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
 from privlora.randomness import private_generator
-from privlora.wishart.heads.releases import RELEASES, Batch
+from privlora.wishart.heads.mechanisms import MECHANISMS, Batch
 from privlora.wishart.heads.settings import HeadSettings
 
 # Above this sampling rate it is faster to compute every row for every head than to gather the rows of each batch.
@@ -165,17 +165,17 @@ def train_heads(
             )
             for n, key in zip(chosen, keys, strict=True)
         ]
-        release = RELEASES[settings.method](settings, columns, trained.dtype, pens, event, hidden, public)
-        values = trained.new_zeros(len(chosen), data.classes, release.width)
+        mechanism = MECHANISMS[settings.method](settings, columns, trained.dtype, pens, event, hidden, public)
+        values = trained.new_zeros(len(chosen), data.classes, mechanism.width)
         velocity = torch.zeros_like(values)
         for step in range(settings.steps):
             drawn = [own[sampler.draw()] for own, sampler in zip(rows, samplers, strict=True)]
             batch = _batch(data, drawn, everything)
-            residuals = batch.residuals(release.weights(values))
-            gradient = release.noisy_sum(batch, residuals) / (sample_rate * data.dataset_size)
+            residuals = batch.residuals(mechanism.weights(values))
+            gradient = mechanism.noisy_sum(batch, residuals) / (sample_rate * data.dataset_size)
             velocity = settings.momentum * velocity + gradient
             values -= settings.rate(step) * velocity
-        trained[first : chosen.stop] = release.weights(values)
+        trained[first : chosen.stop] = mechanism.weights(values)
     return TrainedHeads(trained, settings, sample_rate, insecure=seeds is not None)
 
 

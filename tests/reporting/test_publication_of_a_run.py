@@ -11,7 +11,7 @@ from tiny_models import loaded_by_peft
 
 from privlora.accounting import Ledger
 from privlora.errors import PrivacyError, RunError
-from privlora.reporting import rewrite_report, write_release
+from privlora.reporting import publish, rewrite_report
 from privlora.training.files import RunFolder, append_line
 
 GIVEN = {"ledger.jsonl", "evaluations.jsonl"}
@@ -62,7 +62,7 @@ def test_peft_gives_our_logits(tmp_path: Path, method: str, averaging: float, us
 def test_writing_again_replaces_everything(copy: RunFolder, private_run: Run) -> None:
     for name in WRITTEN:
         (copy.release / name).write_text("old")
-    write_release(copy, private_run.parts, private_run.summary)
+    publish(copy, private_run.parts, private_run.summary)
     for name in WRITTEN - {"privacy_report.json", "report.html"}:  # these hold fresh noise
         assert (copy.release / name).read_bytes() == (private_run.folder.release / name).read_bytes()
     assert json.loads((copy.release / "privacy_report.json").read_text())["statement"]["epsilon"] > 0
@@ -71,7 +71,7 @@ def test_writing_again_replaces_everything(copy: RunFolder, private_run: Run) ->
 def test_an_unwritable_folder_is_one_clear_error(copy: RunFolder, private_run: Run) -> None:
     shutil.rmtree(copy.release)
     with pytest.raises(RunError, match="cannot write"):
-        write_release(copy, private_run.parts, private_run.summary)
+        publish(copy, private_run.parts, private_run.summary)
 
 
 def test_rewriting_needs_the_report_alone_and_gives_the_same_bytes(copy: RunFolder) -> None:

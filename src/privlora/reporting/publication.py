@@ -18,7 +18,7 @@ from privlora.training.files import RunFolder, read_lines, set_times, write_atom
 CARD_NAME, HTML_NAME = "README.md", "report.html"
 
 
-def write_release(folder: RunFolder, parts: Parts, summary: LedgerSummary | None) -> None:
+def publish(folder: RunFolder, parts: Parts, summary: LedgerSummary | None) -> None:
     """Write the adapter, privacy_report.json, README.md and report.html of an ended run.
 
     summary: what the run's ledger says; None in the non-private mode.
