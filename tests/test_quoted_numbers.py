@@ -143,3 +143,11 @@ def test_results_page_says_where_prism_does_not_win(findings: Any) -> None:
     assert all(abs(findings.behind(larger, m).in_errors) < 2 for m in (borrowed, findings.SHOWN[2], "dp-sgd"))
     edges = findings.progress("second_model").chosen("own-best").values()
     assert all(choice.at_edge for choice in edges)
+
+
+def test_the_nearest_method_is_quoted(findings: Any) -> None:
+    text = page("docs/results.md")
+    nearest = "dp-sgd with spectral clipping and averaging"
+    for rule in ("shared", "own-best"):
+        lead = findings.behind(findings.scores("nearest", 3.0, rule=rule), nearest)
+        assert f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" in text, rule

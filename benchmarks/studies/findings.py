@@ -45,6 +45,7 @@ ELSEWHERE = (
     ("rank 32", "ranks", 3.0, 32),
     ("dense updates through random projections", "projected", 1.0, 8),
     ("dense updates through random projections", "projected", 3.0, 8),
+    ("DP-SGD with PRISM's clipping and averaging, two rates", "nearest", 3.0, 8),
     ("a start from public text", "public_start", 1.0, 8),
     ("a model of 1.3 million parameters", "second_model", 3.0, 8),
 )
