@@ -6,6 +6,7 @@ A new row is tested by being in the table.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
-from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector
+from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.mechanisms import (
@@ -92,7 +93,7 @@ class Case:
     ) -> Mechanism:
         if not self.row.private:
             return MeanMechanism(self.coordinates, expected_batch_size=batch, steps=steps)
-        saved = {name: t.clone() for name, t in self.coordinates.state_dict().items()}
+        before = copy(self.coordinates)
         mechanism = GaussianMechanism(
             self.coordinates,
             clip_norm=clip_norm,
@@ -104,7 +105,7 @@ class Case:
             adaptive=adaptive,
         )
         if self.coordinates.draws is not None:  # keeps its projections, which a run would not
-            self.coordinates.load_state_dict(saved)
+            share_projections(before, self.coordinates)
         return mechanism
 
     def feed(
@@ -160,6 +161,14 @@ class Case:
     def weights(self) -> Tensor:
         """All dense updates Z, end to end."""
         return torch.cat([(a.double() @ b.double().mT).flatten() for a, b in self.coordinates.factors()])
+
+
+def share_projections(of: Coordinates, to: Coordinates) -> None:
+    """Let ``to`` go on with the projections of ``of``, which no run would: its own are secret, and used once."""
+    if isinstance(to, WishartCoordinates):
+        assert isinstance(of, WishartCoordinates)
+        to._key, to._count, to.released_on = of._key, of._count, None
+        to._draw_projections()
 
 
 def make_case(

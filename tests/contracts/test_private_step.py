@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from copy import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from method_cases import NAN_TOKEN, Case, by_any_variant, by_space, by_variant, flat, make_case, with_token
+from method_cases import (
+    NAN_TOKEN,
+    Case,
+    CountingLedger,
+    by_any_variant,
+    by_space,
+    by_variant,
+    flat,
+    make_case,
+    share_projections,
+    with_token,
+)
 from tiny_models import uneven_examples
 
 from privlora.coordinates import ProjectedCoordinates
 from privlora.data.examples import Examples
-from privlora.errors import ModelError, PrivacyError
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, PrivateSum
 from privlora.optimizers import IterateAverage
 from privlora.training.state import TrainState
@@ -89,10 +103,11 @@ def test_a_state_that_was_given_out_leads_to_the_same_end(variant: tuple[str, st
     first = make_case(variant, tmp_path)
     one = step_of(first, average=True)
     one.take_many(3)
-    states, examples, ends = one.state.states(), uneven_examples(3), []
+    states, examples, ends, projections = one.state.states(), uneven_examples(3), [], copy(first.coordinates)
     for case in (first, make_case(variant, tmp_path)):
         again = step_of(case, seed=5, average=True, learning_rate=lambda _: RATE)
         again.state.take_states(states)
+        share_projections(projections, case.coordinates)
         again.examples = Examples(examples, pad_token_id=0)
         again.take(range(len(examples)))
         ends.append(again.state.states())
@@ -117,10 +132,11 @@ def test_reset_memory_is_that_of_a_new_optimizer(variant: tuple[str, str], tmp_p
     point = fresh.coordinates.state_dict()
     walked.state.move_to({name: t.clone() for name, t in point.items()}, memory="reset")
     examples = uneven_examples(4)
-    weights = []
+    weights, projections = [], copy(fresh.coordinates)
     for case in (moved, fresh):
         mechanism = case.mechanism(seed=6)
         case.coordinates.load_state_dict(point)
+        share_projections(projections, case.coordinates)
         Step(
             state=TrainState(coordinates=case.coordinates, optimizer=case.optimizer),
             mechanism=mechanism,
@@ -161,6 +177,7 @@ def test_a_batch_in_parts_is_the_batch(variant: tuple[str, str], clipping: str, 
     first, second = (case.mechanism(sigma=0.0, batch=1.0, clipping=clipping) for _ in range(2))
     case.feed(first, examples, range(3))
     case.feed(second, examples, range(3, len(examples)))
+    case.coordinates.released_on = None  # the same projection again, for once
     total = first.take() + second.take() + PrivateSum(None)
     torch.testing.assert_close(flat(first.release(total).vector), whole, rtol=1e-5, atol=1e-6)
     # Nothing is left at either.
@@ -212,3 +229,145 @@ def test_without_a_ledger_a_gradient_that_is_no_number_ends_the_run(tmp_path: An
     assert isinstance(mechanism, MeanMechanism)
     with pytest.raises(ModelError, match="not a number"):
         case.step(mechanism, [with_token(uneven_examples()[0], NAN_TOKEN)])
+
+
+ELSEWHERE = "made at another point, clipping norm or projection"
+
+
+def parted(tmp_path: Any, name: tuple[str, str] = ("prism", "rank")) -> tuple[Case, Any, PrivateSum]:
+    """A case, its mechanism, and the sum of a batch."""
+    case = make_case(name, tmp_path, "factors")
+    mechanism = case.mechanism(seed=1)
+    case.feed(mechanism, uneven_examples())
+    return case, mechanism, mechanism.take()
+
+
+@by_space
+def test_a_sum_is_released_where_it_was_made(variant: tuple[str, str], tmp_path: Any) -> None:
+    """Noise of the present point leaves out directions that gradients of another point have."""
+    case, mechanism, total = parted(tmp_path, variant)
+    late = mechanism.take()
+    mechanism.release(total)
+    for t in case.coordinates.state_dict().values():
+        if t.is_floating_point():
+            t.mul_(1.0 + 1e-6)
+    case.coordinates.released_on = None
+    with pytest.raises(PrivacyError, match=ELSEWHERE):
+        mechanism.release(late)
+    with pytest.raises(PrivacyError, match=ELSEWHERE):
+        mechanism.take() + late
+
+
+def test_a_sum_is_released_by_the_norm_that_it_was_clipped_to(tmp_path: Any) -> None:
+    case, mechanism, total = parted(tmp_path)
+    other = case.mechanism(seed=2, clip_norm=2.0)
+    with pytest.raises(PrivacyError, match=ELSEWHERE):
+        other.release(total)
+    with pytest.raises(PrivacyError, match=ELSEWHERE):
+        other.take() + total
+    assert mechanism.release(total).step == 1
+
+
+def test_a_sum_is_used_once(tmp_path: Any) -> None:
+    case, mechanism, total = parted(tmp_path)
+    with pytest.raises(PrivacyError, match="a second time"):
+        total + total
+    case, mechanism, total = parted(tmp_path)
+    mechanism.release(total)
+    for again in (lambda: mechanism.release(total), lambda: mechanism.take() + total):
+        with pytest.raises(PrivacyError, match="a second time"):
+            again()
+
+
+def test_one_charge_is_one_release(tmp_path: Any) -> None:
+    charged = make_case(("prism", "rank"), tmp_path).mechanism().noising.charge(None)  # type: ignore[attr-defined]
+    one = {"scale": 1.0, "divisor": 1.0, "dtype": torch.float64}
+    charged.tensor(torch.zeros(3), **one)
+    with pytest.raises(PrivacyError, match="charged once"):
+        charged.tensor(torch.zeros(3), **one)
+
+
+def test_a_sum_is_never_broadcast(tmp_path: Any) -> None:
+    case, mechanism, total = parted(tmp_path)
+    total.vector = [tuple(t[:, :1] for t in parts) for parts in total.vector or []]
+    with pytest.raises(PrivacyError, match="meets noise of shape"):
+        mechanism.release(total)
+
+
+def test_one_draw_is_one_batch(tmp_path: Any) -> None:
+    step = step_of(make_case(("prism", "rank"), tmp_path))
+    step.accumulate([0])
+    for again in (lambda: step.accumulate([0]), step.take):
+        with pytest.raises(PrivacyError, match="units of another batch"):
+            again()
+    step.release()
+    step.take([0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [[-1], [7], [0.0], [[True, False]], [torch.tensor(1.0).numpy()]], ids=lambda wrong: str(wrong)
+)
+def test_what_is_no_number_of_a_record_is_refused(wrong: Any, tmp_path: Any) -> None:
+    step = step_of(make_case(("prism", "rank"), tmp_path))
+    assert len(step.examples) == 7
+    with pytest.raises(PrivacyError, match="no number of a record"):
+        step.take(wrong)
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Any) -> None:
+    case, other = (make_case(("prism", "rank"), tmp_path) for _ in range(2))
+    with pytest.raises(ConfigError, match="other coordinates"):
+        TrainState(coordinates=case.coordinates, optimizer=other.optimizer)
+    with pytest.raises(ConfigError, match="the mechanism of a step"):
+        step_of(case, mechanism=other.mechanism())
+    with pytest.raises(ConfigError, match="draw of a step"):
+        step_of(case, draw=PoissonSampler(7, 0.01))
+    with pytest.raises(PrivacyError, match="the sampler draws by"):
+        step_of(case, draw=PoissonSampler(7, 0.9).draw)
+    state = TrainState(coordinates=case.coordinates, optimizer=case.optimizer)
+    with pytest.raises(ConfigError, match="examples of a step"):
+        Step(state=state, mechanism=case.mechanism(), examples=[], learning_rate=1.0)  # type: ignore[arg-type]
+    step_of(case, draw=PoissonSampler(7, 0.01).draw)
+
+
+def test_a_learning_rate_is_a_number_or_gives_one(tmp_path: Any) -> None:
+    step_of(make_case(("prism", "rank"), tmp_path), learning_rate=1e-3).take([0])
+    for wrong in (float("nan"), -1.0, None, lambda _: None):
+        with pytest.raises(ConfigError, match="the learning rate of step 1"):
+            step_of(make_case(("prism", "rank"), tmp_path), learning_rate=wrong).take([0])
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Any) -> None:
+    step = step_of(make_case(("prism", "rank"), tmp_path, "moved"))
+    own = step.state.states()
+    point = own["coordinates"]
+    broken = {**point, "0.U": point["0.U"] * float("nan")}
+    short = {name: t[..., :2] for name, t in point.items()}
+    factors = make_case(("dp-adamw", "adamw"), tmp_path).coordinates.state_dict()
+    for wrong in (broken, short, factors, own):
+        with pytest.raises(ConfigError, match="the point's"):
+            step.state.move_to(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not orthonormal"):
+        step.state.move_to({**point, "0.U": 1.5 * point["0.U"]})
+    with pytest.raises(ConfigError, match="memory='keep' is unknown"):
+        step.state.move_to(point, memory="keep")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="holds no 'coordinates'"):
+        step.state.take_states({})
+    same(step.state.states(), own)
+
+
+def test_a_mechanism_does_what_its_ledger_says(tmp_path: Any) -> None:
+    case = make_case(("prism", "rank"), tmp_path)
+    book = CountingLedger()
+    book.plan = SimpleNamespace(clip_norm=1.0, expected_batch_size=4.0)  # type: ignore[attr-defined]
+    case.mechanism(ledger=book)
+    for wrong in ({"clip_norm": 2.0}, {"batch": 8.0}):
+        with pytest.raises(PrivacyError, match="are not the ledger's plan"):
+            case.mechanism(ledger=book, **wrong)
+
+
+def test_an_adapter_that_is_not_attached_is_named(tmp_path: Any) -> None:
+    case = make_case(("prism", "rank"), tmp_path)
+    case.adapter.detach()
+    with pytest.raises(PrivacyError, match="not attached"):
+        step_of(case).take([0])

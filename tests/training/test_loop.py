@@ -196,7 +196,7 @@ def test_a_checkpoint_of_other_defaults_is_one_clear_error(bench: Bench, tmp_pat
     settings = yaml.safe_load(settings_file.read_text())
     settings["method"]["error_feedback"] = None  # as if it had been the default
     settings_file.write_text(yaml.safe_dump(settings))
-    with pytest.raises(privlora.errors.RunError, match=r"holds no .*residual.* which the run's method needs"):
+    with pytest.raises(privlora.errors.RunError, match=r"holds no .*residual.* which the method needs"):
         bench.resume(folder)
 
 

@@ -84,6 +84,7 @@ def epsilon(
             adjacency.
     """
     check_delta(delta)
+    events = list(events)
     costly = merged(events)
     _check_supported(accountant, adjacency, events)
     if not costly:
@@ -133,6 +134,7 @@ def delta_curve(
     for value in epsilons:
         if not value >= 0:
             raise PrivacyError(f"epsilon={value} is not >= 0", fix="give an epsilon of 0 or more")
+    events = list(events)
     costly = merged(events)
     _check_supported("pld", adjacency, events)
     if not costly:

@@ -150,6 +150,7 @@ def calibrate_noise_multiplier(
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
+    beside = tuple(beside)
     fixed = epsilon(beside, delta, adjacency=adjacency)
     if fixed >= target_epsilon:
         raise PrivacyError(

@@ -324,6 +324,12 @@ class LowRankAdapter:
         return Captured(p, q, torch.stack(norms).square().sum(dim=0) if norms else None)
 
     def _check_complete(self) -> None:
+        if not self.attached:
+            raise PrivacyError(
+                "the adapter is not attached to its model",
+                why="the model would be trained without it, and nothing would be clipped",
+                fix="write `with adapter:` around the training, or call adapter.attach()",
+            )
         for site in self.sites:
             if site.p is None:
                 raise PrivacyError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -186,6 +187,19 @@ class Coordinates(ABC):
     def draws(self) -> int | None:
         """Number of the current projection where each release needs a new one; else None."""
         return None
+
+    # The projection that was last released upon.
+    released_on: int | None = None
+
+    def place(self) -> str:
+        """A hash of all that coordinates of a gradient depend on: sums of two places do not add up."""
+        found = hashlib.blake2b(digest_size=16)
+        for tensor in self._placed():
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def _placed(self) -> list[Tensor]:
+        return list(self.state_dict().values())
 
     def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called by a mechanism whose noise is secure, when it is made."""

@@ -159,8 +159,9 @@ class ProjectedCoordinates(Coordinates):
         return state | {f"{g}.update": z for g, z in enumerate(self.updates)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        high, low = tensors["key"].tolist()
-        self._key, self._count = (high << _HALF) | low, int(tensors["count"])
+        if "key" in self.state_dict():
+            high, low = tensors["key"].tolist()
+            self._key, self._count = (high << _HALF) | low, int(tensors["count"])
         for g, z in enumerate(self.updates):
             z.copy_(tensors[f"{g}.update"])
         self._draw_projections()
@@ -235,12 +236,19 @@ class WishartCoordinates(ProjectedCoordinates):
     def draws(self) -> int:
         return self._count
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Without key and count: projections stay secret until they are used, and none comes again from a state."""
+        return {name: t for name, t in super().state_dict().items() if name not in ("key", "count")}
+
+    def _placed(self) -> list[Tensor]:
+        return [*super()._placed(), *self.projections]
+
     def begin(self) -> None:
         """A fresh key: whoever foresees projections could write a record that lies in them.
 
         It is not restored from a checkpoint either: a step that was charged and lost has shown its projection.
         """
-        self._key = secrets.randbits(2 * _HALF)
+        self._key, self.released_on = secrets.randbits(2 * _HALF), None
         self._draw_projections()
 
     def scale(self, group: int) -> float:

@@ -25,6 +25,8 @@ from privlora.geometry.fixed_rank import (
 
 # Largest right_weight: it multiplies the rounding of Q in span(V), which must stay below a mechanism's slack.
 MAX_RIGHT_WEIGHT = 10.0
+# Largest entry of U^T U - I of a point that is taken in; its own rounding is far below.
+_ORTHONORMAL = 1e-4
 
 
 class TangentCoordinates(Coordinates):
@@ -136,7 +138,15 @@ class TangentCoordinates(Coordinates):
         return points_to_tensors(self.points)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.points = points_from_tensors(tensors, self.points)
+        points = points_from_tensors(tensors, self.points)
+        for basis in (basis for point in points for basis in (point.U, point.V)):
+            if float((basis.mT @ basis - torch.eye(basis.shape[-1]).to(basis)).abs().max()) > _ORTHONORMAL:
+                raise ConfigError(
+                    "the columns of a point's U or V are not orthonormal",
+                    why="gradients would be clipped by another norm than they are released with",
+                    fix="average points with geometry.fixed_rank.average, or make one with point_from_factors",
+                )
+        self.points = points
         self.install()
 
     def as_points(self) -> list[Point]:

@@ -104,14 +104,24 @@ def micro_batches(
 
     Raises:
         ConfigError: ``max_tokens`` < 1.
-        PrivacyError: a record occurs twice, so that its contribution would not be bounded.
+        PrivacyError: what is given is no record's number, or a record occurs twice, so that its contribution would
+            not be bounded.
     """
     if max_tokens < 1:
         raise ConfigError(
             f"max_tokens={max_tokens} is below 1", fix="set it to a few times the longest example"
         )
-    units = [np.atleast_1d(np.asarray(unit, dtype=np.int64)) for unit in indices]
-    if units and len(np.unique(np.concatenate(units))) != sum(map(len, units)):
+    units = [np.atleast_1d(np.asarray(unit)) for unit in indices]
+    records = np.concatenate([np.empty(0, np.int64), *units])
+    if records.dtype.kind != "i" or (
+        len(records) and not 0 <= records.min() <= records.max() < len(examples)
+    ):
+        raise PrivacyError(
+            f"a logical batch holds what is no number of a record, 0 to {len(examples) - 1}",
+            why="counted from the end or as a mask, a record could be in the batch twice",
+            fix="give the indices that a sampler draws",
+        )
+    if len(np.unique(records)) != len(records):
         raise PrivacyError(
             "a record occurs twice in one logical batch",
             why="its contribution would be twice the clipping bound that the noise is made for",

@@ -105,6 +105,17 @@ class GaussianMechanism(Mechanism):
                 why="the noise was calibrated for another mechanism",
                 fix="build the event with projections=coordinates.event_layers",
             )
+        plan = getattr(ledger, "plan", None)
+        if plan is not None and (plan.clip_norm, plan.expected_batch_size) != (
+            clip_norm,
+            expected_batch_size,
+        ):
+            raise PrivacyError(
+                f"clip_norm={clip_norm:g} and expected_batch_size={expected_batch_size:g} are not the ledger's plan, "
+                f"{plan.clip_norm:g} and {plan.expected_batch_size:g}",
+                why="the ledger would state what was not done",
+                fix="give plan.clip_norm and plan.expected_batch_size",
+            )
         self.coordinates = coordinates
         self.clip_norm = clip_norm
         self.event = event
@@ -112,7 +123,6 @@ class GaussianMechanism(Mechanism):
         self.noising = Noising(ledger, noise or NoiseSource())
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
-        self._last_draw: int | None = None
         if self.noising.noise.secure:
             coordinates.begin()
         self.adaptive = adaptive
@@ -147,21 +157,24 @@ class GaussianMechanism(Mechanism):
         part = self.coordinates.weighted_sum(captured, weights)
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
-    def take(self) -> PrivateSum:
+    @property
+    def pending(self) -> bool:
+        return super().pending or self._count != 0
+
+    @property
+    def place(self) -> str:
+        clipped_at = self.clip_norm if self.adaptive is None else self.adaptive.value
+        return f"{super().place} {self.clipping} {self.clip_norm} {clipped_at}"
+
+    def _take(self) -> PrivateSum:
         count = self._count
-        return replace(super().take(), count=count)
+        return replace(super()._take(), count=count)
 
     def release(self, total: PrivateSum | None = None) -> Release:
-        if total is None:
-            total = self.take()
-        elif self._sum is not None:
-            raise PrivacyError(
-                "a sum from elsewhere is released while units stand here",
-                why="they would count in this release or in the next one, and nobody knows in which",
-                fix="add take() of every mechanism that has a part of the batch, then release the total",
-            )
-        charged = self.noising.charge(self.event)
+        total = self._given(total)
         self._refuse_used_projection()
+        charged = self.noising.charge(self.event)
+        self.coordinates.released_on = self.coordinates.draws
         vector = charged.vector(
             total.vector,
             self.coordinates.standard_normal,
@@ -181,13 +194,13 @@ class GaussianMechanism(Mechanism):
         return Release(vector, self.noise_std, charged.step, clipped_at)
 
     def _refuse_used_projection(self) -> None:
-        if self.coordinates.draws is not None and self.coordinates.draws == self._last_draw:
+        draw = self.coordinates.draws
+        if draw is not None and draw == self.coordinates.released_on:
             raise PrivacyError(
                 "this projection has served for a release before",
                 why="the accounting holds for projections that are independent of all that was released",
                 fix="call coordinates.advance() after each step: it draws the next projection",
             )
-        self._last_draw = self.coordinates.draws
 
     def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
         """(units,) factors that rescale each gradient to norm ``lengths`` (x C / C_t if adaptive), capped at C."""

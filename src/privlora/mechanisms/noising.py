@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.coordinates.base import Vector, float64_device
+from privlora.errors import PrivacyError
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.noise import NoiseSource
 
@@ -49,6 +50,7 @@ class Charged:
     def __init__(self, step: int, noise: NoiseSource) -> None:
         self.step = step
         self._noise = noise
+        self._made: set[str] = set()
 
     def vector(
         self,
@@ -65,6 +67,8 @@ class Charged:
         total: PRIVATE, clipped; None for zeros. scale: sigma C. divisor: public.
         """
 
+        self._once("vector")
+
         def draw(shape: tuple[int, ...]) -> Tensor:
             return self._noise.standard_normal(shape).to(float64_device(device))
 
@@ -77,8 +81,18 @@ class Charged:
 
     def tensor(self, total: Tensor, *, scale: float, divisor: float, dtype: torch.dtype) -> Tensor:
         """The same for one PRIVATE tensor of any shape whose entries all get noise."""
+        self._once("tensor")
         xi = self._noise.standard_normal(tuple(total.shape)).to(float64_device(total.device))
         return noised(total, xi, scale, divisor, dtype).to(total.device)
+
+    def _once(self, kind: str) -> None:
+        if kind in self._made:
+            raise PrivacyError(
+                f"step {self.step} was charged once, and a second {kind} is asked of it",
+                why="two releases of one charge have half the noise",
+                fix="charge each release",
+            )
+        self._made.add(kind)
 
 
 def grid_width(noise_std: float) -> float:
@@ -97,6 +111,12 @@ def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype
     """
     noise = xi * scale
     if total is not None:
+        if total.shape != xi.shape:
+            raise PrivacyError(
+                f"a sum of shape {tuple(total.shape)} meets noise of shape {tuple(xi.shape)}",
+                why="a unit's part would be copied, and exceed what it was clipped to",
+                fix="sum in the coordinates that are released",
+            )
         noise += total.to(xi.device).double()
     noise /= divisor
     width = grid_width(scale / divisor)

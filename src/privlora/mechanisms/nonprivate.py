@@ -49,7 +49,7 @@ class MeanMechanism(Mechanism):
         if self._done >= self.steps:
             raise RunError(f"step {self._done + 1} of a plan for {self.steps}", fix="plan more steps")
         self._done += 1
-        vector = (self.take() if total is None else total).vector
+        vector = self._given(total).vector
         if vector is None:
             vector = self.coordinates.standard_normal(self._zeros)
         dtype, device = self.coordinates.dtype, self.coordinates.adapter.device

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Sums, Vector, add_vectors
+from privlora.errors import PrivacyError
 
 
 @dataclass(frozen=True)
@@ -24,21 +25,46 @@ class Release:
     clip_norm: float = float("inf")
 
 
-@dataclass(frozen=True)
+@dataclass
 class PrivateSum:
     """PRIVATE. What a logical batch comes to before noise; sums of disjoint parts of it add up, wherever they are.
 
     vector: float64, in a release's coordinates; None for no unit. count: +1/2 for each norm of C_t at most and -1/2 for
-    others, where the clipping norm is adaptive.
+    others, where the clipping norm is adaptive. place: where and how it was made (`Mechanism.place`); None for nothing.
+    Each sum goes into one other sum or one release, and is spent.
     """
 
     vector: Vector | None
     count: float = 0.0
+    place: str | None = None
+    spent: bool = False
 
     def __add__(self, other: PrivateSum) -> PrivateSum:
-        given = [each.vector for each in (self, other) if each.vector is not None]
+        if self.place is not None:
+            other.refuse_elsewhere(self.place)
+        given = [each.vector for each in (self.spend(), other.spend()) if each.vector is not None]
         vector = add_vectors(*given) if len(given) == 2 else given[0] if given else None
-        return PrivateSum(vector, self.count + other.count)
+        return PrivateSum(vector, self.count + other.count, self.place or other.place)
+
+    def refuse_elsewhere(self, place: str) -> None:
+        """Raise PrivacyError unless the sum was made at this place."""
+        if self.place not in (None, place):
+            raise PrivacyError(
+                "a private sum was made at another point, clipping norm or projection",
+                why="it would have parts that the noise does not reach, or that nothing bounds",
+                fix="give every process the same state before its gradients are taken, and release before a step",
+            )
+
+    def spend(self) -> PrivateSum:
+        """Itself, once. Raises PrivacyError the second time."""
+        if self.spent:
+            raise PrivacyError(
+                "a private sum is used a second time",
+                why="its units would count twice, or be released twice for one draw",
+                fix="take a new sum for each release, and add each part once",
+            )
+        self.spent = True
+        return self
 
 
 class Mechanism(ABC):
@@ -52,6 +78,11 @@ class Mechanism(ABC):
     # The private sum of the current logical batch.
     _sum: Sums | None = None
 
+    @property
+    def pending(self) -> bool:
+        """Whether units stand in the sum of a batch under way."""
+        return self._sum is not None
+
     def discard(self) -> None:
         """Forget an unfinished logical batch, so that its units do not count again in the next sum."""
         self._sum = None
@@ -64,7 +95,30 @@ class Mechanism(ABC):
         # In float64: rounding error in directions that coordinates project out would get no noise.
         return None if self._sum is None else self.coordinates.to_vector(self._sum)
 
+    @property
+    def place(self) -> str:
+        """What sums must have in common to be added and released: a hash of the state at which gradients are taken."""
+        return self.coordinates.place()
+
     def take(self) -> PrivateSum:
+        """PRIVATE. End the logical batch here: its sum, for a release of all parts of it. Nothing is left here."""
+        place = self.place
+        return replace(self._take(), place=place)
+
+    def _given(self, total: PrivateSum | None) -> PrivateSum:
+        """What is to be released: the own sum, or ``total`` once it is found fit. Raises PrivacyError."""
+        if total is None:
+            return self._take()
+        if self.pending:
+            raise PrivacyError(
+                "a sum from elsewhere is released while units stand here",
+                why="they would count in this release or in the next one, and nobody knows in which",
+                fix="add take() of every mechanism that has a part of the batch, then release the total",
+            )
+        total.refuse_elsewhere(self.place)
+        return total.spend()
+
+    def _take(self) -> PrivateSum:
         """PRIVATE. End the logical batch and hand out its sum; nothing of it stays here."""
         try:
             return PrivateSum(self.clipped_sum())
@@ -97,8 +151,15 @@ class Instrument(Mechanism):
     def __init__(self, inner: Mechanism) -> None:
         self.coordinates, self.inner = inner.coordinates, inner
 
+    @property
+    def pending(self) -> bool:
+        return self.inner.pending
+
     def discard(self) -> None:
         self.inner.discard()
+
+    def clipped_sum(self) -> Vector | None:
+        return self.inner.clipped_sum()
 
     def take(self) -> PrivateSum:
         return self.inner.take()

@@ -19,7 +19,8 @@ from privlora.training.files import RunFolder, read_lines
 def refuse_lost_charges(folder: RunFolder, ledger: LedgerSummary | None) -> None:
     """Raise PrivacyError if a file of the run proves a release that ``ledger`` does not show; None: there is none."""
     hashes = () if ledger is None else ledger.charge_hashes
-    for path, releases in _proofs(folder):
+    before = 0 if ledger is None else ledger.plan.before_training
+    for path, releases in _proofs(folder, before):
         if releases > len(hashes):
             raise PrivacyError(
                 f"{folder.ledger} shows {len(hashes)} releases, but {path} was written after {releases}",
@@ -45,13 +46,17 @@ def _marks(folder: RunFolder, run_id: str) -> Iterator[tuple[Path, int, str | No
         yield folder.private_losses, row["step"], row.get("charge")
 
 
-def _proofs(folder: RunFolder) -> Iterator[tuple[Path, int]]:
-    """Files of the run, each with a number of releases that must have happened before it was written."""
+def _proofs(folder: RunFolder, before: int) -> Iterator[tuple[Path, int]]:
+    """Files of the run, each with a number of releases that must have happened before it was written.
+
+    before: releases of the phases before training, whose steps evaluations count from 1.
+    """
     if folder.checkpoint.exists():
         yield folder.checkpoint, read_mark(folder.checkpoint).step
     losses = read_lines(folder.private_losses)  # one line for each release
     yield folder.private_losses, max(len(losses), _last_step(losses))
-    yield folder.evaluations, _last_step(read_lines(folder.evaluations))
+    evaluations = read_lines(folder.evaluations)
+    yield folder.evaluations, before + _last_step(evaluations) if evaluations else 0
     yield folder.report, _reported(folder.report)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
-from privlora.errors import PrivacyError, RunError
+from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
 from privlora.training.assembly import Parts, build_step
@@ -153,9 +153,9 @@ def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
     step, states = load_checkpoint(folder.checkpoint, run_id=run_id)
     try:
         parts.take_states(states)
-    except KeyError as missing:
+    except ConfigError as misfit:
         raise RunError(
-            f"checkpoint {str(folder.checkpoint)!r} holds no {missing}, which the run's method needs",
+            f"checkpoint {str(folder.checkpoint)!r}: {misfit.what}",
             why="other settings, or a version of privlora with other defaults, wrote it; the charges stay",
             fix="resume with the version that began the run, or set in config.resolved.yaml what it had",
         ) from None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.coordinates import Coordinates
+from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.optimizers import IterateAverage, Optimizer
 
+Memory = Literal["transported", "reset"]
 # Part -> name -> tensor. A function of releases and public numbers alone, so it may be sent and stored.
 States = dict[str, dict[str, Tensor]]
 
@@ -29,6 +31,14 @@ class TrainState:
     average: IterateAverage | None = None
     adaptive: AdaptiveClipNorm | None = None
 
+    def __post_init__(self) -> None:
+        if getattr(self.optimizer, "coordinates", None) is not self.coordinates:
+            raise ConfigError(
+                "the optimizer works on other coordinates than the state's",
+                why="steps would be charged, and what they train would not be this adapter",
+                fix="give what methods.build made together",
+            )
+
     @property
     def adapter(self) -> LowRankAdapter:
         return self.coordinates.adapter
@@ -41,23 +51,34 @@ class TrainState:
         }
 
     def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from what ``states`` gave, here or elsewhere. Raises KeyError if a part or a tensor is missing."""
-        for name, part in self._parts().items():
-            part.load_state_dict(states[name])
+        """Go on from what ``states`` gave, here or elsewhere. Raises ConfigError if it was given by another method."""
+        try:
+            self._refuse_others(states["coordinates"])
+            for name, part in self._parts().items():
+                part.load_state_dict(states[name])
+        except KeyError as missing:
+            raise ConfigError(
+                f"the state holds no {missing}, which the method needs", fix="give states of the same method"
+            ) from None
 
     def move_to(
         self,
         point: Mapping[str, Tensor],
         *,
-        memory: Literal["transported", "reset"] = "transported",
+        memory: Memory = "transported",
         noise_std: float = 0.0,
     ) -> None:
         """Go on from another point, such as an average over clients: ``point`` is ``coordinates.state_dict()`` there.
+
+        Raises ConfigError for a point of another space or shape, or one that is not finite.
 
         memory: what becomes of momentum, residuals and second moments. "transported" brings them to the new point as
         after a step; "reset" forgets them, and the average starts afresh. noise_std: tau of the releases so far, which
         second moments hold.
         """
+        if memory not in get_args(Memory):
+            raise ConfigError(f"memory={memory!r} is unknown", fix=f"one of {', '.join(get_args(Memory))}")
+        self._refuse_others(point)
         before = self.states()["coordinates"]
         self.coordinates.load_state_dict(point)
         if memory == "transported":
@@ -66,6 +87,14 @@ class TrainState:
         self.optimizer.reset()
         if self.average is not None:
             self.average.restart()
+
+    def _refuse_others(self, point: Mapping[str, Tensor]) -> None:
+        for name, own in self.coordinates.state_dict().items():
+            if name not in point or point[name].shape != own.shape or not bool(point[name].isfinite().all()):
+                raise ConfigError(
+                    f"the point's {name!r} is missing, of another shape than {tuple(own.shape)}, or not finite",
+                    fix="give the state_dict of coordinates of the same method, model and rank",
+                )
 
     def _parts(self) -> dict[str, Coordinates | Optimizer | IterateAverage | AdaptiveClipNorm]:
         parts = {

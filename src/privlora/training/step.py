@@ -11,7 +11,8 @@ from torch import Tensor
 
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
-from privlora.errors import ConfigError
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import Mechanism, PrivateSum, Release
 from privlora.randomness import private_generator
 from privlora.training.forward import training_passes
@@ -38,19 +39,41 @@ class Step:
     nothing but the release reaches what is trained.
 
     state: what moves. mechanism: on ``state.coordinates``. examples: all tokenised records. draw: a fresh logical batch
-    by the sampling that the mechanism's event states; None for steps that are always given theirs. learning_rate: of
-    the ledger's step 1, 2, …, public. max_tokens: of a micro-batch. dropout: whether the base model's own is on. masks:
-    keys all that is random in forward passes; private.
+    by the sampling that the mechanism's event states; None for steps that are always given theirs. learning_rate:
+    public; a number, or a function of the ledger's step 1, 2, …. max_tokens: of a micro-batch. dropout: whether the
+    base model's own is on. masks: keys all that is random in forward passes; private.
+
+    Raises ConfigError for parts that do not belong together, PrivacyError for a sampler other than the event's.
     """
 
     state: TrainState
     mechanism: Mechanism
     examples: Examples
-    learning_rate: Callable[[int], float]
+    learning_rate: float | Callable[[int], float]
     draw: Callable[[], Drawn] | None = None
     max_tokens: int = 4096
     dropout: bool = False
     masks: np.random.Generator = field(default_factory=private_generator)
+
+    def __post_init__(self) -> None:
+        for what, fits, fix in (
+            (
+                "the mechanism",
+                self.mechanism.coordinates is self.state.coordinates,
+                "make it on state.coordinates",
+            ),
+            ("examples", isinstance(self.examples, Examples), "give what build_examples returned"),
+            ("draw", self.draw is None or callable(self.draw), "give a function, such as sampler.draw"),
+        ):
+            if not fits:
+                raise ConfigError(f"{what} of a step is not what it needs", fix=fix)
+        sampler, event = getattr(self.draw, "__self__", None), getattr(self.mechanism, "event", None)
+        if isinstance(sampler, PoissonSampler) and event is not None and sampler.sampling != event.sampling:
+            raise PrivacyError(
+                f"the sampler draws by {sampler.sampling.describe()}, charged is {event.sampling.describe()}",
+                why="the stated epsilon holds for what is charged",
+                fix="make the event from sampler.sampling",
+            )
 
     def take(self, drawn: Drawn | None = None) -> Taken:
         """One step on a fresh draw, or on ``drawn``, an empty one included. Errors leave no unit behind in the sum."""
@@ -58,11 +81,7 @@ class Step:
             if self.draw is None:
                 raise ConfigError("this step has no sampler", fix="give it `draw`, or a batch to take")
             drawn = self.draw()
-        try:
-            losses = self.accumulate(drawn)
-        except BaseException:
-            self.mechanism.discard()
-            raise
+        losses = self.accumulate(drawn)
         return Taken(self.release(), losses)
 
     def take_many(self, count: int) -> list[Release]:
@@ -70,16 +89,29 @@ class Step:
         return [self.take().release for _ in range(count)]
 
     def accumulate(self, drawn: Drawn) -> Tensor:
-        """PRIVATE. The first half: gradients into the mechanism's sum; gives the losses of the units (units,)."""
+        """PRIVATE. The first half: gradients into the mechanism's sum; gives the losses of the units (units,).
+
+        Once a release: one draw is one batch. Raises PrivacyError while units of another batch stand in the sum.
+        """
+        if self.mechanism.pending:
+            raise PrivacyError(
+                "units of another batch stand in the sum",
+                why="they would count twice, or be released with a draw that is not theirs",
+                fix="release them, take() their sum, or discard() it first",
+            )
         adapter = self.state.adapter
         losses = []
-        with training_passes(adapter.model, self.masks, dropout=self.dropout):
-            for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens):
-                captured, unit_losses = micro_batch_gradients(
-                    adapter, batch, summed=not self.mechanism.needs_examples
-                )
-                self.mechanism.accumulate(captured)
-                losses.append(unit_losses)
+        try:
+            with training_passes(adapter.model, self.masks, dropout=self.dropout):
+                for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens):
+                    captured, unit_losses = micro_batch_gradients(
+                        adapter, batch, summed=not self.mechanism.needs_examples
+                    )
+                    self.mechanism.accumulate(captured)
+                    losses.append(unit_losses)
+        except BaseException:
+            self.mechanism.discard()
+            raise
         return torch.cat(losses) if losses else torch.zeros(0)
 
     def release(self, total: PrivateSum | None = None) -> Release:
@@ -88,7 +120,14 @@ class Step:
         total: of a batch that is spread over several processes or clients, see `Mechanism.release`.
         """
         release = self.mechanism.release(total)
-        self.state.optimizer.step(release, self.learning_rate(release.step))
+        rate = self.learning_rate(release.step) if callable(self.learning_rate) else self.learning_rate
+        if not (isinstance(rate, int | float) and 0 <= rate < float("inf")):
+            raise ConfigError(
+                f"the learning rate of step {release.step} is {rate}, not a number >= 0",
+                why="the step is charged, and moves nothing",
+                fix="give a number, or a function of the step that returns one",
+            )
+        self.state.optimizer.step(release, rate)
         if self.state.average is not None:
             self.state.average.update()
         self.state.coordinates.advance()
