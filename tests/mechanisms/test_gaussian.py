@@ -13,7 +13,7 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import TangentCoordinates
 from privlora.coordinates.starts import tangent_start
 from privlora.errors import PrivacyError
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
+from privlora.mechanisms import GaussianMechanism, Instrument, MeanMechanism, NoiseSource
 
 RANK = 2
 
@@ -105,6 +105,24 @@ def test_thousands_of_units_that_pull_alike_stay_within_c(
     assert float(moved.norm()) <= 2.0
 
 
+@pytest.mark.parametrize("adapters", [None, 2])
+def test_units_of_one_micro_batch_are_summed_in_double_precision(
+    coordinates: TangentCoordinates, adapters: int | None
+) -> None:
+    """One that leaves thousands which pull alike moves the sum by its own part, also among several adapters."""
+    unit, weight = units_of_norm(coordinates, [30.0]), 2.0 / 30.0
+
+    def total(units: int) -> torch.Tensor:
+        p, q = ([t.expand(units, -1, -1) for t in ts] for ts in (unit.p, unit.q))
+        owners = None if adapters is None else torch.ones(adapters, units, dtype=torch.bool)
+        weights = torch.full((units,), weight, dtype=torch.float64)
+        return flattened(coordinates.weighted_sum(Captured(p, q, owners=owners), weights))
+
+    own = total(1)
+    assert own.dtype == torch.float64
+    torch.testing.assert_close(total(4000) - total(3999), own, rtol=1e-8, atol=1e-10)
+
+
 def flattened(vector: Any) -> torch.Tensor:
     return torch.cat([t.flatten() for parts in vector for t in parts])
 
@@ -183,10 +201,26 @@ def test_the_non_private_mean_promises_nothing(coordinates: TangentCoordinates) 
     assert norm(m.release().vector) == 0.0
 
 
-def test_a_discarded_batch_is_in_no_sum(coordinates: TangentCoordinates) -> None:
-    m = mechanism(coordinates)
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_discarded_batch_is_in_no_sum(coordinates: TangentCoordinates, observed: bool) -> None:
+    m = Instrument(mechanism(coordinates)) if observed else mechanism(coordinates)
     m.accumulate(units_of_norm(coordinates, [2.0]))
     m.discard()
+    assert norm(m.release().vector) == 0.0
+
+
+def test_a_batch_whose_sum_fails_is_in_no_other_sum(
+    coordinates: TangentCoordinates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise MemoryError("full")
+
+    m = mechanism(coordinates)
+    m.accumulate(units_of_norm(coordinates, [2.0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinates, "to_vector", fail)
+        with pytest.raises(MemoryError, match="full"):
+            m.release()
     assert norm(m.release().vector) == 0.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -171,6 +172,23 @@ def test_batches_are_each_heads_own_and_cannot_be_foreseen() -> None:
     assert float(torch.pdist(heads).min()) > 1e-6
 
 
+def test_projections_cannot_be_foreseen() -> None:
+    silent = replace(NOISY["m2"], noise_multiplier=0.0)  # so that equal projections would give equal heads
+    runs = [train_heads(problem(), silent, members=everyone(2), sample_rate=1.0) for _ in range(2)]
+    heads = torch.cat([run.weights for run in runs]).flatten(1)
+    assert float(torch.pdist(heads).min()) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["m2", "m2 wishart", "m1"])
+def test_secret_projections_are_not_drawn_as_public_ones_are(name: str) -> None:
+    found = release(NOISY[name], 2)
+    batch = Batch(problem().features, problem().labels, torch.ones(2, RECORDS, dtype=torch.float64))
+    public, hidden = deepcopy((found.public, found.hidden))
+    found.noisy_sum(batch, batch.residuals(torch.zeros(2, CLASSES, COLUMNS, dtype=torch.float64)))
+    assert [each.random() for each in found.public] == [each.random() for each in public]
+    assert all(a.random() != b.random() for a, b in zip(found.hidden, hidden, strict=True))
+
+
 class Counts:
     def __init__(self, limit: int) -> None:
         self.limit, self.events = limit, list[StepEvent]()
@@ -195,6 +213,13 @@ def test_ledgers_are_charged_for_every_head_and_step() -> None:
         train_heads(problem(), NOISY["m2"], ledgers=ledgers, seeds=[1, 2], **options)
     with pytest.raises(PrivacyError, match="m1 states no epsilon"):
         train_heads(problem(), NOISY["m1"], ledgers=[Counts(4), Counts(4)], **options)
+
+
+def test_heads_of_a_later_turn_charge_their_own_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privlora.wishart.heads.descent._MEMORY", 1)
+    ledgers = [Counts(12) for _ in range(3)]
+    train_heads(problem(), NOISY["dp-sgd"], members=everyone(3), sample_rate=0.5, ledgers=ledgers)
+    assert [len(ledger.events) for ledger in ledgers] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("name", list(NOISY))
