@@ -376,3 +376,15 @@ def test_a_kept_answer_is_for_the_same_releases_beside_only(tmp_path, monkeypatc
     for beside in ((), FIXED, FIXED, FIXED[:1], [(HISTOGRAM, 2), FIXED[1]]):
         calibrate_noise_multiplier(TRAINING.sampling, 10, 2.0, 1e-5, beside=beside)
     assert len(asked) == 4
+
+
+def test_what_can_be_read_once_counts_twice_where_it_is_needed_twice() -> None:
+    other = (StepEvent(PoissonSampling(1.0), 2.0), 1)
+    listed, read_once = (
+        calibrate_noise_multiplier(PoissonSampling(0.1), 20, 3.0, 1e-5, beside=beside, cache=False)
+        for beside in ([other], iter([other]))
+    )
+    assert read_once.noise_multiplier == listed.noise_multiplier
+    projected = StepEvent(PoissonSampling(0.1), 1.0, ((2, 8),))
+    with pytest.raises(PrivacyError):
+        epsilon(iter([(projected, 1)]), 1e-5, adjacency="replace-one")

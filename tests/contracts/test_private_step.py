@@ -269,10 +269,10 @@ def test_a_sum_is_released_by_the_norm_that_it_was_clipped_to(tmp_path: Any) -> 
 
 
 def test_a_sum_is_used_once(tmp_path: Any) -> None:
-    case, mechanism, total = parted(tmp_path)
+    _, _, total = parted(tmp_path)
     with pytest.raises(PrivacyError, match="a second time"):
         total + total
-    case, mechanism, total = parted(tmp_path)
+    _, mechanism, total = parted(tmp_path)
     mechanism.release(total)
     for again in (lambda: mechanism.release(total), lambda: mechanism.take() + total):
         with pytest.raises(PrivacyError, match="a second time"):
@@ -288,7 +288,7 @@ def test_one_charge_is_one_release(tmp_path: Any) -> None:
 
 
 def test_a_sum_is_never_broadcast(tmp_path: Any) -> None:
-    case, mechanism, total = parted(tmp_path)
+    _, mechanism, total = parted(tmp_path)
     total.vector = [tuple(t[:, :1] for t in parts) for parts in total.vector or []]
     with pytest.raises(PrivacyError, match="meets noise of shape"):
         mechanism.release(total)

@@ -13,7 +13,7 @@ from run_cases import PRIVACY, STEPS, Bench
 from privlora import api
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.errors import PrivacyError
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, append_line
 from privlora.training.loop import StepReport
 
 VOTES = StepEvent(PoissonSampling(1.0), noise_multiplier=6.0)
@@ -89,5 +89,12 @@ def test_releases_of_earlier_phases_that_a_ledger_lost_are_missed(
         bench.resume(folder, observer=Breaks(at=4))
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(lines[:-1]))
+    with pytest.raises(PrivacyError, match="was written after 5"):
+        bench.resume(folder)
+    # Where nothing else is left, the public evaluations prove as much.
+    where = RunFolder(folder)
+    for path in (where.checkpoint, where.private_losses):
+        path.unlink(missing_ok=True)
+    append_line(where.evaluations, {"step": 4})
     with pytest.raises(PrivacyError, match="was written after 5"):
         bench.resume(folder)

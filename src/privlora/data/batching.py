@@ -113,9 +113,8 @@ def micro_batches(
         )
     units = [np.atleast_1d(np.asarray(unit)) for unit in indices]
     records = np.concatenate([np.empty(0, np.int64), *units])
-    if records.dtype.kind != "i" or (
-        len(records) and not 0 <= records.min() <= records.max() < len(examples)
-    ):
+    numbers = all(unit.dtype.kind in "iu" for unit in units if len(unit))
+    if not numbers or (len(records) and not 0 <= records.min() <= records.max() < len(examples)):
         raise PrivacyError(
             f"a logical batch holds what is no number of a record, 0 to {len(examples) - 1}",
             why="counted from the end or as a mask, a record could be in the batch twice",
