@@ -27,6 +27,7 @@ from privlora.mechanisms import (
     MeanMechanism,
     Mechanism,
     NoiseSource,
+    PrivateSum,
     Release,
 )
 from privlora.mechanisms.charges import Charges
@@ -104,8 +105,17 @@ class Case:
             clipping=clipping,
             adaptive=adaptive,
         )
-        if self.coordinates.draws is not None:  # keeps its projections, which a run would not
+        if (
+            self.coordinates.draws is not None
+        ):  # keeps its projections and uses them again, which a run would not
             share_projections(before, self.coordinates)
+            release = mechanism.release
+
+            def upon_any(total: PrivateSum | None = None) -> Release:
+                self.coordinates.released_on = None
+                return release(total)
+
+            mechanism.release = upon_any  # type: ignore[method-assign]
         return mechanism
 
     def feed(

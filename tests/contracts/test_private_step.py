@@ -177,7 +177,6 @@ def test_a_batch_in_parts_is_the_batch(variant: tuple[str, str], clipping: str, 
     first, second = (case.mechanism(sigma=0.0, batch=1.0, clipping=clipping) for _ in range(2))
     case.feed(first, examples, range(3))
     case.feed(second, examples, range(3, len(examples)))
-    case.coordinates.released_on = None  # the same projection again, for once
     total = first.take() + second.take() + PrivateSum(None)
     torch.testing.assert_close(flat(first.release(total).vector), whole, rtol=1e-5, atol=1e-6)
     # Nothing is left at either.
@@ -251,7 +250,6 @@ def test_a_sum_is_released_where_it_was_made(variant: tuple[str, str], tmp_path:
     for t in case.coordinates.state_dict().values():
         if t.is_floating_point():
             t.mul_(1.0 + 1e-6)
-    case.coordinates.released_on = None
     with pytest.raises(PrivacyError, match=ELSEWHERE):
         mechanism.release(late)
     with pytest.raises(PrivacyError, match=ELSEWHERE):

@@ -9,6 +9,7 @@ import torch
 from optimizer_cases import EVERY_OPTIMIZER, LOSSES, RANK, Problem, dense, label
 from torch import Tensor
 
+from privlora.coordinates import WishartCoordinates
 from privlora.methods import SPACES, make_optimizer
 
 every_optimizer = pytest.mark.parametrize("pair", EVERY_OPTIMIZER, ids=label)
@@ -117,6 +118,12 @@ def test_a_checkpoint_continues_to_the_bit(pair: tuple[str, str], dtype: torch.d
     if done == 0:
         again = Problem(*pair, dtype=dtype)
     again.coordinates.load_state_dict(saved[0])
+    if isinstance(again.coordinates, WishartCoordinates):  # whose projections no state holds
+        again.coordinates._key, again.coordinates._count = (
+            problem.coordinates._key,
+            problem.coordinates._count,
+        )
+        again.coordinates._draw_projections()
     again.optimizer.load_state_dict(saved[1])
     for _ in range(3):
         release = problem.release(0.1)
