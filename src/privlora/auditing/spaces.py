@@ -21,6 +21,10 @@ LARGEST = 1000  # entries of a noise vector: so many are made, and a decompositi
 def check_space(coordinates: Coordinates) -> None:
     """Compare what ``coordinates`` say of themselves with what they do to random gradients, at their present state.
 
+    to_vector is linear; standard_normal is linear in its draws, with variance 1 or more in every direction that
+    gradients reach, and of the stated dimension; norms_squared is no less than what a unit adds to a release, and where
+    event_layers are stated no less than the whole gradient's.
+
     Raises PrivacyError for the first duty that is broken, ConfigError if a noise vector takes over ``LARGEST`` draws.
     """
     adapter, generator = coordinates.adapter, torch.Generator().manual_seed(0)
@@ -34,7 +38,7 @@ def check_space(coordinates: Coordinates) -> None:
     for scale in (1e-6, 1.0, 1e6):
         off = _vectors(coordinates, units, scale * weights) / scale - vectors @ weights.mT
         error = float(off.norm() / (vectors @ weights.mT).norm())
-        _hold(error < 1e-6, f"to_vector is not linear, by {error:.2g} of a sum", "leave clipping to others")
+        _hold(error < 1e-6, f"to_vector is not linear, by {error:.2g} of a sum", "let the mechanism clip")
     left, sizes, right = torch.linalg.svd(vectors / lengths, full_matrices=False)
     reached = left[:, sizes > 1e-4 * sizes[0]]  # the rest is rounding, of gradients and of bases in float32
     least = abs(float(torch.linalg.eigvalsh(reached.mT @ noise @ noise.mT @ reached)[0]))
@@ -46,7 +50,7 @@ def check_space(coordinates: Coordinates) -> None:
     unseen = (weights - weights @ right.mT @ right) / lengths
     for which, mixes in (("of full rank", weights), ("that is hardly seen", unseen)):
         p, q = ([torch.einsum("ki,iab->kab", mixes.to(t), t) for t in ts] for ts in (units.p, units.q))
-        squares = mixes.new_ones(len(mixes)) if adapter.dense_norms else None
+        squares = mixes.abs().sum(dim=1).square() if adapter.dense_norms else None  # at least
         _check_norms(coordinates, Captured(p, q, squares), which)
     for site in (None, *range(len(adapter.sites))):
         where = "in all modules" if site is None else f"in {adapter.sites[site].name}"
@@ -66,11 +70,7 @@ def _check_norms(coordinates: Coordinates, units: Captured, which: str) -> None:
     missing = due * (1 - clipping_slack(coordinates.adapter, "flat")) ** 2 - said
     worst = int(missing.argmax())
     found = f"norms_squared is {float(said[worst]):.4g} for a gradient {which}, and {float(due[worst]):.4g} is due"
-    _hold(
-        float(missing[worst]) <= 0,
-        found,
-        "measure what to_vector makes of it, in float64 where it nearly vanishes",
-    )
+    _hold(float(missing[worst]) <= 0, found, "measure all of to_vector, in float64 where it may vanish")
 
 
 def _hold(holds: bool, what: str, fix: str) -> None:
