@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,13 @@ NEVER = {
 }
 
 
-def calls(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def calls(path: Path) -> frozenset[tuple[str, str]]:
     """(name, "call" or "method") of all that a file calls."""
+    return frozenset(_calls(path))
+
+
+def _calls(path: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield node.func.id, "call"

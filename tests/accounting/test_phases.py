@@ -252,6 +252,7 @@ def composed_by_dp_accounting(events, delta, grid=1e-4):
     ),
     data=st.data(),
 )
+@pytest.mark.slow
 def test_phases_compose_as_dp_accounting_composes_them(tmp_path_factory, phases, data):
     plan = make_plan(phases=tuple(phases))
     steps = data.draw(st.integers(1, plan.steps))
@@ -323,6 +324,7 @@ def calibrated(sampling=TRAINING.sampling, steps=10, target=2.0, delta=1e-5, bes
         {"beside": FIXED[:1], "adjacency": "replace-one", "target": 4.0},
     ],
 )
+@pytest.mark.slow
 def test_noise_beside_other_releases_is_tight_and_never_above_the_target(question):
     found = calibrated(**question)
     beside, adjacency = question.get("beside", FIXED), found.adjacency
@@ -332,6 +334,7 @@ def test_noise_beside_other_releases_is_tight_and_never_above_the_target(questio
     assert epsilon([*beside, (less, 10)], 1e-5, adjacency=adjacency) > found.target_epsilon
 
 
+@pytest.mark.slow
 def test_noise_beside_other_releases_by_dp_accountings_own_composition():
     found = calibrated()
     alone = calibrate_noise_multiplier(TRAINING.sampling, 10, 2.0, 1e-5, tolerance=1e-4, cache=False)
@@ -378,6 +381,7 @@ def test_a_kept_answer_is_for_the_same_releases_beside_only(tmp_path, monkeypatc
     assert len(asked) == 4
 
 
+@pytest.mark.slow
 def test_what_can_be_read_once_counts_twice_where_it_is_needed_twice() -> None:
     other = (StepEvent(PoissonSampling(1.0), 2.0), 1)
     listed, read_once = (
