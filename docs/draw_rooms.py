@@ -17,14 +17,14 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 from test_layers import LAYERS, SOURCE, imported_rooms  # noqa: E402
 
 WIDTH, MARGIN, GAP = 1180, 24, 12
-FLOOR, TOP = 70, 250
+FLOOR, TOP = 78, 250
 # Where records and gradients are seen, and where nothing is but releases.
 PRIVATE = {"data", "adapters", "coordinates", "mechanisms", "training", "stacked"}
 PUBLIC = {"optimizers", "accounting", "reporting", "geometry"}
 # What the street's stations are, and whether what leaves them is private.
 STREET = (
     ("records", "data/", True),
-    ("Poisson sampler", "draws units, states the event", True),
+    ("sampler", "draws units, states the event", True),
     ("micro-batches", "training/ step.py", True),
     ("unit gradients", "adapters/, coordinates/", True),
     ("clip and sum", "mechanisms/ gaussian.py", True),
