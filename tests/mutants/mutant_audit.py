@@ -20,7 +20,7 @@ from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.one_step import audit_step
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "auditing"), str(Path(__file__).parents[1])]
-from audit_cases import setting
+from audit_cases import setting  # noqa: E402
 
 SIGMA, TRIALS, DOUBT = 1.0, 300, 1e-4
 
