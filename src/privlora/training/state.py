@@ -53,9 +53,10 @@ class TrainState:
     def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from what ``states`` gave, here or elsewhere. Raises ConfigError if it was given by another method."""
         try:
+            given = [(part, states[name]) for name, part in self._parts().items()]
             self._refuse_others(states["coordinates"])
-            for name, part in self._parts().items():
-                part.load_state_dict(states[name])
+            for part, tensors in given:
+                part.load_state_dict(tensors)
         except KeyError as missing:
             raise ConfigError(
                 f"the state holds no {missing}, which the method needs", fix="give states of the same method"
