@@ -1,0 +1,1 @@
+"""One adapter from the records of several owners, none of which leave them: rules, clients, rounds, secure sums."""

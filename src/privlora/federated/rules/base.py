@@ -1,0 +1,161 @@
+"""What every aggregation rule offers to the rounds and to the clients.
+
+A rule is algebra on public tensors: what reaches it are releases and what follows from them. It knows no records, no
+model, no network, no privacy. One object is the server's; what a client does are class methods, so that a client needs
+nothing but what it was sent and, for some rules, what it kept.
+
+A round has one message each way for each of the rule's ``stages``. The first is "train": the client trains from
+``begin``, then sends ``answer("train", ...)``. Later stages are algebra on what the client kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""Keys are "<group>.<name>"; each value (L, ...) stacks the L equal modules of a group of the adapter."""
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""One (left (L, m, r), right (L, n, r)) a group of L modules: the update of W is scale * left right^T."""
+
+Trains = Literal["both", "left", "right", "tangent"]
+"""What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSettings:
+    """Public numbers of a federation that rules depend on.
+
+    rank: r of what is trained and exported. oversampling: p; sketches have r + p columns. warm: whether sketches start
+    from the last round's subspace. proximal: FedProx's mu. private: whether clients add noise. seed: public, of sketches
+    and of fresh factors.
+    """
+
+    rank: int
+    oversampling: int = 0
+    warm: bool = True
+    proximal: float = 0.01
+    private: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where a client's training begins in a round.
+
+    state: of the coordinates that it trains in: "<g>.left" and "<g>.right"; for "tangent" "<g>.U", "<g>.S", "<g>.V".
+    offset: fixed low-rank terms beside the frozen weights, added to them; one pair a group of any rank, or None.
+    control: a public gradient that is added to each release, in the names of ``state`` ("<g>.left", ...); or None.
+    """
+
+    state: Tensors
+    offset: Pairs | None = None
+    control: Tensors | None = None
+
+
+class Rule(ABC):
+    """One row of the table. What is a ClassVar is what the table says of it.
+
+    linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
+    exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r. two_sided:
+    whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0. memory: whether a client has
+    to keep tensors from one round to the next.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    reference: ClassVar[str]
+    stages: ClassVar[tuple[str, ...]] = ("train",)
+    linear: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+    two_sided: ClassVar[bool] = True
+    memory: ClassVar[bool] = False
+    pull: float = 0.0
+
+    @abstractmethod
+    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
+        """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts without a federation."""
+
+    @classmethod
+    @abstractmethod
+    def trains(cls, number: int, settings: RuleSettings) -> Trains:
+        """What clients train in round ``number`` = 1, 2, …"""
+
+    # --- the server ---
+
+    @abstractmethod
+    def broadcast(self, stage: str) -> Tensors:
+        """What each client is sent at the start of a stage."""
+
+    @abstractmethod
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        """Take in one client's answer, on arrival. Linear rules also take a secure sum of answers and of weights."""
+
+    @abstractmethod
+    def close(self, stage: str) -> None:
+        """All answers of the stage are in; after the last stage the server's update moves. Without any: it stays."""
+
+    @abstractmethod
+    def factors(self) -> Pairs:
+        """The server's update, of any rank."""
+
+    @abstractmethod
+    def state_dict(self) -> Tensors:
+        """Everything that the next round depends on, between two rounds."""
+
+    @abstractmethod
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of ``state_dict``."""
+
+    # --- a client ---
+
+    @classmethod
+    @abstractmethod
+    def begin(
+        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
+    ) -> Beginning:
+        """Where training begins, from what was sent and what this client keeps (empty in its first round)."""
+
+    @classmethod
+    @abstractmethod
+    def answer(
+        cls,
+        stage: str,
+        number: int,
+        sent: Mapping[str, Tensor],
+        end: Mapping[str, Tensor],
+        kept: Mapping[str, Tensor],
+        settings: RuleSettings,
+        *,
+        travelled: float = 0.0,
+    ) -> tuple[Tensors, Tensors]:
+        """What the client answers, and what it keeps from now on.
+
+        end: after training, "<g>.left" and "<g>.right"; for "tangent" "<g>.M", "<g>.Up", "<g>.Vp", how far it went;
+        empty in later stages. travelled: the sum of the steps' learning rates, in units of plain gradients.
+        """
+
+
+class Mean:
+    """A weighted mean of messages that is summed on arrival, in float64."""
+
+    def __init__(self) -> None:
+        self._total: Tensors = {}
+        self._weight = 0.0
+
+    def add(self, message: Mapping[str, Tensor], weight: float) -> None:
+        for name, tensor in message.items():
+            part = tensor.double() * weight
+            self._total[name] = self._total[name].add_(part) if name in self._total else part
+        self._weight += weight
+
+    def take(self) -> Tensors:
+        """The mean, once; empty without messages."""
+        total, weight = self._total, self._weight
+        self._total, self._weight = {}, 0.0
+        return {name: tensor / weight for name, tensor in total.items()}
