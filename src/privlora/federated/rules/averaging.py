@@ -12,6 +12,7 @@ from privlora.federated.rules.base import Beginning, Pairs, RuleSettings, Shapes
 from privlora.federated.rules.factors import (
     SIDES,
     FactorRule,
+    copied,
     differences,
     factor_shapes,
     groups_of,
@@ -44,7 +45,7 @@ class FedProx(FedAvg):
     def begin(
         cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
     ) -> Beginning:
-        return Beginning(state=dict(sent), pull=settings.proximal)
+        return Beginning(state=copied(sent), pull=settings.proximal)
 
 
 class Scaffold(FedAvg):
@@ -85,7 +86,7 @@ class Scaffold(FedAvg):
             name: sent[f"{name}_control"] - _own(name, sent, kept).to(sent[f"{name}_control"])
             for name in names
         }
-        return Beginning(state={name: sent[name] for name in names}, control=control)
+        return Beginning(state={name: sent[name].clone() for name in names}, control=control)
 
     @classmethod
     def answer(
@@ -159,9 +160,10 @@ class FedSa(FactorRule):
     def begin(
         cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
     ) -> Beginning:
-        state = dict(sent)
+        state = copied(sent)
         for name in (f"{g}.left" for g in groups_of(sent)):
-            state[name] = kept[name].to(sent[name]) if name in kept else padded(sent[name], settings.rank)
+            own = kept[name].to(sent[name]).clone() if name in kept else padded(sent[name], settings.rank)
+            state[name] = own
         return Beginning(state=state)
 
     @classmethod

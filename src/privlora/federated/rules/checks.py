@@ -5,6 +5,7 @@ One client must not be able to stop a round or to move the common state without 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -31,9 +32,9 @@ def refuse_unfit(
         raise wrong(f"an answer lacks {len(missing)} of {len(expected)} tensors and has {len(extra)} others")
     for name, shape in expected.items():
         _refuse_unfit_tensor(name, message[name], shape)
-    # Not more than the range of float64 can hold; where it overflows, the sum is infinite and is refused.
-    squares = sum(float(tensor.double().square().sum()) for tensor in message.values())
-    if not squares <= largest_norm**2:
+    # Where float64 overflows, the norm is infinite and is refused.
+    norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in message.values())
+    if not math.hypot(*map(float, norms)) <= largest_norm:
         raise wrong(f"the norm of an answer is above {largest_norm:g}")
 
 

@@ -106,7 +106,7 @@ class FactorRule(StateRule):
     def begin(
         cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
     ) -> Beginning:
-        return Beginning(state=dict(sent))
+        return Beginning(state=copied(sent))
 
     @classmethod
     def answer(
@@ -129,6 +129,11 @@ def factor_shapes(groups: Sequence[Sizes], rank: int, sides: Sequence[str] = SID
     return {
         f"{g}.{side}": (sizes[0], sizes[rows[side]], rank) for g, sizes in enumerate(groups) for side in sides
     }
+
+
+def copied(tensors: Mapping[str, Tensor]) -> Tensors:
+    """For a client that may train in place what others were sent too."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:

@@ -16,6 +16,7 @@ from privlora.federated.rules.factors import (
     SIDES,
     FactorRule,
     StateRule,
+    copied,
     differences,
     factor_shapes,
     groups_of,
@@ -121,7 +122,7 @@ class Alt(PointRule):
         for g in groups_of(sent):
             for side, part in zip(SIDES["both"], "UV", strict=True):
                 basis = sent[f"{g}.{part}"]
-                state[f"{g}.{side}"] = basis * sent[f"{g}.S"][:, None, :] if part == scaled else basis
+                state[f"{g}.{side}"] = basis * sent[f"{g}.S"][:, None, :] if part == scaled else basis.clone()
         return Beginning(state=state)
 
     @classmethod
@@ -180,7 +181,7 @@ class Tan(PointRule):
     def begin(
         cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
     ) -> Beginning:
-        return Beginning(state=dict(sent))
+        return Beginning(state=copied(sent))
 
     @classmethod
     def answer(

@@ -10,7 +10,7 @@ from torch import Tensor
 from privlora.errors import RunError
 from privlora.federated.rules.algebra import balanced, check_rank, public_normal
 from privlora.federated.rules.base import Beginning, Mean, Pairs, RuleSettings, Shapes, Sizes, Tensors, Trains
-from privlora.federated.rules.factors import SIDES, StateRule, factor_shapes, groups_of
+from privlora.federated.rules.factors import SIDES, StateRule, copied, factor_shapes, groups_of
 from privlora.geometry.fixed_rank import Point
 
 TRAIN, SKETCH = "train", "sketch"
@@ -103,7 +103,7 @@ class FedAsk(StateRule):
     def begin(
         cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
     ) -> Beginning:
-        return Beginning(state=dict(sent))
+        return Beginning(state=copied(sent))
 
     @classmethod
     def answer(

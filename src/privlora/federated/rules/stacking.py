@@ -15,6 +15,7 @@ from privlora.federated.rules.base import Beginning, Pairs, RuleSettings, Shapes
 from privlora.federated.rules.factors import (
     SIDES,
     StateRule,
+    copied,
     differences,
     factor_shapes,
     groups_of,
@@ -66,7 +67,7 @@ class StackingRule(StateRule):
     def begin(
         cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
     ) -> Beginning:
-        return Beginning(state=dict(sent))
+        return Beginning(state=copied(sent))
 
     @classmethod
     def answer(
@@ -140,7 +141,7 @@ class OffsetRule(StackingRule):
     @classmethod
     def _state_of(cls, number: int, sent: Mapping[str, Tensor], settings: RuleSettings) -> Tensors:
         """The factors that a client trains."""
-        return {f"{g}.{side}": sent[f"{g}.{side}"] for g in groups_of(sent) for side in SIDES["both"]}
+        return copied({f"{g}.{side}": sent[f"{g}.{side}"] for g in groups_of(sent) for side in SIDES["both"]})
 
 
 class FedEx(OffsetRule):

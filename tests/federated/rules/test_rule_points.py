@@ -1,0 +1,121 @@
+"""Rules on canonical points: what is orthonormal, what a gauge changes (nothing), and what a cut keeps for later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rule_cases import (
+    GROUPS,
+    RANK,
+    a_federation,
+    a_start,
+    best,
+    distance,
+    largest_difference,
+    normal,
+    play,
+    products,
+    settings_of,
+    uncut,
+)
+from torch import Tensor
+
+from privlora.errors import ModelError
+from privlora.federated.rules import RULES, Pairs
+
+
+def skewness(basis: Tensor) -> float:
+    return float((basis.mT @ basis - torch.eye(basis.shape[-1])).abs().max())
+
+
+def turned(start: Pairs) -> Pairs:
+    """The same products in other factors."""
+    pairs = []
+    for g, (left, right) in enumerate(start):
+        turn = normal(70 + g, RANK, RANK) + 2 * torch.eye(RANK)
+        pairs.append((left @ turn, right @ torch.linalg.inv(turn).mT))
+    return pairs
+
+
+@pytest.mark.parametrize("name", ["tan", "alt", "fedsvd"])
+def test_the_gauge_of_the_start_is_nothing(name: str) -> None:
+    start = a_start(left=0.4)
+    rules = [RULES[name](pairs, settings_of()) for pairs in (start, turned(start))]
+    for rule in rules:
+        play(rule, a_federation(), [1, 2, 3])
+    assert distance(uncut(rules[0]), uncut(rules[1])) <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["tan", "alt", "fedsvd"])
+def test_points_stand_for_the_start(name: str) -> None:
+    start = a_start(left=0.4)
+    rule = RULES[name](start, settings_of())
+    assert distance(products(rule.factors()), products(start)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["tan", "alt"])
+def test_a_start_of_zero_keeps_right_and_draws_left_from_the_seed(name: str) -> None:
+    states = [RULES[name](a_start(), settings_of(seed=seed)).broadcast("train") for seed in (1, 1, 2)]
+    assert largest_difference(states[0], states[1]) == 0
+    assert largest_difference(states[0], states[2]) > 0.1
+    for g, (_, right) in enumerate(a_start()):
+        U, S, V = (states[0][f"{g}.{part}"] for part in "USV")
+        basis = torch.linalg.qr(right).Q
+        assert not S.any()
+        assert max(skewness(U), skewness(V), float((V - basis @ (basis.mT @ V)).abs().max())) <= 1e-12
+        assert float(U.abs().max()) < 0.99  # no column of the identity
+
+
+@pytest.mark.parametrize("name", ["alt", "fedsvd"])
+def test_the_frozen_factor_is_orthonormal_in_every_round(name: str) -> None:
+    rule, clients, kind = RULES[name](a_start(), settings_of()), a_federation(), RULES[name]
+    for number in (1, 2, 3, 4):
+        begin = kind.begin(number, rule.broadcast("train"), {}, rule.settings)
+        frozen = "right" if kind.trains(number, rule.settings) == "left" else "left"
+        state = begin.state
+        assert max(skewness(state[f"{g}.{frozen}"]) for g in range(2)) <= 1e-12
+        found = [state[f"{g}.left"] @ state[f"{g}.right"].mT for g in range(2)]
+        before = products(rule.factors())
+        assert max(float((a - b).abs().max()) for a, b in zip(found, before, strict=True)) <= 1e-12
+        play(rule, clients, [number])
+
+
+def test_alt_can_train_right_when_left_has_not_moved() -> None:
+    rule = RULES["alt"](a_start(), settings_of())
+    play(rule, [], [1])
+    play(rule, a_federation(), [2])
+    assert min(float(update.norm()) for update in uncut(rule)) > 0.1
+
+
+def test_what_tan_cuts_off_counts_in_the_next_round() -> None:
+    """Z is the best rank r of all that is kept; the rest stays with the server, and the next mean is added to it."""
+    rule, clients = RULES["tan"](a_start(), settings_of()), a_federation()
+    for number in (1, 2, 3):
+        play(rule, clients, [number])
+        assert distance(products(rule.factors()), [best(whole) for whole in uncut(rule)]) <= 1e-12
+        assert distance(products(rule.factors()), uncut(rule)) > 1e-2
+        sent = rule.broadcast("train")
+        assert all(t.shape[-1] == RANK for t in sent.values())
+    # A vanishing mean moves nothing, and nothing that was kept is lost.
+    before = uncut(rule)
+    shapes = RULES["tan"].shapes("train", 4, GROUPS, rule.settings)[1]
+    rule.add("train", {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}, 1.0)
+    rule.close("train")
+    assert distance(uncut(rule), before) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["tan", "alt", "fedsvd", "fedask", "flexlora"])
+def test_a_rank_beyond_the_weights_is_refused(name: str) -> None:
+    start = [(torch.zeros(1, 4, 5), torch.zeros(1, 6, 5))]
+    with pytest.raises(ModelError, match="rank 5 exceeds"):
+        RULES[name](start, settings_of(rank=5))
+
+
+@pytest.mark.parametrize("name", ["tan", "alt", "fedsvd", "fedask", "flexlora"])
+def test_the_full_rank_of_a_weight_is_a_rank(name: str) -> None:
+    start = [(torch.zeros(1, 4, 4).double(), normal(3, 1, 6, 4))]
+    rule, clients = RULES[name](start, settings_of(rank=4)), a_federation(2)
+    for client in clients:
+        client.targets = [0.2 * normal(8, 1, 4, 6)]
+    play(rule, clients, [1])
+    assert distance(products(rule.factors())[:1], [clients[0].updates[0]]) <= 1e-10
