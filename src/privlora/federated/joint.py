@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privlora.accounting import Plan
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
-from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of, resolved
-from privlora.federated.plans import federation_of
+from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of
+from privlora.federated.payload import SUM, lattice_of
+from privlora.federated.plans import federation_of, resolved
 from privlora.federated.rules import Tensors
 from privlora.federated.server import Server
 from privlora.federated.workplace import Workplace
-from privlora.mechanisms import Lattice, Layout, PlainSums, ShareMechanism, SumMechanism, lattice_for
+from privlora.mechanisms import Layout, PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.charges import ChargeAll
 from privlora.methods import SPACES, find_method, make_optimizer
 from privlora.stacked import JointAdapter, StackedNoise
@@ -27,28 +29,6 @@ from privlora.training.assembly import Parts
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.state import States
 from privlora.training.step import Step
-
-SUM = "sum"
-"""The one tensor of an answer: (entries,) float64 without noise, ring integers with it."""
-
-
-def lattice_of(settings: Settings, entries: int, noise_multiplier: float | None) -> Lattice | None:
-    """What the clients of a round round to, from public numbers; None in the non-private mode.
-
-    entries: of one client's vector. Raises ConfigError where no lattice is fine enough.
-    """
-    if noise_multiplier is None:
-        return None
-    federation, privacy = federation_of(settings), settings.privacy
-    return lattice_for(
-        clip_norm=privacy.clip_norm,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=privacy.b if federation.joint else float(federation.per_round),
-        entries=entries,
-        clients=federation.per_round,
-        survivors=federation.threshold,
-    )
-
 
 def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     """Each client's share of one step, in the order of ``jobs``: (entries,) ring integers, or float64 without noise."""
@@ -113,7 +93,8 @@ def _mechanism(parts: Parts, jobs: Sequence[Job], settings: Settings) -> ShareMe
             parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
         )
     event = ledgers[0].plan.phases[-1][0]
-    lattice = lattice_of(settings, Layout.of(parts.coordinates).entries, event.noise_multiplier)
+    entries = {SUM: (Layout.of(parts.coordinates).entries,)}
+    lattice = lattice_of(federation_of(settings), ledgers[0].plan, entries)
     assert lattice is not None
     return ShareMechanism(
         parts.coordinates,
@@ -130,20 +111,17 @@ def _mechanism(parts: Parts, jobs: Sequence[Job], settings: Settings) -> ShareMe
 class JointServer(Server):
     """A central run's state, which moves along secure sums."""
 
-    def __init__(self, parts: Parts, noise_multiplier: float | None) -> None:
+    def __init__(self, parts: Parts, plan: Plan | None) -> None:
+        """plan: of each client's ledger; None in the non-private mode."""
         self.parts = parts
-        settings = parts.settings
+        settings, entries = parts.settings, Layout.of(parts.coordinates).entries
         self._mechanism = SumMechanism(
             parts.coordinates,
-            lattice=lattice_of(settings, Layout.of(parts.coordinates).entries, noise_multiplier),
+            lattice=lattice_of(federation_of(settings), plan, {SUM: (entries,)}),
             expected_batch_size=settings.privacy.b,
             clip_norm=settings.privacy.clip_norm,
         )
         self._total: np.ndarray | None = None
-
-    @property
-    def ring(self) -> Lattice | None:
-        return self._mechanism.lattice
 
     def tensors(self, stage: str) -> Tensors:
         return {name: t.detach().cpu().clone() for name, t in self.parts.coordinates.state_dict().items()}

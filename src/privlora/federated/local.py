@@ -18,7 +18,7 @@ from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, FixedTangentCoordinates, OneFactorCoordinates, Vector
 from privlora.data.examples import Examples
-from privlora.federated.plans import client_settings, federation_of, rule_of, rule_settings
+from privlora.federated.plans import client_settings, federation_of, resolved, rule_of, rule_settings
 from privlora.federated.rules import Beginning, Tensors, Trains
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
@@ -98,14 +98,6 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
     tau = 0.0 if sigma is None else sigma * mine.privacy.clip_norm / mine.privacy.b
     travelled = sum(rates(step) for step in range(1, federation.local_steps + 1)) / (tau or 1.0)
     return [Ended(state, travelled) for state in team.states()]
-
-
-def resolved(settings: Settings) -> Hyperparameters:
-    """Of the local method; steps are counted over all rounds."""
-    federation, method = federation_of(settings), find_method(settings.method.name)
-    private = settings.privacy.private and federation.privacy_model == "record"
-    steps = federation.rounds * federation.local_steps
-    return method.resolve(settings.method, settings.adapter.init, steps, private=private)
 
 
 def _rates(settings: Settings, number: int) -> Callable[[int], float]:

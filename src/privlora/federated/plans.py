@@ -7,10 +7,11 @@ import torch
 from privlora.accounting import Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.config import FederationSettings, Settings
+from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
 from privlora.errors import ConfigError, named, nearest
 from privlora.federated.rules import RULES, Rule, RuleSettings
-from privlora.methods import METHODS, Method, find_method
+from privlora.methods import METHODS, Hyperparameters, Method, find_method
+from privlora.names import published_name
 from privlora.training.assembly import ADJACENCY, plan_privacy
 
 JOINT = "joint"
@@ -97,6 +98,48 @@ def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Pla
     if federation.privacy_model == "record":
         return plan_privacy(client_settings(settings), model)[0]
     return _of_whole_clients(settings, PoissonSampling(1.0), federation.participations)
+
+
+def public_settings(settings: Settings) -> Settings:
+    """What clients are told: what training depends on, and nothing of the server's machine or of its own records."""
+    federation, hyper = federation_of(settings), resolved(settings)
+    told = federation.model_copy(
+        update={
+            "clients": [ClientSettings(name=name) for name in federation.names],
+            "split": "iid",
+            "column": None,
+            "alpha": None,
+        }
+    )
+    run, private = settings.run, {"path": AT_CLIENTS, "evaluation": None, "limit": None}
+    # Clients go on from what they are sent, so only the settings that follow from the start are theirs.
+    nowhere = {"init": None, "public_text": None, "public_text_limit": None}
+    method = {**hyper.to_dict(), "clipping": settings.method.clipping}
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"name": published_name(settings.model.name), "device": "auto"}),
+            "adapter": settings.adapter.model_copy(update=nowhere),
+            "data": settings.data.model_copy(update=private),
+            "method": settings.method.model_copy(update={name: method[name] for name in method if name != "init"}),
+            "run": RunSettings(
+                seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch
+            ),
+            "federation": told,
+        }
+    )
+
+
+def resolved(settings: Settings) -> Hyperparameters:
+    """Of the local method; steps are counted over all rounds."""
+    federation, method = federation_of(settings), find_method(settings.method.name)
+    private = settings.privacy.private and federation.privacy_model == "record"
+    steps = federation.rounds * federation.local_steps
+    return method.resolve(settings.method, settings.adapter.init, steps, private=private)
+
+
+def charges_a_round(federation: FederationSettings) -> int:
+    """How many releases a client's ledger is charged for in a round."""
+    return 1 if federation.privacy_model == "client" else federation.local_steps
 
 
 def server_plan(settings: Settings) -> Plan | None:

@@ -5,27 +5,24 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
-
-from privlora.config import AT_CLIENTS, ClientSettings, RunSettings, Settings
+from privlora.accounting import Ledger, Plan
+from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.errors import RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import History, Round
-from privlora.federated.messages import Exchange, Number, Reply, Request, size
-from privlora.federated.plans import federation_of
+from privlora.federated.messages import Exchange, Request
+from privlora.federated.plans import federation_of, public_settings
 from privlora.federated.schedule import participants
+from privlora.federated.secure import PublicIdentity
 from privlora.federated.server import Server
+from privlora.federated.turn import Turn, roster_of
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.loop import Interrupted, stop_on_signal
-
-_log = logging.getLogger(__name__)
 
 
 class RoundObserver(Protocol):
@@ -38,15 +35,22 @@ class RoundObserver(Protocol):
 
 @dataclass
 class Rounds:
-    """A federation's server at work. server: what moves. evaluation: PUBLIC records, for the held-out loss."""
+    """A federation's server at work.
+
+    server: what moves. plan: of each client's ledger. ledger: a trusted server's own. evaluation: PUBLIC records, for
+    the held-out loss.
+    """
 
     settings: Settings
     exchange: Exchange
     server: Server
     folder: RunFolder
     history: History
+    plan: Plan | None = None
+    ledger: Ledger | None = None
     evaluation: Examples | None = None
     observer: RoundObserver | None = None
+    _roster: dict[str, PublicIdentity] = field(default_factory=dict, init=False)
 
     def serve(self) -> dict[str, str]:
         """All rounds that are left; gives each client's ledger as text, empty where it has none.
@@ -79,12 +83,12 @@ class Rounds:
     def _take(self, number: int, asked: list[str]) -> None:
         """One round: its stages, then what is saved and shown of it."""
         self.history.begin(number, asked)
-        turn = Turn(self.settings, self.exchange, self.server, self.history.run, number)
+        turn = Turn(self.settings, self.exchange, self.server, self.history.run, number, self._roster, self.plan, self.ledger)
         before = self.server.states()
         void, answered = None, asked
         try:
             for stage in self.server.stages:
-                answered = turn.stage(stage, answered)
+                answered = turn.take(stage, answered)
         except RunError as reason:
             self.server.take_states(before)
             void, answered = reason.what, []
@@ -107,6 +111,9 @@ class Rounds:
             )
         replies = self.exchange.send([Request(name, "join", 0, values=values) for name in names])
         joined = {reply.client for reply in replies if reply.refused is None}
+        if federation_of(self.settings).secure:
+            self._roster = roster_of(replies)
+            joined &= set(self._roster)
         if joined != set(names):
             raise RunError(
                 f"clients that did not join: {', '.join(sorted(set(names) - joined))}",
@@ -139,66 +146,3 @@ class Rounds:
         append_line(self.folder.evaluations, {"step": step, **result.to_dict()})
         if self.observer is not None:
             self.observer.on_evaluation(step, result.loss_per_example)
-
-
-@dataclass
-class Turn:
-    """One round's messages. down, up: bytes so far."""
-
-    settings: Settings
-    exchange: Exchange
-    server: Server
-    run: str
-    number: int
-    down: int = 0
-    up: int = 0
-
-    def stage(self, stage: str, asked: Sequence[str]) -> list[str]:
-        """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
-        tensors = self.server.tensors(stage)
-        answered = []
-        for reply in self.send(stage, {name: tensors for name in asked}):
-            try:
-                self.server.refuse(stage, reply.tensors)
-            except RunError as unfit:
-                _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, unfit)
-                continue
-            self.server.add(stage, dict(reply.tensors), weight_of(self.settings, reply.client))
-            answered.append(reply.client)
-        if not answered:
-            raise RunError("no client answered", fix="see what they logged")
-        self.server.close(stage, self.number, len(answered))
-        return answered
-
-    def send(self, kind: str, tensors: Mapping[str, Mapping[str, Tensor]], **values: Number) -> list[Reply]:
-        """The fit answers of the clients that are asked, at most one of each."""
-        requests = [
-            Request(name, kind, self.number, tensors=sent, values={"run": self.run, **values})
-            for name, sent in tensors.items()
-        ]
-        self.down += sum(size(request) for request in requests)
-        replies: dict[str, Reply] = {}
-        for reply in self.exchange.send(requests):
-            fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in tensors
-            if fits and reply.refused is None and reply.client not in replies:
-                replies[reply.client] = reply
-                self.up += size(reply)
-        return list(replies.values())
-
-
-def weight_of(settings: Settings, client: str) -> float:
-    """Public."""
-    federation = federation_of(settings)
-    return 1.0 if federation.weights is None else federation.weights[federation.names.index(client)]
-
-
-def public_settings(settings: Settings) -> Settings:
-    """What clients are told: without places on the server's machine, and without what is the server's alone."""
-    federation = federation_of(settings)
-    told = federation.model_copy(update={"clients": [ClientSettings(name=name) for name in federation.names],
-        "split": "iid", "column": None, "alpha": None})
-    data = settings.data.model_copy(update={"path": AT_CLIENTS, "evaluation": None})
-    lora = settings.adapter.model_copy(update={"init": None, "public_text": None, "public_text_limit": None})
-    run = RunSettings(seed=settings.run.seed, label=settings.run.label,
-                      tokens_per_micro_batch=settings.run.tokens_per_micro_batch)
-    return settings.model_copy(update={"federation": told, "data": data, "adapter": lora, "run": run})
