@@ -6,7 +6,7 @@ A fresh process may start for each message, so everything that must survive one 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,8 @@ class Desk:
 
         Raises PrivacyError for one that came before, or that comes after a later one.
         """
-        now = [request.round, KINDS.index(request.kind)]
+        stage = str(request.values.get("stage", request.kind))
+        now = [request.round, 1 if stage == "sketch" else 0, KINDS.index(request.kind)]
         if now <= self._last():
             raise PrivacyError(
                 f"asked again for {request.kind} of round {request.round}",
@@ -80,10 +81,10 @@ class Desk:
 
     def _last(self) -> list[int]:
         if not self._answered.exists():
-            return [0, 0]
+            return [0, 0, 0]
         try:
-            number, kind = json.loads(self._answered.read_text())
-            return [int(number), int(kind)]
+            number, stage, kind = json.loads(self._answered.read_text())
+            return [int(number), int(stage), int(kind)]
         except (OSError, ValueError, TypeError) as error:
             raise PrivacyError(
                 f"{str(self._answered)!r} is damaged ({type(error).__name__})",
@@ -123,6 +124,16 @@ class Desk:
     def secret(self, name: str) -> bytes | None:
         path = self.root / f"{name}.secret"
         return path.read_bytes() if path.exists() else None
+
+    def keep_survivors(self, number: int, names: Sequence[str]) -> None:
+        """Whom the secure sum of round ``number`` is over, for the round's next sum."""
+        write_atomically(self.root / "survivors.json", json.dumps([number, *names]) + "\n")
+
+    def survivors(self, number: int) -> list[str]:
+        """Whom the last secure sum of this round was over; nobody, if there was none."""
+        path = self.root / "survivors.json"
+        kept = json.loads(path.read_text()) if path.exists() else [0]
+        return [str(name) for name in kept[1:]] if kept[0] == number else []
 
     def statement(self) -> str:
         """The ledger as text, which is public; empty without one."""

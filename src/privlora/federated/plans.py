@@ -137,6 +137,12 @@ def resolved(settings: Settings) -> Hyperparameters:
     return method.resolve(settings.method, settings.adapter.init, steps, private=private)
 
 
+def weight_of(settings: Settings, client: str) -> float:
+    """Of a client in every mean; public."""
+    federation = federation_of(settings)
+    return 1.0 if federation.weights is None else federation.weights[federation.names.index(client)]
+
+
 def charges_a_round(federation: FederationSettings) -> int:
     """How many releases a client's ledger is charged for in a round."""
     return 1 if federation.privacy_model == "client" else federation.local_steps

@@ -31,8 +31,9 @@ from privlora.federated.plans import (
 from privlora.federated.rules import Tensors
 from privlora.federated.secure import Identity, Message, Participant, digest_of
 from privlora.federated.secure import Turn as Which
+from privlora.federated.secure.wire import REQUESTS
 from privlora.federated.workplace import Workplace
-from privlora.mechanisms import ClippedUpdate, NoiseSource
+from privlora.mechanisms import NoiseSource
 from privlora.training.inputs import Data, load_data
 
 if TYPE_CHECKING:
@@ -258,9 +259,8 @@ class Work:
         settings = session.settings
         if session.federation.privacy_model == "record" or not settings.privacy.private:
             return session.send(self.request, session.packed(answer))
-        if self.job.ledger is None:
-            clipped = ClippedUpdate(answer, settings.privacy.clip_norm)
-            return session.send(self.request, clipped.bounded(answer))
+        if self.job.ledger is None:  # a trusted server clips and adds the noise
+            return session.send(self.request, answer)
         seed = self.job.seed
         share = clipped_share(answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1))
         return session.send(self.request, {SUM: torch.from_numpy(share)})

@@ -15,7 +15,7 @@ from privlora.config import Settings
 from privlora.errors import RunError
 from privlora.federated.messages import Exchange, Number, Reply, Request, size
 from privlora.federated.payload import FIXED_BITS, SUM, fixed_point, lattice_of, like_of
-from privlora.federated.plans import federation_of
+from privlora.federated.plans import federation_of, weight_of
 from privlora.federated.rules.checks import refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode, digest_of
 from privlora.federated.secure import Layout as Names
@@ -165,12 +165,6 @@ class Turn:
 
     def _drop(self, reply: Reply, because: RunError) -> None:
         _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
-
-
-def weight_of(settings: Settings, client: str) -> float:
-    """Public."""
-    federation = federation_of(settings)
-    return 1.0 if federation.weights is None else federation.weights[federation.names.index(client)]
 
 
 def roster_of(replies: Sequence[Reply]) -> dict[str, PublicIdentity]:
