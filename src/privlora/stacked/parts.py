@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,3 +60,7 @@ class StackedNoise(NoiseSource):
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
         each = (shape[0] // len(self._sources), *shape[1:])
         return torch.cat([source.standard_normal(each) for source in self._sources])
+
+    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> np.ndarray:
+        each = (shape[0] // len(self._sources), *shape[1:])
+        return np.concatenate([source.discrete_gaussian(each, std) for source in self._sources])
