@@ -95,6 +95,43 @@ def test_the_plan_counts_the_numbers_that_are_noised(variant: tuple[str, str]) -
 
 
 @by_space
+def test_the_nearest_vector_of_what_noise_has_on_all_entries_is_the_spaces_own_noise(
+    variant: tuple[str, str], tmp_path: Path
+) -> None:
+    coordinates = make_case(variant, tmp_path).coordinates
+    drawn: list[Tensor] = []
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        drawn.append(torch.randn(shape, dtype=torch.float64))
+        return drawn[-1]
+
+    noise = coordinates.standard_normal(draw)
+    given = iter(drawn)
+    entries = [tuple(next(given) for _ in parts) for parts in noise]
+    found = coordinates.nearest(entries)
+    again = coordinates.nearest(found)
+    for parts, own, twice in zip(found, noise, again, strict=True):
+        for a, b, c in zip(parts, own, twice, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+            torch.testing.assert_close(c, b, rtol=0, atol=1e-6)
+    assert coordinates.entries() == sum(t.numel() for parts in entries for t in parts)
+    assert coordinates.entries() >= coordinates.dimension
+
+
+@by_space
+def test_the_nearest_vector_of_a_gradient_is_itself(variant: tuple[str, str], tmp_path: Path) -> None:
+    coordinates = make_case(variant, tmp_path).coordinates
+    rank = coordinates.adapter.rank
+    sums = [
+        (torch.randn(len(g.sites), g.m, rank).double(), torch.randn(len(g.sites), g.n, rank).double())
+        for g in coordinates.adapter.groups
+    ]
+    vector = coordinates.to_vector(sums)
+    for parts, own in zip(coordinates.nearest(vector), vector, strict=True):
+        torch.testing.assert_close(parts, own, rtol=0, atol=1e-5)
+
+
+@by_space
 def test_iterates_are_averaged_unless_they_are_dense(variant: tuple[str, str], tmp_path: Path) -> None:
     row = METHODS[variant[0]]
     if row.coordinates.dense:
@@ -114,9 +151,9 @@ def test_states_are_stacked_or_refused_with_the_reason(variant: tuple[str, str])
     parts = build_parts(settings(variant[0]), tiny_model())
     if parts.coordinates.dense:
         with pytest.raises(ConfigError, match=r"side by side.*updates are dense"):
-            stack_parts(parts, 3, 1)
+            stack_parts(parts, 3, torch.arange(3))
         return
-    stacked = stack_parts(parts, 3, 1).coordinates
+    stacked = stack_parts(parts, 3, torch.arange(3)).coordinates
     assert type(stacked) is type(parts.coordinates)
     for (a, b), (one, other) in zip(stacked.factors(), parts.coordinates.factors(), strict=True):
         torch.testing.assert_close(a, one.repeat(3, 1, 1))

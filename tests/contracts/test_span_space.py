@@ -168,7 +168,7 @@ def test_its_iterates_are_averaged() -> None:
 
 def test_what_it_says_nothing_of_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"Span cannot be trained side by side.*does not say how"):
-        stack_parts(build_parts(settings(), tiny_model()), 2, 1)
+        stack_parts(build_parts(settings(), tiny_model()), 2, torch.arange(2))
     with pytest.raises(ConfigError, match="cannot clip as clipping='spectral' does"):
         build_parts(settings(clipping="spectral"), tiny_model())
     with pytest.raises(ConfigError, match="Span cannot clip spectrally"):

@@ -9,6 +9,8 @@ from tiny_models import tiny_model
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import FactorCoordinates, OneFactorCoordinates
 from privlora.coordinates.starts import factor_start
+from privlora.errors import ConfigError
+from privlora.optimizers import FactorLoraFA
 
 RANK, SCALE = 3, 1.7
 
@@ -47,6 +49,56 @@ def test_they_are_the_gradients_of_the_left_factor_alone(c: OneFactorCoordinates
         torch.testing.assert_close(got, wanted)
     norm = sum(t.square().sum() for t in expected)
     assert float(c.norms_squared(captured)) == pytest.approx(float(norm), rel=1e-12)
+
+
+def the_other_way(c: OneFactorCoordinates) -> OneFactorCoordinates:
+    """The same state; right is trained and left frozen."""
+    pairs = list(zip(c.left, c.right, strict=True))
+    return OneFactorCoordinates(c.adapter, pairs, SCALE, torch.float64, side="right")
+
+
+def test_the_right_factor_can_be_the_trained_one(c: OneFactorCoordinates) -> None:
+    c = the_other_way(c)
+    right = [t.clone().requires_grad_(True) for t in c.right]
+    dense = [torch.randn(len(g.sites), g.m, g.n, dtype=torch.float64) for g in c.adapter.groups]
+    loss = sum((SCALE * a @ b.mT * g).sum() for a, b, g in zip(c.left, right, dense, strict=True))
+    expected = torch.autograd.grad(loss, right)
+    captured = Captured(
+        [torch.full_like(p[None], torch.nan) for g, b in zip(dense, c.right, strict=True) for p in g @ b],
+        [q[None] for g, a in zip(dense, c.left, strict=True) for q in g.mT @ a],
+    )
+    vector = c.to_vector(c.weighted_sum(captured, torch.ones(1)))
+    assert [len(parts) for parts in vector] == [1] * len(expected)
+    for (got,), wanted in zip(vector, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    norm = sum(t.square().sum() for t in expected)
+    assert float(c.norms_squared(captured)) == pytest.approx(float(norm), rel=1e-12)
+    assert c.dimension == sum(RANK * s.n for s in c.adapter.sites)
+    assert [t.shape for (t,) in c.standard_normal(torch.zeros)] == [t.shape for t in c.right]
+    assert [t.data_ptr() for (t,) in c.trained] == [t.data_ptr() for t in c.right]
+    assert "√n·‖left‖" in c.noise_law
+
+
+def test_the_squares_of_both_sides_add_up(c: OneFactorCoordinates) -> None:
+    both = FactorCoordinates(c.adapter, list(zip(c.left, c.right, strict=True)), SCALE, torch.float64)
+    captured, other = some_gradients(c), the_other_way(c)
+    torch.testing.assert_close(
+        c.norms_squared(captured) + other.norms_squared(captured), both.norms_squared(captured)
+    )
+    pairs = zip(c.expected_squares(), other.expected_squares(), strict=True)
+    assert both.expected_squares() == pytest.approx([left + right for left, right in pairs])
+
+
+def test_copies_train_the_same_side(c: OneFactorCoordinates) -> None:
+    stacked = the_other_way(c).stacked(c.adapter, 1)
+    assert stacked.side == "right"
+    assert [t.shape for (t,) in stacked.trained] == [t.shape for t in c.right]
+
+
+def test_a_rule_for_the_left_factor_is_refused_on_the_right_one(c: OneFactorCoordinates) -> None:
+    FactorLoraFA(c)
+    with pytest.raises(ConfigError, match="trains the left factor alone"):
+        FactorLoraFA(the_other_way(c))
 
 
 def test_the_dimension_and_the_noise_are_those_of_the_left_factor(c: OneFactorCoordinates) -> None:

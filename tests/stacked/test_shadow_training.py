@@ -306,7 +306,7 @@ def test_the_model_is_left_as_it_was_and_progress_is_told() -> None:
 
 def test_a_pass_that_does_not_say_whose_rows_it_has_is_refused() -> None:
     model = tiny_model()
-    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2, records=1)
+    adapter = StackedAdapter.like(LowRankAdapter(model, rank=2), 2, torch.arange(2))
     for group in adapter.groups:
         sizes = 2 * len(group.sites)
         adapter.install(

@@ -1,11 +1,13 @@
-"""Settings of one run: one YAML file with six groups, each field documented below it.
+"""Settings of one run: one YAML file with six groups (seven for a federation), each field documented below it.
 
 Precedence: defaults, then the file, then ``group.key=value`` on the command line. Unknown keys and
 contradictions are errors. A run keeps its own in ``private/config.resolved.yaml``, because they name its files;
 what they say of method and privacy is public, and stands in the report.
 """
 
+from privlora.config.federation import ClientSettings, FederationSettings
 from privlora.config.groups import (
+    AT_CLIENTS,
     IN_MEMORY,
     OPTIMIZER_SETTINGS,
     AdapterSettings,
@@ -19,10 +21,13 @@ from privlora.config.groups import (
 from privlora.config.reading import checked, load_settings, read_yaml, settings_from
 
 __all__ = [
+    "AT_CLIENTS",
     "IN_MEMORY",
     "OPTIMIZER_SETTINGS",
     "AdapterSettings",
+    "ClientSettings",
     "DataSettings",
+    "FederationSettings",
     "MethodSettings",
     "ModelSettings",
     "PrivacySettings",

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from privlora.config.base import Group
+from privlora.config.federation import FederationSettings
 from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.errors import named, nearest
 from privlora.names import in_full
-
-
-class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_truth_for_numbers(cls, values: Any) -> Any:
-        # Pydantic takes true for 1, and YAML takes yes and on for true: clip_norm: on would clip at 1.
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and bool not in _kinds(field.annotation):
-                raise ValueError(f"{name}={str(value).lower()} is not a value for this setting")
-        return values
 
 
 _ONE_LINE = 10_000  # a path is found whole in the file
@@ -34,8 +22,11 @@ _ONE_LINE = 10_000  # a path is found whole in the file
 IN_MEMORY = "(in memory)"
 """Stands for a path when a Python caller passes the records themselves."""
 
+AT_CLIENTS = "(at the clients)"
+"""Stands for data.path in a federation whose clients have records of their own."""
 
-class ModelSettings(_Group):
+
+class ModelSettings(Group):
     """The base model; it is never changed."""
 
     name: str
@@ -53,7 +44,7 @@ class ModelSettings(_Group):
     """Hub revision, so that a run can be repeated."""
 
 
-class AdapterSettings(_Group):
+class AdapterSettings(Group):
     """The low-rank adapter, in the names of peft's LoraConfig."""
 
     r: int = Field(default=16, ge=1)
@@ -95,7 +86,7 @@ class AdapterSettings(_Group):
         return self
 
 
-class DataSettings(_Group):
+class DataSettings(Group):
     """The private records."""
 
     path: str | list[str]
@@ -172,7 +163,7 @@ class DataSettings(_Group):
         return self
 
 
-class PrivacySettings(_Group):
+class PrivacySettings(Group):
     """What is promised, and what it costs."""
 
     private: bool = True
@@ -281,7 +272,7 @@ class PrivacySettings(_Group):
         return self.sample_rate * self.public_dataset_size
 
 
-class MethodSettings(_Group):
+class MethodSettings(Group):
     """A row of the table of methods (``privlora methods``) and its settings; null takes the row's default."""
 
     name: str = "prism"
@@ -315,7 +306,7 @@ OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_
 """Fields of MethodSettings that belong to optimizers, some to a few of them only: name -> what reports call it."""
 
 
-class RunSettings(_Group):
+class RunSettings(Group):
     """Where the run lives and how it proceeds; nothing here changes the guarantee."""
 
     output: str = "runs/run"
@@ -331,7 +322,7 @@ class RunSettings(_Group):
     """Show the training loss on the screen. It is private data: only for people who may see the records."""
 
 
-class Settings(_Group):
+class Settings(Group):
     """One run."""
 
     model: ModelSettings
@@ -340,11 +331,39 @@ class Settings(_Group):
     adapter: AdapterSettings = AdapterSettings()
     method: MethodSettings = MethodSettings()
     run: RunSettings = RunSettings()
+    federation: FederationSettings | None = None
+    """For `privlora federate` alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_from_the_federation(cls, values: Any) -> Any:
+        """privacy.steps, and data.path where clients have their own."""
+        given = values.get("federation") if isinstance(values, Mapping) else None
+        if not isinstance(given, Mapping):
+            return values
+        steps, own = 1, False
+        try:
+            federation = FederationSettings(**given)
+        except (ValidationError, TypeError):
+            pass  # found again, and told, where the group is checked
+        else:
+            steps = federation.participations * federation.local_steps
+            own = not isinstance(federation.clients, int)
+        filled = {
+            group: dict(inner) if isinstance(inner, Mapping) else inner for group, inner in values.items()
+        }
+        privacy, data = filled.get("privacy"), filled.setdefault("data", {})
+        if isinstance(privacy, dict):
+            privacy.setdefault("steps", steps)
+        if own and isinstance(data, dict):
+            data.setdefault("path", AT_CLIENTS)
+        return filled
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
+        self._refuse_other_than_the_federation()
         warmup = self.method.warmup_steps
-        if warmup is not None and warmup > self.privacy.steps:
+        if warmup is not None and self.federation is None and warmup > self.privacy.steps:
             raise ValueError(f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}")
         if self.method.clipping is not None and not self.privacy.private:
             raise ValueError("method.clipping contradicts privacy.private=false, which clips nothing")
@@ -372,6 +391,25 @@ class Settings(_Group):
             )
         return self
 
+    def _refuse_other_than_the_federation(self) -> None:
+        federation = self.federation
+        if federation is None:
+            return
+        steps = federation.participations * federation.local_steps
+        if self.privacy.steps != steps:
+            raise ValueError(
+                f"privacy.steps={self.privacy.steps}, and a client of this federation takes {steps}. "
+                "Fix: remove privacy.steps; it follows from rounds, clients_per_round and local_steps"
+            )
+        if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
+            raise ValueError(
+                "give data.path with the number of clients to cut it into, or each client a path of its own"
+            )
+        if self.privacy.clip_quantile is not None or self.privacy.max_batch_size is not None:
+            raise ValueError(
+                "clip_quantile and max_batch_size do not go with a federation. Fix: remove them"
+            )
+
     def located(self) -> Settings:
         """The same settings, in which local folders of models and adapters are named from the root on."""
         init = self.adapter.init
@@ -382,13 +420,8 @@ class Settings(_Group):
         return self.model_copy(update={"model": model, "adapter": adapter})
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(
-            self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=_ONE_LINE
-        )
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) or (annotation,)
+        groups = self.model_dump(mode="json", exclude={"federation"} if self.federation is None else None)
+        return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:
@@ -399,7 +432,7 @@ def _shared(first: str | list[str] | None, second: str | list[str] | None) -> st
 
 def _paths(value: str | list[str] | None) -> list[str]:
     given = [value] if isinstance(value, str) else value or []
-    return [path for path in given if path != IN_MEMORY]
+    return [path for path in given if path not in (IN_MEMORY, AT_CLIENTS)]
 
 
 def _identities(path: str) -> set[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -87,8 +87,8 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
     for group, values in merged.items():
         if group not in groups:
             raise ConfigError(f"{source}: unknown group {named(group)}", fix=nearest(group, groups))
-        kind = groups[group].annotation
-        assert isinstance(kind, type)
+        annotation = groups[group].annotation
+        kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
         assert issubclass(kind, BaseModel)
         if values is None:
             raise ConfigError(f"{source}: group {group!r} is empty", fix="remove it or give it settings")

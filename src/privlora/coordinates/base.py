@@ -104,6 +104,21 @@ class Coordinates(ABC):
         draw: standard normal entries of a shape; the vector is computed in their dtype and on their device.
         """
 
+    def entries(self) -> int:
+        """How many numbers a vector holds; at least ``dimension``, more where some follow from others."""
+        zeros = self.standard_normal(
+            lambda shape: torch.zeros(shape, dtype=self.dtype, device=self.adapter.device)
+        )
+        return sum(t.numel() for parts in zeros for t in parts)
+
+    def nearest(self, vector: Vector) -> Vector:
+        """The element of the space nearest to any entries of a vector's shapes, of which a secure sum has noise on all.
+
+        An orthogonal projection: of independent standard normal entries it has the law of ``standard_normal``, and it
+        leaves what ``to_vector`` gave as it is, but for rounding. Post-processing of what is public.
+        """
+        return vector
+
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
         """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
 

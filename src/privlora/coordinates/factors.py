@@ -22,6 +22,8 @@ class FactorCoordinates(Coordinates):
     """
 
     described: ClassVar[str] = "in the entries of both LoRA factors"
+    # Which of left (0) and right (1) is trained.
+    sides: tuple[int, ...] = (0, 1)
     noise_law = "In factor coordinates it depends on the factors: τ·s·√(m‖right‖² + n‖left‖²), here at the final state."
 
     def __init__(
@@ -41,26 +43,26 @@ class FactorCoordinates(Coordinates):
     @property
     def trained(self) -> Vector:
         """The tensors that training moves, one tuple a group, as releases have them."""
-        return [*self._pairs]
+        return [tuple(pair[side] for side in self.sides) for pair in self._pairs]
 
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        for t in (*captured.p, *captured.q):
-            total += squared_norms(t).double()
+        for side in self.sides:
+            for t in (captured.p, captured.q)[side]:
+                total += squared_norms(t).double()
         return total * self.scale**2
 
     def balance(self, captured: Captured) -> Captured:
         """The gradients of the trained factors with the roots of their singular values; others stay."""
-        both = len(self.trained[0]) == 2
-        p = [root_spectrum(t) for t in captured.p]
-        q = [root_spectrum(t) for t in captured.q] if both else captured.q
-        squares = torch.stack([squared_norms(t) for t in p])
-        if both:
-            squares = squares + torch.stack([squared_norms(t) for t in q])
-        return replace(captured, p=p, q=q).rescaled(root_norms(squares * self.scale**2))
+        raw = [captured.p, captured.q]
+        for side in self.sides:
+            raw[side] = [root_spectrum(t) for t in raw[side]]
+        squares = torch.stack([torch.stack([squared_norms(t) for t in raw[side]]) for side in self.sides])
+        p, q = raw
+        return replace(captured, p=p, q=q).rescaled(root_norms(squares.sum(dim=0) * self.scale**2))
 
     def to_vector(self, sums: Sums) -> Vector:
-        return [(p * self.scale, q * self.scale) for p, q in sums]
+        return [tuple(pair[side] * self.scale for side in self.sides) for pair in sums]
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return [tuple(draw(tuple(t.shape)) for t in tensors) for tensors in self.trained]
@@ -70,12 +72,15 @@ class FactorCoordinates(Coordinates):
         return sum(adapter.rank * (site.m + site.n) for site in adapter.sites)
 
     def expected_squares(self) -> list[float]:
-        """s^2 (m ||right||^2 + n ||left||^2): PRISM Prop. 2.2, Eq. 8."""
-        left, right = (
-            torch.cat([squared_norms(t.double()) for t in side]) for side in (self.left, self.right)
-        )
-        sites = zip(self.adapter.sites, left.tolist(), right.tolist(), strict=True)
-        return [self.scale**2 * (site.m * b + site.n * a) for site, a, b in sites]
+        """s^2 (m ||right||^2 + n ||left||^2), of what is trained: PRISM Prop. 2.2, Eq. 8."""
+        others = [
+            torch.cat([squared_norms(t.double()) for t in other]).tolist()
+            for other in (self.right, self.left)
+        ]
+        return [
+            self.scale**2 * sum((site.m, site.n)[side] * others[side][i] for side in self.sides)
+            for i, site in enumerate(self.adapter.sites)
+        ]
 
     def install(self) -> None:
         for group, left, right in zip(self.adapter.groups, self.left, self.right, strict=True):
@@ -96,8 +101,10 @@ class FactorCoordinates(Coordinates):
         self.install()
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> FactorCoordinates:
-        pairs = [(torch.cat([a] * count), torch.cat([b] * count)) for a, b in self._pairs]
-        return type(self)(adapter, pairs, self.scale, self.dtype)
+        return FactorCoordinates(adapter, self._copies(count), self.scale, self.dtype)
+
+    def _copies(self, count: int) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.cat([a] * count), torch.cat([b] * count)) for a, b in self._pairs]
 
     @property
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:

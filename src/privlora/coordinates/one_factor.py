@@ -1,43 +1,57 @@
-"""One-factor coordinates: the right factor is frozen at its public start, only the left one is trained."""
+"""One-factor coordinates: one factor is frozen at its public start, only the other one is trained."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Sums, Vector, squared_norms
+from privlora.adapters import LowRankAdapter
 from privlora.coordinates.factors import FactorCoordinates
+
+Side = Literal["left", "right"]
 
 
 class OneFactorCoordinates(FactorCoordinates):
-    """Gradients of left alone in W = W0 + s left right^T (left = lora_B, right = lora_A^T, frozen).
+    """Gradients of one factor alone in W = W0 + s left right^T (left = lora_B, right = lora_A^T), the other frozen.
 
-    Only dloss/dleft = s P is clipped, noised and counted, so W moves inside the row space of right, and noise on left
-    is linear in W: no product of two noises appears (Sun et al. 2024, FFA-LoRA). A unit whose Q is not finite still
-    counts if its P is finite, because Q is not used (spectral clipping drops such a unit all the same).
+    Only dloss/dleft = s P (or dloss/dright = s Q) is clipped, noised and counted, so W moves inside the row space of
+    right (the column space of left), and noise on the trained factor is linear in W: no product of two noises appears
+    (Sun et al. 2024, FFA-LoRA). A unit whose other gradient is not finite still counts, because it is not used
+    (spectral clipping drops such a unit all the same).
+
+    side: which factor is trained. Training them in turn, the frozen one orthonormal, moves both subspaces.
     """
 
     described: ClassVar[str] = "in the entries of the trained LoRA factor"
-    noise_law = "Where the left factor alone is trained it is τ·s·√m·‖right‖."
+
+    def __init__(
+        self,
+        adapter: LowRankAdapter,
+        factors: list[tuple[Tensor, Tensor]],
+        scale: float,
+        dtype: torch.dtype = torch.float32,
+        *,
+        side: Side = "left",
+    ) -> None:
+        self.side = side
+        self.sides = (("left", "right").index(side),)
+        size, frozen = ("m", "right") if side == "left" else ("n", "left")
+        self.noise_law = f"Where the {side} factor alone is trained it is τ·s·√{size}·‖{frozen}‖."
+        super().__init__(adapter, factors, scale, dtype)
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        """Of left, which the methods of the table train."""
         return sum(adapter.rank * site.m for site in adapter.sites)
 
-    def norms_squared(self, captured: Captured) -> Tensor:
-        return super().norms_squared(Captured(captured.p, []))
-
-    def to_vector(self, sums: Sums) -> Vector:
-        return [(p * self.scale,) for p, _ in sums]
-
-    def expected_squares(self) -> list[float]:
-        """s^2 m ||right||^2."""
-        right = torch.cat([squared_norms(t.double()) for t in self.right]).tolist()
-        return [self.scale**2 * site.m * b for site, b in zip(self.adapter.sites, right, strict=True)]
-
     @property
-    def trained(self) -> Vector:
-        return [(left,) for left in self.left]
+    def dimension(self) -> int:
+        return sum(
+            self.adapter.rank * (site.m, site.n)[side] for site in self.adapter.sites for side in self.sides
+        )
+
+    def stacked(self, adapter: LowRankAdapter, count: int) -> OneFactorCoordinates:
+        pairs = self._copies(count)
+        return OneFactorCoordinates(adapter, pairs, self.scale, self.dtype, side=self.side)

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
+from privlora.coordinates.base import Coordinates, Sums, Vector, float64_device, squared_norms
 from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import (
     Point,
     Tangent,
     factors,
+    nearest_tangent,
     project,
+    retract,
     standard_normal_tangent,
     tangent_dimension,
     transport,
@@ -76,6 +78,28 @@ class TangentCoordinates(Coordinates):
         moved = transport(old, new, replace(coordinates, Vp=coordinates.Vp / self.right_weight))
         return replace(moved, Vp=moved.Vp * self.right_weight)
 
+    def residuals(self, multiple: float) -> list[Point]:
+        """Room for what ``move`` cuts off: triplets of zeros, at most round(multiple * r) a module."""
+        rank = self.adapter.rank
+        kept = round(multiple * rank)
+        return [point.extended(kept).split(rank)[1] for point in self.points]
+
+    def move(
+        self, directions: list[Tangent], step: float, residuals: list[Point] | None = None
+    ) -> list[Point]:
+        """Go from Z + E to the best rank-r approximation of Z + E + step * direction (PRISM Eq. 22), and install it.
+
+        directions: tangent at the present point. residuals: E, as ``residuals`` and earlier moves gave them; None: 0.
+        Returns the new ones: the triplets that follow the r leading ones.
+        """
+        rests = self.residuals(0.0) if residuals is None else residuals
+        moves = zip(self.points, rests, directions, strict=True)
+        whole = [retract(point.joined(rest), direction, step) for point, rest, direction in moves]
+        points, cut = zip(*(each.split(self.adapter.rank) for each in whole), strict=True)
+        self.points = list(points)
+        self.install()
+        return list(cut)
+
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
         site = 0
@@ -110,9 +134,23 @@ class TangentCoordinates(Coordinates):
 
     def to_vector(self, sums: Sums) -> Vector:
         # In float64, as sums are: clipping bounds no rounding error of the projected sum, which mixes all units.
-        pairs = zip(self.points, sums, strict=True)
-        tangents = (project(point.to(p), p, q) for point, (p, q) in pairs)
-        return [(t.M, t.Up, self.right_weight * t.Vp) for t in tangents]
+        made: Vector = []
+        for point, pair in zip(self.points, sums, strict=True):
+            # Several sums at one point (stacked.JointAdapter) stand one after the other.
+            p, q = (t.unflatten(0, (-1, len(point.S))) for t in pair)
+            tangent = project(point.to(p), p, q)
+            parts = (tangent.M, tangent.Up, self.right_weight * tangent.Vp)
+            made.append(tuple(t.flatten(0, 1) for t in parts))
+        return made
+
+    def nearest(self, vector: Vector) -> Vector:
+        """Up projected off U and Vp off V, in float64."""
+        made: Vector = []
+        for point, parts in zip(self.points, vector, strict=True):
+            entries = Tangent(*(t.to(float64_device(t.device)).double() for t in parts))
+            found = nearest_tangent(point.to(entries.M), entries)
+            made.append(tuple(t.to(parts[0]) for t in (found.M, found.Up, found.Vp)))
+        return made
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         tangents = (standard_normal_tangent(point, draw) for point in self.points)
@@ -124,7 +162,7 @@ class TangentCoordinates(Coordinates):
 
     def expected_squares(self) -> list[float]:
         """r (m + w^2 (n - r)): PRISM Eq. 21 for w = 1."""
-        r, w = self.adapter.rank, self.right_weight
+        r, w = self.points[0].rank, self.right_weight
         return [r * (site.m + w**2 * (site.n - r)) for site in self.adapter.sites]
 
     def install(self) -> None:
@@ -138,7 +176,12 @@ class TangentCoordinates(Coordinates):
         return points_to_tensors(self.points)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        points = points_from_tensors(tensors, self.points)
+        self.points = self._orthonormal(points_from_tensors(tensors, self.points))
+        self.install()
+
+    @staticmethod
+    def _orthonormal(points: list[Point]) -> list[Point]:
+        """The points. Raises ConfigError if columns of U or V are not orthonormal."""
         for basis in (basis for point in points for basis in (point.U, point.V)):
             if float((basis.mT @ basis - torch.eye(basis.shape[-1]).to(basis)).abs().max()) > _ORTHONORMAL:
                 raise ConfigError(
@@ -146,19 +189,19 @@ class TangentCoordinates(Coordinates):
                     why="gradients would be clipped by another norm than they are released with",
                     fix="average points with geometry.fixed_rank.average, or make one with point_from_factors",
                 )
-        self.points = points
-        self.install()
+        return points
 
     def as_points(self) -> list[Point]:
         return self.points
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
         points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
-        return TangentCoordinates(adapter, points, self.dtype, right_weight=self.right_weight)
+        return type(self)(adapter, points, self.dtype, right_weight=self.right_weight)
 
     def _met_by(self, captured: Captured) -> list[Point]:
         """The points as units meet them: those of a stack with (L, units, …), each unit at its own adapter's."""
-        if captured.owners is None:
+        one = len(self.points[0].S) == len(self.adapter.groups[0].sites)  # all meet at it, whosever they are
+        if captured.owners is None or one:
             return self.points
         count, owners = len(captured.owners), captured.owners.int().argmax(dim=0)
 

@@ -66,3 +66,9 @@ def wrong(what: str) -> RunError:
 
 KINDS: Final = ("join", "share", "train", "sketch", "agree", "unmask", "leave")
 """In the order in which a client meets them; "share", "agree" and "unmask" belong to secure sums."""
+
+
+def size(message: Request | Reply) -> int:
+    """Bytes of what a message holds, without the engine's own wrapping."""
+    values = (len(v) if isinstance(v, str | bytes) else 8 for v in message.values.values())
+    return sum(t.nbytes for t in message.tensors.values()) + sum(values)

@@ -211,7 +211,12 @@ def standard_normal_tangent(point: Point, draw: Callable[[tuple[int, ...]], Tens
     """
     (L, m, r), n = point.U.shape, point.V.shape[-2]
     M, Up, Vp = draw((L, r, r)), draw((L, m, r)), draw((L, n, r))
-    return Tangent(M, _off(point.U.to(Up), Up), _off(point.V.to(Vp), Vp))
+    return nearest_tangent(point.to(M), Tangent(M, Up, Vp))
+
+
+def nearest_tangent(point: Point, entries: Tangent) -> Tangent:
+    """The tangent vector whose coordinates are nearest to any M (L, r, r), Up (L, m, r), Vp (L, n, r)."""
+    return Tangent(entries.M, _off(point.U, entries.Up), _off(point.V, entries.Vp))
 
 
 def transport(old: Point, new: Point, tangent: Tangent) -> Tangent:

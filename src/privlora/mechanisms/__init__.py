@@ -1,23 +1,34 @@
 """Bound each privacy unit, sum, add noise once per logical batch: the only way out of the private side."""
 
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
+from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.gaussian import CLIPPING, GaussianMechanism, clipping_slack
+from privlora.mechanisms.lattice import Lattice, lattice_for
+from privlora.mechanisms.layout import Layout
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.nonprivate import MeanMechanism
 from privlora.mechanisms.release import Instrument, Mechanism, PrivateSum, Release
+from privlora.mechanisms.updates import ClippedUpdate
 
 __all__ = [
     "CLIPPING",
     "AdaptiveClipNorm",
+    "ClippedUpdate",
     "GaussianMechanism",
     "Instrument",
+    "Lattice",
+    "Layout",
     "MeanMechanism",
     "Mechanism",
     "NoiseSource",
     "Noising",
+    "PlainSums",
     "PrivateSum",
     "Release",
+    "ShareMechanism",
+    "SumMechanism",
     "clipping_slack",
+    "lattice_for",
     "split_noise_multiplier",
 ]

@@ -3,7 +3,8 @@
 The gaps between floating-point numbers depend on their size, so the last digits of a sum with continuous noise can tell
 what the sum was (Mironov 2012). Here noise is added in float64, and every entry is then rounded to a multiple of one
 power of two, about 1/4096 of the noise's standard deviation. The grid follows from public numbers alone. The noise is
-still a floating-point Gaussian that is rounded, not a sample of a discrete law.
+still a floating-point Gaussian that is rounded, not a sample of a discrete law. In secure sums each client rounds first
+and adds integers, which are such samples (``Charged.integers``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from privlora.accounting.events import StepEvent
 from privlora.coordinates.base import Vector, float64_device
 from privlora.errors import PrivacyError
 from privlora.mechanisms.charges import Charges
+from privlora.mechanisms.lattice import Lattice
 from privlora.mechanisms.noise import NoiseSource
 
 # From a source of standard normal entries of a shape: the noise of a whole vector, of covariance I on all that the sum
@@ -85,8 +88,24 @@ class Charged:
         xi = self._noise.standard_normal(tuple(total.shape)).to(float64_device(total.device))
         return noised(total, xi, scale, divisor, dtype).to(total.device)
 
+    def integers(self, total: Tensor | None, *, clients: int, lattice: Lattice) -> np.ndarray:
+        """(clients, entries) shares of a secure sum: rounded to the lattice, each with its client's own noise, in the
+        ring. The only thing that can be had from its charge.
+
+        total: PRIVATE, clipped, (clients, entries), row k of client k; None for zeros.
+        """
+        self._once("integers")
+        shape = (clients, lattice.entries)
+        if total is not None and tuple(total.shape) != shape:
+            raise _misshapen(tuple(total.shape), shape)
+        noise = self._noise.discrete_gaussian(shape, lattice.share_std)
+        if total is not None:
+            noise += lattice.rounded(total)
+        return lattice.reduced(noise)
+
     def _once(self, kind: str) -> None:
-        if kind in self._made:
+        # A share stands for the whole release, while a vector may come with a noisy count.
+        if kind in self._made or (self._made and "integers" in {kind, *self._made}):
             raise PrivacyError(
                 f"step {self.step} was charged once, and a second {kind} is asked of it",
                 why="two releases of one charge have half the noise",
@@ -112,14 +131,18 @@ def noised(total: Tensor | None, xi: Tensor, scale: float, divisor: float, dtype
     noise = xi * scale
     if total is not None:
         if total.shape != xi.shape:
-            raise PrivacyError(
-                f"a sum of shape {tuple(total.shape)} meets noise of shape {tuple(xi.shape)}",
-                why="a unit's part would be copied, and exceed what it was clipped to",
-                fix="sum in the coordinates that are released",
-            )
+            raise _misshapen(tuple(total.shape), tuple(xi.shape))
         noise += total.to(xi.device).double()
     noise /= divisor
     width = grid_width(scale / divisor)
     if width:
         noise.div_(width).round_().mul_(width)  # only round_ is inexact: the width is a power of two
     return noise.to(dtype)
+
+
+def _misshapen(total: tuple[int, ...], noise: tuple[int, ...]) -> PrivacyError:
+    return PrivacyError(
+        f"a sum of shape {total} meets noise of shape {noise}",
+        why="a unit's part would be copied, and exceed what it was clipped to",
+        fix="sum in the coordinates that are released",
+    )

@@ -46,15 +46,18 @@ class MeanMechanism(Mechanism):
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
     def release(self, total: PrivateSum | None = None) -> Release:
-        if self._done >= self.steps:
-            raise RunError(f"step {self._done + 1} of a plan for {self.steps}", fix="plan more steps")
-        self._done += 1
+        self._count_step()
         vector = self._given(total).vector
         if vector is None:
             vector = self.coordinates.standard_normal(self._zeros)
         dtype, device = self.coordinates.dtype, self.coordinates.adapter.device
         mean = [tuple((t / self.expected_batch_size).to(dtype).to(device) for t in ts) for ts in vector]
         return Release(mean, noise_std=0.0, step=self._done)
+
+    def _count_step(self) -> None:
+        if self._done >= self.steps:
+            raise RunError(f"step {self._done + 1} of a plan for {self.steps}", fix="plan more steps")
+        self._done += 1
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.zeros(shape, dtype=self.coordinates.dtype, device=self.coordinates.adapter.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Sums, Vector, add_vectors
-from privlora.errors import PrivacyError
+from privlora.errors import ConfigError, PrivacyError
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,22 @@ class Release:
     noise_std: float
     step: int
     clip_norm: float = float("inf")
+
+    def plus(self, public: Vector) -> Release:
+        """The same release with a PUBLIC gradient added, in the release's coordinates: post-processing.
+
+        noise_std, step and clip_norm stay, as they state what was released. Raises ConfigError for other shapes.
+        """
+        shapes = [[tuple(t.shape) for t in parts] for parts in public]
+        if shapes != [[tuple(t.shape) for t in parts] for parts in self.vector]:
+            raise ConfigError(
+                "a public gradient does not have the shapes of the release that it is added to",
+                why="its entries would be added to those of other coordinates",
+                fix="give it in the coordinates of the release, as coordinates.to_vector gives gradients",
+            )
+        pairs = zip(self.vector, public, strict=True)
+        there = [tuple(p.to(t) for t, p in zip(parts, given, strict=True)) for parts, given in pairs]
+        return replace(self, vector=add_vectors(self.vector, there))
 
 
 @dataclass

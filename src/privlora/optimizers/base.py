@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from privlora.coordinates import Vector
 from privlora.errors import PrivacyError
 from privlora.mechanisms import Release
 
@@ -23,6 +24,11 @@ class Optimizer(ABC):
     # Those of its coordinates' start that go with it, likewise.
     space_settings: ClassVar[Mapping[str, float]] = {}
 
+    # A PUBLIC gradient that is added to each release before the rule sees it, asked for once a step, in the release's
+    # coordinates and units: FedProx's mu (theta - theta_0), SCAFFOLD's c - c_k. Set it on the object. Added before
+    # clipping or noise it would be lost or bounded with the units; added here it is post-processing and costs nothing.
+    drift: Callable[[], Vector] | None = None
+
     def __init_subclass__(cls) -> None:
         arguments = inspect.signature(cls).parameters.values()
         cls.settings = {a.name: a.default for a in arguments if a.kind is a.KEYWORD_ONLY}
@@ -35,7 +41,7 @@ class Optimizer(ABC):
                 why="only a mechanism's release carries noise in every coordinate",
                 fix="pass what mechanism.release() returned",
             )
-        self._update(release, learning_rate)
+        self._update(release if self.drift is None else release.plus(self.drift()), learning_rate)
 
     @abstractmethod
     def _update(self, release: Release, learning_rate: float) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from privlora.coordinates import FactorCoordinates, ProjectedCoordinates, Vector
+from privlora.errors import ConfigError
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
 
@@ -219,6 +220,12 @@ class FactorLoraFA(FactorAdamW):
     coordinates: FactorCoordinates
 
     def __init__(self, coordinates: FactorCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
+        if coordinates.sides != (0,):
+            raise ConfigError(
+                "the optimizer 'lora-fa' trains the left factor alone",
+                why="it divides by the Gram matrix of a frozen right factor",
+                fix="use adamw, or coordinates of the left factor",
+            )
         super().__init__(coordinates, beta1=beta1, beta2=beta2)
 
     def _gradients(self, release: Release) -> Vector:

@@ -1,4 +1,4 @@
-"""PRISM's optimizers: momentum and preconditioning of tangent vectors, then retraction.
+"""PRISM's optimizers: momentum and preconditioning of tangent vectors, along which the coordinates then move.
 
 All four are functions of the canonical point (U, S, V) and of isometric tangent coordinates, so no choice of factors
 can change what they do. Each knows the noise: its covariance in these coordinates is exactly tau^2 I.
@@ -22,7 +22,7 @@ from torch import Tensor
 from privlora.coordinates import TangentCoordinates
 from privlora.coordinates.tangent import points_from_tensors
 from privlora.errors import ConfigError
-from privlora.geometry.fixed_rank import Point, Tangent, retract, tangent_dimension
+from privlora.geometry.fixed_rank import Point, Tangent, tangent_dimension
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
 
@@ -65,7 +65,7 @@ class TangentOptimizer(Optimizer):
 
 
 class TangentMomentum(TangentOptimizer):
-    """Transported momentum, a direction, a retraction with error feedback: Z + E <- Z + E - learning_rate * D.
+    """Transported momentum, a direction, a move with error feedback: Z + E <- Z + E - learning_rate * D.
 
     Second moments are floored at the noise variance tau^2, so that preconditioning does not amplify noise (PRISM
     section 3.3).
@@ -73,7 +73,7 @@ class TangentMomentum(TangentOptimizer):
     error_feedback: rank of the residual E, as a multiple of r; 0 for none. Z is the top r singular triplets of all that
     was summed, and E those that follow, so that a weak direction which many steps agree on is not lost to the noise of
     each (error feedback of compressed SGD, Karimireddy et al. 2019, with the retraction as the compression). The
-    adapter stays Z. E is a function of releases alone.
+    adapter stays Z. E is a function of releases alone. At a fixed base nothing is cut off, and there is no E.
     """
 
     space_settings: ClassVar[Mapping[str, float]] = {"right_weight": 1.0}
@@ -87,34 +87,36 @@ class TangentMomentum(TangentOptimizer):
         error_feedback: float = 0.0,
     ) -> None:
         super().__init__(coordinates, beta1, beta2)
-        rank, kept = coordinates.adapter.rank, round(error_feedback * coordinates.adapter.rank)
-        self._residuals = [point.extended(kept).split(rank)[1] for point in coordinates.points]
+        self._residuals = coordinates.residuals(error_feedback)
         self._momentum = [Tangent.zero(point) for point in coordinates.points]
         self._start(coordinates.points)
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        space, rank, beta1 = self.coordinates, self.coordinates.adapter.rank, self.beta1
-        moved = []
-        for g, (point, parts) in enumerate(zip(space.points, release.vector, strict=True)):
+        space, beta1, old = self.coordinates, self.beta1, self.coordinates.points
+        directions = []
+        for g, (point, parts) in enumerate(zip(old, release.vector, strict=True)):
             tangent = Tangent(*parts)
             momentum = self._momentum[g].scale(beta1).add(tangent, alpha=1 - beta1)
             self._observe(g, point, tangent, release.noise_std)
             mean = momentum.scale(1 / (1 - beta1**self._count))
-            direction = space.gradient(self._direction(g, point, mean, release.noise_std))
-            whole = point.joined(self._residuals[g])
-            new, self._residuals[g] = retract(whole, direction, -learning_rate).split(rank)
+            directions.append(space.gradient(self._direction(g, point, mean, release.noise_std)))
             if beta1:
-                self._momentum[g] = space.transport(point, new, momentum)
-            self._follow(g, point, new, release.noise_std)
-            moved.append(new)
-        space.points = moved
-        space.install()
+                self._momentum[g] = momentum
+        self._residuals = space.move(directions, -learning_rate, self._residuals)
+        self._carry(old, release.noise_std)
 
     def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
-        old = points_from_tensors(before, self.coordinates.points)
-        for g, (there, here) in enumerate(zip(old, self.coordinates.points, strict=True)):
-            self._momentum[g] = self.coordinates.transport(there, here, self._momentum[g])
+        self._carry(points_from_tensors(before, self.coordinates.points), noise_std)
+
+    def _carry(self, old: list[Point], noise_std: float) -> None:
+        """Bring moments from these points to the present ones."""
+        space = self.coordinates
+        for g, (there, here) in enumerate(zip(old, space.points, strict=True)):
+            if there is here:  # a base that has not moved: rounding is all that transport would add
+                continue
+            if self.beta1:
+                self._momentum[g] = space.transport(there, here, self._momentum[g])
             self._follow(g, there, here, noise_std)
 
     def _start(self, points: list[Point]) -> None:
@@ -236,7 +238,7 @@ class TangentPaper(TangentOptimizer):
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        moved = []
+        directions = []
         for g, (point, parts) in enumerate(zip(self.coordinates.points, release.vector, strict=True)):
             M, Up, Vp = parts
             inverse = _pseudo_inverse(point.S)[:, None, :]  # (L, 1, r): S^-1
@@ -258,9 +260,8 @@ class TangentPaper(TangentOptimizer):
                 a - point.U @ (point.U.mT @ a),
                 b - point.V @ (point.V.mT @ b),
             )
-            moved.append(retract(point, direction, -learning_rate))
-        self.coordinates.points = moved
-        self.coordinates.install()
+            directions.append(direction)
+        self.coordinates.move(directions, -learning_rate)
 
     def _moments(self) -> dict[str, list[Tensor]]:
         return {"ma": self._ma, "mb": self._mb, "va": self._va, "vb": self._vb}

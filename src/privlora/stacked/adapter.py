@@ -1,7 +1,10 @@
 """K adapters on one frozen model: each row of a micro-batch passes through the terms of the adapter it belongs to.
 
-Factors are stacked over the adapters, left (K, m, r) and right (K, n, r) a site, and a micro-batch of (rows, T) tokens
-has rows of any of them in any order. With k = owners[i] for row i,
+``StackedAdapter`` holds K adapters that may differ, ``JointAdapter`` one that K parties share. Both know whose each
+record is, and so give sums of gradients for each party of its own (Coordinates.weighted_sum).
+
+In a stack, factors are stacked over the adapters, left (K, m, r) and right (K, n, r) a site, and a micro-batch of
+(rows, T) tokens has rows of any of them in any order. With k = owners[i] for row i,
 
     y_i += ((x_i @ right_k) * mid_k) @ left_k^T        P_i = E_i^T (x_i @ right_k)        Q_i = x_i^T (E_i @ left_k)
 
@@ -13,34 +16,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, Group, LowRankAdapter, Site
 from privlora.adapters.lowrank import Operands
-from privlora.errors import PrivacyError
+from privlora.errors import ConfigError, PrivacyError
 
 
 @dataclass
-class StackedAdapter(LowRankAdapter):
-    """``count`` adapters of equal shape on the same layers of ``model``.
+class JointAdapter(LowRankAdapter):
+    """One adapter at which ``count`` parties take gradients of their own records, for one step from a common point.
 
-    records: how many there are; copy k of record i, number k * records + i, is what adapter k trains on.
+    Its coordinates are plain ones, made by ``coordinates.stacked(JointAdapter.like(…), 1)``: one set of operands and
+    one point, at which norms are taken as well. What ``mechanism.take`` gives is stacked by party all the same, (count
+    L, ...), parties outermost. It is not noised here: whoever adds the parties' sums up gives them their noise.
+
+    owner_of: (all records,) int64, 0 to count - 1: whose each record is. Raises ConfigError for any other number.
     """
 
     count: int = 1
-    records: int = 1
+    owner_of: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        owners = self.owner_of
+        if (
+            owners.dim() != 1
+            or owners.is_floating_point()
+            or not bool(((owners >= 0) & (owners < self.count)).all())
+        ):
+            raise ConfigError(
+                f"the records' owners are not numbers from 0 to {self.count - 1}",
+                why="a record would be trained on by nobody, or by an adapter that must not see it",
+                fix="give one int64 a record",
+            )
         self._owners: Tensor | None = None  # (rows,) int64, of the pass under way
         self._captured: Tensor | None = None  # of the last capture
 
     @classmethod
-    def like(cls, adapter: LowRankAdapter, count: int, records: int) -> StackedAdapter:
-        """``count`` adapters on the layers of ``adapter``, with the same part of W0 taken out where one is."""
+    def like(cls, adapter: LowRankAdapter, count: int, owner_of: Tensor) -> Self:
+        """For ``count`` parties, on the layers of ``adapter``, with the same part of W0 taken out where one is."""
         stacked = cls(
             adapter.model,
             rank=adapter.rank,
@@ -49,7 +68,7 @@ class StackedAdapter(LowRankAdapter):
             layers_to_transform=adapter.layers_to_transform,
             dropout=adapter.dropout,
             count=count,
-            records=records,
+            owner_of=owner_of,
         )
         for mine, other in zip(stacked.sites, adapter.sites, strict=True):
             mine.offset = other.offset
@@ -58,7 +77,7 @@ class StackedAdapter(LowRankAdapter):
     @contextmanager
     def serving(self, records: Tensor) -> Iterator[None]:
         """Passes inside are of a micro-batch whose row i is record records[i], (rows,) int64."""
-        self._owners = (records // self.records).to(self.device)
+        self._owners = self.owner_of.to(records.device)[records].to(self.device)
         try:
             yield
         finally:
@@ -77,6 +96,11 @@ class StackedAdapter(LowRankAdapter):
             owners = owners.new_zeros(found.units).scatter_(0, unit_index, owners)
         adapters = torch.arange(self.count, device=owners.device)
         return replace(found, owners=owners == adapters[:, None])
+
+
+@dataclass
+class StackedAdapter(JointAdapter):
+    """``count`` adapters of equal shape on the same layers of ``model``, each for its own records (``owner_of``)."""
 
     def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
         """Set the operands of a group, adapters outermost: left (K L, m, r), mid (K L, r), right (K L, n, r)."""

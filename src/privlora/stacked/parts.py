@@ -7,9 +7,10 @@ sum, has to know whose unit it is: Captured.owners says it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +21,14 @@ from privlora.stacked.adapter import StackedAdapter
 from privlora.training.assembly import Parts
 
 
-def stack_parts(parts: Parts, count: int, records: int) -> Parts:
-    """``count`` copies of freshly built parts, side by side, for so many records; ``parts`` is left as it is.
+def stack_parts(parts: Parts, count: int, owner_of: Tensor) -> Parts:
+    """``count`` copies of freshly built parts, side by side; ``parts`` is left as it is.
 
+    owner_of: (all records,) int64: which copy trains on each record. Copies start alike; ``joined`` makes a state of
+    different starts, for coordinates.load_state_dict.
     Raises ConfigError for methods whose space says nothing of several adapters.
     """
-    adapter = StackedAdapter.like(parts.adapter, count, records)
+    adapter = StackedAdapter.like(parts.adapter, count, owner_of)
     coordinates = parts.coordinates.stacked(adapter, count)
     hyper = parts.hyper
     return replace(
@@ -34,6 +37,17 @@ def stack_parts(parts: Parts, count: int, records: int) -> Parts:
         optimizer=make_optimizer(parts.method.space, hyper.optimizer, coordinates, hyper.settings),
         average=IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None,
     )
+
+
+def slices(state: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """Each adapter's own part of the ``state_dict`` of stacked coordinates, in order; views."""
+    parts = {name: t.unflatten(0, (count, -1)).unbind() for name, t in state.items()}
+    return [{name: own[k] for name, own in parts.items()} for k in range(count)]
+
+
+def joined(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Inverse of ``slices``: the state of stacked coordinates, from that of each adapter's."""
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
 class StackedNoise(NoiseSource):
@@ -46,3 +60,7 @@ class StackedNoise(NoiseSource):
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
         each = (shape[0] // len(self._sources), *shape[1:])
         return torch.cat([source.standard_normal(each) for source in self._sources])
+
+    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> np.ndarray:
+        each = (shape[0] // len(self._sources), *shape[1:])
+        return np.concatenate([source.discrete_gaussian(each, std) for source in self._sources])

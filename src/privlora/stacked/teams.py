@@ -21,14 +21,14 @@ from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivacyError
 from privlora.evaluation.next_token import row_losses
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
-from privlora.mechanisms.charges import ChargeAll, Charges
+from privlora.mechanisms import NoiseSource
+from privlora.mechanisms.charges import Charges, Uncharged
 from privlora.randomness import private_generator
 from privlora.stacked.adapter import StackedAdapter
-from privlora.stacked.parts import StackedNoise, stack_parts
+from privlora.stacked.parts import stack_parts
+from privlora.stacked.team import Member, Team
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.models import unchanged_afterwards
-from privlora.training.step import Step
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
 _TOGETHER = 16
@@ -79,12 +79,12 @@ class TrainedAdapters:
         with unchanged_afterwards(model):
             model.eval()
             for turn in _turns(len(self), together):
-                adapter = StackedAdapter.like(self.adapter, len(turn), len(examples))
+                adapter = StackedAdapter.like(self.adapter, len(turn), _owners(examples, len(turn)))
                 with adapter:
                     for group, (a, b) in zip(adapter.groups, self.factors, strict=True):
                         left, right = (t[turn.start : turn.stop].flatten(0, 1) for t in (a, b))
                         adapter.install(group, left, left.new_ones(left.shape[0], left.shape[2]), right)
-                    copies = _Copies(examples, len(turn))
+                    copies = _copies(examples, len(turn))
                     flat = found[turn.start : turn.stop].view(-1)
                     for batch in sequential_batches(copies, max_tokens=max_tokens):
                         with adapter.serving(batch.record_index):
@@ -137,105 +137,66 @@ def train_adapters(
         template = build_parts(settings, model, public)
         template.adapter.detach()
         for turn in _turns(len(members), together):
-            team = _Team(
-                parts=stack_parts(template, len(turn), len(examples)),
-                copies=_Copies(examples, len(turn)),
-                units=units,
+            team = _team(
+                template,
+                examples,
+                units,
                 own=[np.flatnonzero(members[n].numpy()) for n in turn],
                 keys=[None if seeds is None else seeds[n] for n in turn],
-                event=event,
-                ledgers=[] if ledgers is None else [ledgers[n] for n in turn],
+                ledgers=None if ledgers is None else [ledgers[n] for n in turn],
+                noise_multiplier=None if event is None else event.noise_multiplier,
             )
-            team.train(progress, turn.start * settings.privacy.steps)
+            team.take(settings.privacy.steps, _told(progress, turn, settings.privacy.steps))
             factors.append(team.factors())
     groups = (zip(*of_group, strict=True) for of_group in zip(*factors, strict=True))
     pairs = [(torch.cat(a), torch.cat(b)) for a, b in groups]
     return TrainedAdapters(template.adapter, pairs, settings, event, insecure=seeds is not None)
 
 
-@dataclass
-class _Team:
-    """The adapters of one turn. own: the units of each; keys: its seed or None."""
-
-    parts: Parts
-    copies: _Copies
-    units: Units
-    own: list[np.ndarray]
-    keys: list[int | None]
-    event: StepEvent | None
-    ledgers: list[Charges]
-
-    def train(self, progress: Callable[[int], None] | None, before: int) -> None:
-        """Take all steps. progress: see ``train_adapters``; before: steps of earlier turns."""
-        parts, privacy = self.parts, self.parts.settings.privacy
-        step = Step(
-            state=parts,
-            mechanism=self._mechanism(),
-            examples=self.copies,
-            learning_rate=parts.learning_rate,
-            draw=self._draws(),
-            max_tokens=parts.settings.run.tokens_per_micro_batch,
-            dropout=parts.settings.model.dropout,
-            masks=private_generator(self.keys[0]),
+def _team(
+    template: Parts,
+    examples: Examples,
+    units: Units,
+    own: list[np.ndarray],
+    keys: list[int | None],
+    ledgers: Sequence[Charges] | None,
+    noise_multiplier: float | None,
+) -> Team:
+    """The adapters of one turn, each on its own copy of the records. own: the units of each; keys: its seed or None."""
+    privacy = template.settings.privacy
+    members = [
+        Member(
+            units=units,
+            sampler=PoissonSampler(len(each), privacy.q, insecure_seed=None if key is None else 2 * key),
+            first=k * len(examples),
+            own=each,
+            noise=NoiseSource(None if key is None else 2 * key + 1),
+            ledger=Uncharged() if ledgers is None else ledgers[k],
         )
-        with parts.adapter:
-            for number in range(1, privacy.steps + 1):
-                step.take()
-                if progress is not None:
-                    progress(before + number * len(self.own))
-
-    def _draws(self) -> Callable[[], list[np.ndarray]]:
-        """Each adapter's own Poisson batch, of its copies."""
-        samplers = [
-            PoissonSampler(
-                len(own), self.parts.settings.privacy.q, insecure_seed=None if key is None else 2 * key
-            )
-            for own, key in zip(self.own, self.keys, strict=True)
-        ]
-
-        def draw() -> list[np.ndarray]:
-            return [
-                self.copies.of(k, records)
-                for k, (own, sampler) in enumerate(zip(self.own, samplers, strict=True))
-                for records in self.units.draw_records(own[sampler.draw()], sampler.generator)
-            ]
-
-        return draw
-
-    def factors(self) -> list[tuple[Tensor, Tensor]]:
-        """What would be exported: one (A (K, L, m, r), B (K, L, n, r)) a group."""
-        trained = self.parts.average or self.parts.coordinates
-        count = len(self.own)
-        return [(a.unflatten(0, (count, -1)), b.unflatten(0, (count, -1))) for a, b in trained.factors()]
-
-    def _mechanism(self) -> Mechanism:
-        parts, privacy = self.parts, self.parts.settings.privacy
-        if self.event is None:
-            # Sums are each adapter's own, so gradients are each record's own here as well.
-            return MeanMechanism(
-                parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
-            )
-        return GaussianMechanism(
-            parts.coordinates,
-            clip_norm=privacy.clip_norm,
-            event=self.event,
-            expected_batch_size=privacy.b,
-            ledger=ChargeAll(self.ledgers),
-            noise=StackedNoise([NoiseSource(None if key is None else 2 * key + 1) for key in self.keys]),
-            clipping=parts.hyper.clipping,
-        )
+        for k, (each, key) in enumerate(zip(own, keys, strict=True))
+    ]
+    return Team(
+        stack_parts(template, len(own), _owners(examples, len(own))),
+        _copies(examples, len(own)),
+        members,
+        noise_multiplier=noise_multiplier,
+        masks=private_generator(keys[0]),
+    )
 
 
-class _Copies(Examples):
+def _copies(examples: Examples, count: int) -> Examples:
     """The records once for each of ``count`` adapters: copy k of record i is number k * records + i."""
+    return Examples(list(examples) * count, pad_token_id=examples.pad_token_id)
 
-    def __init__(self, examples: Examples, count: int) -> None:
-        super().__init__(list(examples) * count, pad_token_id=examples.pad_token_id)
-        self._records = len(examples)
 
-    def of(self, k: int, records: np.ndarray) -> np.ndarray:
-        """Numbers of adapter k's copies."""
-        return records + k * self._records
+def _owners(examples: Examples, count: int) -> Tensor:
+    """Which adapter each copy is of."""
+    return torch.arange(count).repeat_interleave(len(examples))
+
+
+def _told(progress: Callable[[int], None] | None, turn: range, steps: int) -> Callable[[int], None] | None:
+    """``progress`` of all turns, from the steps of this one."""
+    return None if progress is None else lambda taken: progress(turn.start * steps + taken * len(turn))
 
 
 def _turns(total: int, together: int) -> list[range]:

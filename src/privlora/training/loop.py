@@ -93,7 +93,7 @@ def train(
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
         _evaluate(parts, data, folder, done, observer)
-    with _stop_on_signal() as stop:
+    with stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             losses = one.take().losses
@@ -186,7 +186,7 @@ def _keep_private_loss(
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
+def stop_on_signal() -> Iterator[threading.Event]:
     """An event that SIGINT or SIGTERM sets; a second signal acts as usual. Only the main thread may do this."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

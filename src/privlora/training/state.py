@@ -11,7 +11,7 @@ from torch import Tensor
 from privlora.adapters import LowRankAdapter
 from privlora.coordinates import Coordinates
 from privlora.errors import ConfigError
-from privlora.mechanisms import AdaptiveClipNorm
+from privlora.mechanisms import AdaptiveClipNorm, Release
 from privlora.optimizers import IterateAverage, Optimizer
 
 Memory = Literal["transported", "reset"]
@@ -42,6 +42,13 @@ class TrainState:
     @property
     def adapter(self) -> LowRankAdapter:
         return self.coordinates.adapter
+
+    def move(self, release: Release, learning_rate: float) -> None:
+        """What follows from a release: the optimizer's step, the average, the next projection."""
+        self.optimizer.step(release, learning_rate)
+        if self.average is not None:
+            self.average.update()
+        self.coordinates.advance()
 
     def states(self) -> States:
         """Everything that training goes on from. Copies, which later steps do not change."""

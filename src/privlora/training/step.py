@@ -127,8 +127,5 @@ class Step:
                 why="the step is charged, and moves nothing",
                 fix="give a number, or a function of the step that returns one",
             )
-        self.state.optimizer.step(release, rate)
-        if self.state.average is not None:
-            self.state.average.update()
-        self.state.coordinates.advance()
+        self.state.move(release, rate)
         return release

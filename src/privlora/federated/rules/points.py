@@ -61,7 +61,15 @@ class PointRule(StateRule):
 
     def _started(self, start: Pairs) -> Tensors:
         points = [canonical(left, right, self.settings.seed) for left, right in start]
-        return _named(points)
+        return _named([self._kept(point) for point in points])
+
+    def start_at(self, points: Sequence[Point]) -> None:
+        """Go on from points with subspaces of one's own choice, as a start whose update is zero has them."""
+        self._state = _named([self._kept(point) for point in points])
+
+    def _kept(self, point: Point) -> Point:
+        """A point with room for what the server keeps beside it."""
+        return point
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         self._mean.add(message, weight)
@@ -147,7 +155,6 @@ class Tan(PointRule):
     Clients train (M, Up, Vp) of xi = U M V^T + Up V^T + U Vp^T at the broadcast point; these coordinates are linear and
     isometric, so their mean is that of the updates, and noise in them has one size whatever the factors are. The server
     keeps up to r triplets more than it broadcasts: what one round cuts off counts in the next (error feedback).
-    A state with U and V of one's own choice, as for an update of zero, can be set with ``load_state_dict``.
     """
 
     name = "tan"
@@ -170,9 +177,8 @@ class Tan(PointRule):
             up |= {f"{g}.M": (L, r, r), f"{g}.Up": (L, m, r), f"{g}.Vp": (L, n, r)}
         return point_shapes(groups, r), up
 
-    def _started(self, start: Pairs) -> Tensors:
-        points = _points(super()._started(start))
-        return _named([point.extended(self.settings.rank) for point in points])
+    def _kept(self, point: Point) -> Point:
+        return point.extended(self.settings.rank)
 
     def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
         return retract(point, Tangent(*(mean[f"{g}.{part}"] for part in _TANGENT)), 1.0)

@@ -108,6 +108,8 @@ class FlexLora(StackingRule):
 class OffsetRule(StackingRule):
     """Beside factors the state has an offset, a term of any rank up to min(m, n) that clients add and do not train."""
 
+    fixed_rank = False
+
     def _started(self, start: Pairs) -> Tensors:
         state = super()._started(start)
         for g in groups_of(state):

@@ -1,0 +1,179 @@
+"""The group of a federated run: who trains together, and how what they send is put together."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from privlora.config.base import Group
+from privlora.errors import named
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+class ClientSettings(Group):
+    """One owner of records."""
+
+    name: str
+    """Public; letters, digits, - and _."""
+    path: str | list[str] | None = None
+    """Its records, as data.path; null where the client itself knows (deployment)."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{named(name)} is not a name. Fix: letters, digits, - and _, at most 63")
+        return name
+
+
+class FederationSettings(Group):
+    """Who trains together, and how what they send is put together.
+
+    In privacy, public_dataset_size and expected_batch_size are of all clients together: with every client's sampling
+    rate q = b / N, a client's share of a step has the expected size b / clients. privacy.steps follows from rounds.
+    """
+
+    clients: int | list[ClientSettings] = Field(union_mode="left_to_right")
+    """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
+    split: Literal["iid", "dirichlet", "column"] = "iid"
+    """How data.path is cut: at random; by label with proportions from Dirichlet(alpha); or one client for each of the
+    most frequent values of a column."""
+    column: str | None = None
+    """Column that split=dirichlet or split=column goes by."""
+    alpha: float | None = Field(default=None, gt=0)
+    """Of split=dirichlet: small values give each client few labels."""
+    rounds: int = Field(ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    """Private steps of a client in a round; rule joint takes one."""
+    clients_per_round: int | None = Field(default=None, ge=1)
+    """How many train in a round, each equally often; null: all."""
+    rule: str = "joint"
+    """How what clients send is put together (``privlora federate --list-rules``)."""
+    privacy_model: Literal["record", "client"] = "record"
+    """Whose presence is hidden, and from whom. record: a record of a client, from the server and from other clients.
+    client: all records of a client, from whoever sees the sum of all updates and what follows."""
+    trusted_server: bool = False
+    """privacy_model=client: the server sees each clipped update and adds the noise itself."""
+    secure_aggregation: bool | None = None
+    """Whether the server sees sums only; null: where the rule or the privacy model needs it."""
+    survivors: int | None = Field(default=None, ge=1)
+    """t: of the clients of a round, how many honest ones' noise the statement counts on where noise is distributed;
+    rounds with fewer are void. Null: all of them, so that a round in which a client drops out is void."""
+    weights: list[float] | None = None
+    """PUBLIC weights of the clients; null: equal. Never the private numbers of records."""
+    oversampling: int = Field(default=0, ge=0)
+    """fedask: p, columns of a sketch beyond adapter.r."""
+    warm_sketch: bool = True
+    """fedask: start sketches from the last round's subspace, at no privacy cost."""
+    proximal: float = Field(default=0.01, ge=0)
+    """fedprox: mu."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of all clients, in their order."""
+        if isinstance(self.clients, int):
+            return [f"client-{number:0{len(str(self.clients))}d}" for number in range(1, self.clients + 1)]
+        return [client.name for client in self.clients]
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    @property
+    def per_round(self) -> int:
+        """How many clients train in a round."""
+        return self.clients_per_round or self.size
+
+    @property
+    def participations(self) -> int:
+        """The largest number of rounds in which one client trains."""
+        return -(-self.rounds * self.per_round // self.size)
+
+    @property
+    def threshold(self) -> int:
+        """t of the clients of a round."""
+        return self.survivors or self.per_round
+
+    @property
+    def joint(self) -> bool:
+        return self.rule == "joint"
+
+    @property
+    def distributed(self) -> bool:
+        """Whether each client adds a share of the noise, which protects only in a sum."""
+        return self.joint or (self.privacy_model == "client" and not self.trusted_server)
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees sums only."""
+        return self.distributed if self.secure_aggregation is None else self.secure_aggregation
+
+    @field_validator("clients")
+    @classmethod
+    def _several(cls, clients: int | list[ClientSettings]) -> int | list[ClientSettings]:
+        names = [] if isinstance(clients, int) else [client.name for client in clients]
+        if (clients if isinstance(clients, int) else len(clients)) < 2:
+            raise ValueError("a federation has at least 2 clients")
+        if len(set(names)) < len(names):
+            raise ValueError("two clients have the same name, so one would be charged for the other")
+        return clients
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> FederationSettings:
+        cut = isinstance(self.clients, int)
+        problems: list[tuple[Any, str]] = [
+            (
+                not cut and (self.split != "iid" or self.column is not None or self.alpha is not None),
+                "split, column and alpha cut data.path, and clients have paths of their own. Fix: remove either",
+            ),
+            (
+                (self.split == "iid") != (self.column is None),
+                "column goes with split=dirichlet or split=column",
+            ),
+            ((self.split == "dirichlet") != (self.alpha is not None), "alpha goes with split=dirichlet"),
+            (
+                self.per_round > self.size,
+                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients",
+            ),
+            (
+                self.weights is not None and (len(self.weights) != self.size or min(self.weights) <= 0),
+                f"weights must be {self.size} positive numbers, one for each client",
+            ),
+            (
+                self.joint and self.local_steps != 1,
+                "rule=joint takes one step a round, because other clients' noise does not protect what a client "
+                "does alone. Fix: local_steps: 1, or another rule",
+            ),
+            (
+                self.joint and self.privacy_model == "client",
+                "rule=joint hides records, not clients. Fix: remove privacy_model, or choose another rule",
+            ),
+            (
+                self.joint and self.weights is not None,
+                "rule=joint adds records up, whoever has them, so clients have no weights. Fix: remove weights",
+            ),
+            (
+                self.trusted_server and self.privacy_model != "client",
+                "trusted_server goes with privacy_model=client: records are hidden by the client itself",
+            ),
+            (
+                self.trusted_server and self.secure_aggregation,
+                "trusted_server adds noise to updates that it sees. Fix: remove it, so that clients add their shares",
+            ),
+            (
+                self.survivors is not None and not self.secure,
+                "survivors goes with secure sums",
+            ),
+            (
+                self.survivors is not None and not self.per_round / 2 < self.survivors <= self.per_round,
+                f"survivors must be above half of the {self.per_round} clients of a round, and at most all of them: "
+                "with less, a server could open two sums of one round",
+            ),
+        ]
+        for wrong, what in problems:
+            if wrong:
+                raise ValueError(what)
+        return self

@@ -1,0 +1,154 @@
+"""Cutting one set of records into the clients of a study or a rehearsal of federated training.
+
+Whoever cuts holds all records, so nothing here protects anyone: the seed is public, and who gets what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+
+from privlora.data.records import missing_column
+from privlora.data.units import Units, group_units
+from privlora.errors import ConfigError, DataError
+from privlora.randomness import counter_generator
+
+_DRAWS = 1000  # of proportions, before alpha counts as too small
+_Record = Mapping[str, Any]
+
+
+class Cut(Protocol):
+    """What ``cut`` asks of the settings of a federation; ``config.federation.FederationSettings`` has it."""
+
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def column(self) -> str | None: ...
+    @property
+    def alpha(self) -> float | None: ...
+
+
+def cut(
+    records: Sequence[_Record], federation: Cut, *, seed: int, user_column: str | None = None
+) -> dict[str, list[_Record]]:
+    """The records of each client, in their order; every client has at least one.
+
+    iid: at random; sizes differ by at most one. dirichlet: for each value of ``column``, the shares of the clients are
+    drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al., 2019), whatever the clients have already; shares that
+    leave a client empty are drawn again, all of them. column: one client for each of the most frequent values, the
+    most frequent first and of equals the one seen first; RECORDS WITH OTHER VALUES ARE LEFT OUT.
+
+    Args:
+        records: of any number, in memory.
+        federation: names of the K clients and how to cut.
+        seed: public; the same seed and records give the same cut.
+        user_column: all records of a user go to the same client, and in what is said above users take the place of
+            records; a user's value is the most frequent one of the user's records. None: every record for itself.
+
+    Raises:
+        ConfigError: ``split`` is unknown, or lacks its column or alpha.
+        DataError: fewer records or users than clients, or fewer values than clients; a record without the column;
+            a value that is neither a string nor an integer; alpha too small for every client to get a record.
+    """
+    units = group_units(records, user_column)
+    what = "records" if user_column is None else "users"
+    if len(units) < len(federation.names):
+        raise DataError(
+            f"there are fewer {what} than the {len(federation.names)} clients to cut them into",
+            fix="set federation.clients to a smaller number",
+        )
+    parts = _parts(records, units, federation, seed)
+    return {
+        name: [records[i] for i in sorted(i for unit in part for i in units[int(unit)])]
+        for name, part in zip(federation.names, parts, strict=True)
+    }
+
+
+def _parts(
+    records: Sequence[_Record], units: Units, federation: Cut, seed: int
+) -> Sequence[np.ndarray | list[int]]:
+    """Units of each client."""
+    clients = len(federation.names)
+    if federation.split == "iid":
+        return np.array_split(counter_generator(seed).permutation(len(units)), clients)
+    if federation.column is None or (federation.split == "dirichlet" and federation.alpha is None):
+        raise ConfigError(
+            f"federation.split={federation.split} lacks federation.column or federation.alpha",
+            fix="name the column to cut by, and with split=dirichlet set alpha, for example to 0.5",
+        )
+    of_value = _units_of_each_value(records, units, federation.column)
+    if federation.split == "column":
+        return _most_frequent(of_value, clients, federation.column)
+    if federation.split == "dirichlet":
+        assert federation.alpha is not None
+        return _dirichlet(of_value, clients, federation.alpha, seed)
+    raise ConfigError(f"federation.split={federation.split!r} is unknown", fix="use iid, dirichlet or column")
+
+
+def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) -> list[list[int]]:
+    """The units that have each value, values in the order in which units come."""
+    values = [_value(record, column, number) for number, record in enumerate(records, start=1)]
+    if len({type(value) for value in values}) > 1:
+        raise DataError(
+            f"column {column!r} mixes strings, integers or booleans",
+            why='1 and "1" would be two values',
+            fix="write all its values as strings",
+        )
+    found: dict[str | int, list[int]] = {}
+    for unit, of_unit in enumerate(units):
+        value = Counter(values[i] for i in of_unit).most_common(1)[0][0]  # of equals, the first one seen
+        found.setdefault(value, []).append(unit)
+    return list(found.values())
+
+
+def _value(record: _Record, column: str, number: int) -> str | int:
+    if column not in record:
+        raise missing_column(column, record, number)
+    value = record[column]
+    if not isinstance(value, str | int):
+        raise DataError(
+            f"record {number}: column {column!r} holds {type(value).__name__}, which is nothing to cut by",
+            fix="cut by a column of strings or integers, such as a label",
+        )
+    return value
+
+
+def _most_frequent(of_value: list[list[int]], clients: int, column: str) -> list[list[int]]:
+    if len(of_value) < clients:
+        raise DataError(
+            f"column {column!r} has fewer different values than there are clients ({clients})",
+            fix="set federation.clients to a smaller number, or cut by another column",
+        )
+    return sorted(of_value, key=len, reverse=True)[:clients]
+
+
+def _dirichlet(of_value: list[list[int]], clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+    sizes = np.array([len(of_one) for of_one in of_value])
+    for draw in count():
+        generator = counter_generator(seed, stream=draw)
+        ends = _ends(sizes, generator.dirichlet(np.full(clients, alpha), size=len(sizes)))
+        if (np.diff(ends, prepend=0).sum(axis=0) > 0).all():
+            break
+        if draw + 1 == _DRAWS:
+            raise DataError(
+                f"federation.alpha={alpha:g} is too small: in {_DRAWS} draws of the clients' shares, "
+                "each time a client was left without records",
+                fix="set a larger alpha or fewer clients, or give more records",
+            )
+    pieces = [
+        np.split(generator.permutation(of_one), end[:-1]) for of_one, end in zip(of_value, ends, strict=True)
+    ]
+    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+
+
+def _ends(sizes: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """(values, clients) int64: behind which of a value's units each client's piece ends; the last has the rest."""
+    ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
+    ends[:, -1] = sizes
+    return np.minimum(ends, sizes[:, None])

@@ -1,0 +1,229 @@
+"""Messages between the server and clients over any of Flower's grids, and a grid that lives in one process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from uuid import uuid4
+
+from flwr.app import Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from privlora.errors import RunError
+from privlora.federated.flower.records import (
+    NAME,
+    message_type,
+    read_reply,
+    read_request,
+    write_reply,
+    write_request,
+)
+from privlora.federated.messages import Reply, Request
+
+_log = logging.getLogger(__name__)
+
+CLOCKS: Final = 300.0
+"""Seconds by which two machines' clocks may differ; Flower compares them when a message expires."""
+
+_PAUSE: Final = 1.0
+
+
+class GridExchange:
+    """Carries messages over a grid of Flower: the core's ``Exchange``.
+
+    A client is found by its public name, which it gives when it is asked; where a SuperNode was registered with a
+    name, that name has to be the same. Names that two nodes give are used by neither.
+
+    Args:
+        grid: any of Flower's.
+        timeout: seconds that replies may take, and that ``names`` waits for clients.
+        invited: names of the clients that take part, others are left out; None: whoever is online.
+        pause: waits some seconds (a test need not).
+        clock: seconds of a clock that only goes forward.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        timeout: float,
+        invited: Iterable[str] | None = None,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.grid, self.timeout = grid, timeout
+        self.invited = None if invited is None else frozenset(invited)
+        self._pause, self._clock = pause, clock
+        self._names: dict[int, str] = {}
+        self._asked: set[int] = set()
+
+    def names(self) -> list[str]:
+        """Of the clients that can be reached, sorted.
+
+        Waits until all who are invited answer (or anybody, if nobody is named), but at most ``timeout`` seconds.
+        """
+        end = self._clock() + self.timeout
+        while True:
+            online = self._online()
+            self._ask(online, [node for node in online if node not in self._names], end - self._clock())
+            found = self._nodes(online)
+            complete = found and set(found) >= (self.invited or frozenset())
+            if complete or self._clock() >= end:
+                return sorted(found)
+            self._pause(_PAUSE)
+
+    def send(self, requests: Sequence[Request]) -> list[Reply]:
+        """The answers that came within ``timeout``, one at most of each client.
+
+        An error in place of a reply, a reply that cannot be read, one of another client, kind or round, and a second
+        one of the same client are dropped.
+
+        Raises:
+            RunError: two requests for one client.
+        """
+        if len({request.client for request in requests}) < len(requests):
+            raise RunError("two requests for one client at once", fix="send them one after the other")
+        online = self._online()
+        self._ask(online, [node for node in online if node not in self._asked], self.timeout)
+        nodes = self._nodes(online)
+        sent = {nodes[request.client]: request for request in requests if request.client in nodes}
+        replies: dict[int, Reply] = {}
+        for node, reply in self._carry(sent, self.timeout):
+            asked = sent[node]
+            if (reply.client, reply.kind, reply.round) != (asked.client, asked.kind, asked.round):
+                _log.warning("%s answered something else; it is dropped", asked.client)
+            else:
+                replies.setdefault(node, reply)
+        return list(replies.values())
+
+    def _online(self) -> dict[int, NodeInfo]:
+        return {node.node_id: node for node in self.grid.get_nodes()}
+
+    def _ask(self, online: dict[int, NodeInfo], nodes: Sequence[int], timeout: float) -> None:
+        """Learn the names of ``nodes``. ``online``: what Flower knows of each."""
+        question = Request(client="", kind=NAME, round=0)
+        self._asked.update(nodes)
+        for node, reply in self._carry(dict.fromkeys(nodes, question), max(timeout, _PAUSE)):
+            known = online[node]
+            if (reply.kind, reply.round, reply.refused) != (NAME, 0, None):
+                continue
+            if known.HasField("name") and known.name != reply.client:
+                _log.warning("a SuperNode registered as %r calls itself %r", known.name, reply.client)
+                continue
+            self._names[node] = reply.client
+
+    def _nodes(self, online: Iterable[int]) -> dict[str, int]:
+        """The node of each client that can be reached and takes part."""
+        named = {node: self._names[node] for node in online if node in self._names}
+        count = Counter(named.values())
+        for name in (name for name, times in count.items() if times > 1):
+            _log.warning("%d nodes call themselves %r; none of them is used", count[name], name)
+        return {
+            name: node
+            for node, name in named.items()
+            if count[name] == 1 and (self.invited is None or name in self.invited)
+        }
+
+    def _carry(self, sent: dict[int, Request], timeout: float) -> Iterable[tuple[int, Reply]]:
+        """Requests by node, and what can be read of the answers. What an error says stays unread: it may be private."""
+        if not sent:
+            return
+        messages = [self._message(node, request, timeout) for node, request in sent.items()]
+        for message in self.grid.send_and_receive(messages, timeout=timeout):
+            node = message.metadata.src_node_id
+            if node not in sent or message.has_error():
+                _log.warning("node %d answered with an error", node)
+                continue
+            try:
+                yield node, read_reply(message)
+            except RunError as problem:
+                _log.warning("%s", problem)
+
+    @staticmethod
+    def _message(node: int, request: Request, timeout: float) -> Message:
+        """It expires: else a client that was away would work for a round that is over."""
+        group, route = str(request.round), message_type(request.kind)
+        return Message(write_request(request), node, route, ttl=timeout + CLOCKS, group_id=group)
+
+
+class EmbeddedGrid(Grid):
+    """Flower's grid in one process: clients are names, and their answers come from one call for all of them.
+
+    Args:
+        clients: their names; node k + 1 is the k-th.
+        answer_all: from requests, all that were sent together, to the replies of those that did not drop out.
+    """
+
+    def __init__(self, clients: Sequence[str], answer_all: Callable[[list[Request]], list[Reply]]) -> None:
+        self._clients = dict(enumerate(clients, start=1))
+        self._answer_all = answer_all
+        self._pushed: dict[str, Message] = {}
+        self._run = Run.create_empty(run_id=1)
+        _identify(self._run)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """A copy, as Flower's own grids give."""
+        return Run(**vars(self._run))
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """What Flower's constructor of messages makes."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """1 to the number of clients."""
+        return list(self._clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Keep messages until they are pulled; their ids, in order."""
+        pushed = {str(uuid4()): message for message in messages}
+        for number, message in pushed.items():
+            message.metadata.__dict__["_message_id"] = number  # as Flower's own grids set it
+        self._pushed.update(pushed)
+        return list(pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to messages, which are answered together, here and now. A message is answered once."""
+        wanted = [self._pushed.pop(number) for number in set(message_ids) & set(self._pushed)]
+        wanted.sort(key=lambda message: message.metadata.dst_node_id)
+        answers, asked = [], {}
+        for message in wanted:
+            name = self._clients[message.metadata.dst_node_id]
+            if message.metadata.message_type == message_type(NAME):
+                answers.append(Message(write_reply(Reply(name, NAME, 0)), reply_to=message))
+            else:
+                asked[name] = message
+        replies = self._answer_all([read_request(message) for message in asked.values()]) if asked else []
+        answers += [Message(write_reply(r), reply_to=asked[r.client]) for r in replies if r.client in asked]
+        return answers
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push, then pull. ``timeout`` is without effect: nothing is waited for."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+def _identify(run: Run) -> None:
+    """Flower's messages carry who sends them; in a process that Flower did not start, nobody has said so yet."""
+    try:
+        _ = TaskIdentity.run_id
+    except RuntimeError:
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 1

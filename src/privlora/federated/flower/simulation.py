@@ -1,0 +1,81 @@
+"""The same apps in Flower's simulation engine: the server in this process, the clients in Ray's workers.
+
+Ray listens on the machine's own address, whatever it is told. Where that matters, start the program in a network
+namespace that has a loopback device and nothing else (Linux; it needs no root where users may have namespaces)::
+
+    unshare -rn sh -c 'ip link set lo up && exec "$@"' _ python simulate.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+
+from privlora.errors import ConfigError, PrivloraError, RunError
+from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
+from privlora.federated.flower.server_app import Plan, Serve, make_server_app
+
+
+def simulate(
+    plan: Plan,
+    places: Sequence[Place],
+    *,
+    serve: Serve | None = None,
+    make_client: MakeClient | None = None,
+    workers: int = 1,
+) -> None:
+    """Run server and clients in Flower's simulation engine until the server has finished.
+
+    Args:
+        plan: what the server is told.
+        places: of the clients, one each; their folders outlive the simulation.
+        serve: in place of the core's.
+        make_client: in place of the core's; workers have to be able to import it.
+        workers: processes that answer for clients, on one core each.
+
+    Raises:
+        ConfigError: flwr's extra "simulation" is not installed.
+        RunError: the engine or the server failed in an unexpected way; errors of privlora pass unchanged.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
+        )
+    with _own_ray():
+        # Flower calls it deprecated, but has nothing else that starts apps in the caller's process.
+        from flwr.simulation import run_simulation
+
+        try:
+            run_simulation(
+                server_app=make_server_app(serve, plan),
+                client_app=make_client_app(make_client, places),
+                num_supernodes=len(places),
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    "init_args": {"num_cpus": workers, "include_dashboard": False},
+                },
+            )
+        except PrivloraError:
+            raise
+        except Exception as error:
+            raise RunError(f"Flower's simulation stopped: {error}", fix="the log above says where") from error
+
+
+@contextlib.contextmanager
+def _own_ray() -> Iterator[None]:
+    """Ray ends with the simulation, and what Flower and Ray change in the environment is put back."""
+    import ray
+
+    before, running = dict(os.environ), ray.is_initialized()
+    with tempfile.TemporaryDirectory(prefix="flwr-") as home:
+        os.environ["FLWR_HOME"] = home
+        try:
+            yield
+        finally:
+            if not running:
+                ray.shutdown()
+            os.environ.clear()
+            os.environ.update(before)

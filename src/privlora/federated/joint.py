@@ -1,0 +1,147 @@
+"""One step of central training, spread over clients: each sums up its share of the batch at a common public point.
+
+A client draws its Poisson share, clips, sums and adds its share of the noise; the server sees the secure sum alone, and
+moves as a central run would. Accounting, noise and accuracy are the central ones; only the sum is taken elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.accounting import Plan
+from privlora.adapters.peft_files import lora_scaling
+from privlora.config import Settings
+from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of
+from privlora.federated.payload import SUM, lattice_of
+from privlora.federated.plans import federation_of, resolved
+from privlora.federated.rules import Tensors
+from privlora.federated.server import Server
+from privlora.federated.workplace import Workplace
+from privlora.mechanisms import Layout, PlainSums, ShareMechanism, SumMechanism
+from privlora.mechanisms.charges import ChargeAll
+from privlora.methods import SPACES, find_method, make_optimizer
+from privlora.stacked import JointAdapter, StackedNoise
+from privlora.training.assembly import Parts
+from privlora.training.models import adapter_for, unchanged_afterwards
+from privlora.training.state import States
+from privlora.training.step import Step
+
+def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
+    """Each client's share of one step, in the order of ``jobs``: (entries,) ring integers, or float64 without noise."""
+    found: list[np.ndarray] = []
+    for first in range(0, len(jobs), TOGETHER):
+        found += _vectors(jobs[first : first + TOGETHER], workplace)
+    return found
+
+
+def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
+    model, _, settings = workplace.loaded
+    with unchanged_afterwards(model):
+        parts = _parts(settings, model, jobs)
+        members = members_of(jobs, settings)
+        step = Step(
+            state=parts,
+            mechanism=_mechanism(parts, jobs, settings),
+            examples=end_to_end([job.data.examples for job in jobs]),
+            learning_rate=0.0,  # nothing moves here
+            max_tokens=settings.run.tokens_per_micro_batch,
+            dropout=settings.model.dropout,
+        )
+        with parts.adapter:
+            step.accumulate([unit for member in members for unit in member.draw()])
+        mechanism = step.mechanism
+        if isinstance(mechanism, ShareMechanism):
+            return mechanism.shares(len(jobs))
+        assert isinstance(mechanism, PlainSums)
+        return mechanism.sums(len(jobs))
+
+
+def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> Parts:
+    """The method at the point that was sent, with whose each record is."""
+    method, hyper = find_method(settings.method.name), resolved(settings)
+    adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
+    space = SPACES[method.space]
+    of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
+    dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+    # Where it starts makes no difference: the point follows.
+    start = space.start(adapter, "random", seed=0, scale=_scale(settings), dtype=dtype, subspaces=None, **of_space)
+    joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
+    coordinates = start.stacked(joint, 1)
+    coordinates.load_state_dict({name: t.to(dtype) for name, t in jobs[0].sent.items()})
+    return Parts(
+        method=method,
+        coordinates=coordinates,
+        optimizer=make_optimizer(method.space, hyper.optimizer, coordinates, hyper.settings),
+        settings=settings,
+        hyper=hyper,
+    )
+
+
+def _scale(settings: Settings) -> float:
+    lora = settings.adapter
+    return lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
+
+
+def _mechanism(parts: Parts, jobs: Sequence[Job], settings: Settings) -> ShareMechanism | PlainSums:
+    privacy, ledgers = settings.privacy, [job.ledger for job in jobs if job.ledger is not None]
+    if not ledgers:
+        return PlainSums(
+            parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
+        )
+    event = ledgers[0].plan.phases[-1][0]
+    entries = {SUM: (Layout.of(parts.coordinates).entries,)}
+    lattice = lattice_of(federation_of(settings), ledgers[0].plan, entries)
+    assert lattice is not None
+    return ShareMechanism(
+        parts.coordinates,
+        clip_norm=privacy.clip_norm,
+        event=event,
+        expected_batch_size=privacy.b,
+        ledger=ChargeAll(ledgers),
+        lattice=lattice,
+        noise=StackedNoise([member.noise for member in members_of(jobs, settings)]),
+        clipping=parts.hyper.clipping,
+    )
+
+
+class JointServer(Server):
+    """A central run's state, which moves along secure sums."""
+
+    def __init__(self, parts: Parts, plan: Plan | None) -> None:
+        """plan: of each client's ledger; None in the non-private mode."""
+        self.parts = parts
+        settings, entries = parts.settings, Layout.of(parts.coordinates).entries
+        self._mechanism = SumMechanism(
+            parts.coordinates,
+            lattice=lattice_of(federation_of(settings), plan, {SUM: (entries,)}),
+            expected_batch_size=settings.privacy.b,
+            clip_norm=settings.privacy.clip_norm,
+        )
+        self._total: np.ndarray | None = None
+
+    def tensors(self, stage: str) -> Tensors:
+        return {name: t.detach().cpu().clone() for name, t in self.parts.coordinates.state_dict().items()}
+
+    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
+        return {SUM: (self._mechanism.layout.entries,)}
+
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        vector = message[SUM].numpy()
+        self._total = vector.copy() if self._total is None else self._total + vector
+
+    def close(self, stage: str, number: int, present: int) -> None:
+        assert self._total is not None
+        total, self._total = self._total, None
+        release = self._mechanism.release(total, number, shares=present)
+        self.parts.move(release, self.parts.learning_rate(number))
+
+    def states(self) -> States:
+        return self.parts.states()
+
+    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._total = None
+        self.parts.take_states(states)

@@ -1,0 +1,218 @@
+"""What clients of one process do with their records: train side by side, each as it would alone.
+
+A round's clients share the frozen model and its passes (stacked adapters). Draws, clipping, noise and ledgers are each
+one's own, so nothing that one sends depends on who else is in the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privlora.accounting import Ledger
+from privlora.adapters import LowRankAdapter
+from privlora.adapters.peft_files import lora_scaling
+from privlora.config import Settings
+from privlora.coordinates import Coordinates, FactorCoordinates, FixedTangentCoordinates, OneFactorCoordinates, Vector
+from privlora.data.examples import Examples
+from privlora.federated.plans import client_settings, federation_of, resolved, rule_of, rule_settings
+from privlora.federated.rules import Beginning, Tensors, Trains
+from privlora.federated.workplace import Workplace
+from privlora.geometry.fixed_rank import Point
+from privlora.mechanisms import NoiseSource
+from privlora.methods import Hyperparameters, find_method, make_optimizer
+from privlora.optimizers import learning_rate_at
+from privlora.stacked import Member, Team, joined, stack_parts
+from privlora.training.assembly import Parts
+from privlora.training.inputs import Data, sampler
+from privlora.training.models import adapter_for, unchanged_afterwards
+
+# Clients whose passes are taken together; more save nothing, and memory stays that of so many.
+TOGETHER = 16
+
+_MOVED: dict[Trains, tuple[str, ...]] = {
+    "both": ("left", "right"),
+    "left": ("left",),
+    "right": ("right",),
+    "tangent": ("M", "Up", "Vp"),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part of a round. data, ledger, seed: its own; seed: of tests alone, whose noise repeats.
+
+    number: of the round. sent: what the server sent. beginning: by the rule; None for joint.
+    """
+
+    name: str
+    data: Data
+    number: int
+    sent: Mapping[str, Tensor]
+    beginning: Beginning | None
+    ledger: Ledger | None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Where a client's training ended; a function of its releases. travelled: see `Rule.answer`."""
+
+    state: Tensors
+    travelled: float
+
+
+def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
+    """The local steps of a round, for all jobs of it, in their order."""
+    ended: list[Ended] = []
+    for first in range(0, len(jobs), TOGETHER):
+        ended += _train(jobs[first : first + TOGETHER], workplace)
+    return ended
+
+
+def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
+    model, _, settings = workplace.loaded
+    mine, federation = client_settings(settings), federation_of(settings)
+    beginnings = [job.beginning for job in jobs if job.beginning is not None]
+    rates = _rates(settings, jobs[0].number)
+    sigma = None if jobs[0].ledger is None else jobs[0].ledger.plan.phases[-1][0].noise_multiplier
+    if federation.privacy_model == "client":
+        sigma = None  # noise is added to whole updates
+    with unchanged_afterwards(model):
+        parts = stack_parts(
+            _parts(mine, model, beginnings[0], jobs[0].number), len(jobs), owners_of([job.data for job in jobs])
+        )
+        parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
+        parts.optimizer.drift = _drift(parts, beginnings, jobs[0].number)
+        team = Team(
+            parts,
+            end_to_end([job.data.examples for job in jobs]),
+            members_of(jobs, mine, charged=sigma is not None),
+            noise_multiplier=sigma,
+            learning_rate=rates,
+        )
+        team.take(federation.local_steps)
+    tau = 0.0 if sigma is None else sigma * mine.privacy.clip_norm / mine.privacy.b
+    travelled = sum(rates(step) for step in range(1, federation.local_steps + 1)) / (tau or 1.0)
+    return [Ended(state, travelled) for state in team.states()]
+
+
+def _rates(settings: Settings, number: int) -> Callable[[int], float]:
+    """The learning rate of steps 1, 2, … of a round."""
+    federation, hyper = federation_of(settings), resolved(settings)
+    before, steps = (number - 1) * federation.local_steps, federation.rounds * federation.local_steps
+    return lambda step: learning_rate_at(
+        before + step, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+    )
+
+
+def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, number: int) -> Parts:
+    """One client's parts, at the beginning of a round."""
+    trains = rule_of(federation_of(settings)).trains(number, rule_settings(settings))
+    hyper, method, lora = resolved(settings), find_method(settings.method.name), settings.adapter
+    adapter = adapter_for(settings, model, dropout=lora.lora_dropout)
+    if trains == "tangent":
+        adapter = _of_rank(adapter, 2 * adapter.rank)
+    scale = 1.0 if trains == "tangent" else lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
+    for group, pair in zip(adapter.groups, beginning.offset or (), strict=False):
+        adapter.subtract(group, -scale * pair[0], pair[1])
+    coordinates = _coordinates(trains, adapter, beginning.state, scale, model, hyper)
+    return Parts(
+        method=method,
+        coordinates=coordinates,
+        optimizer=make_optimizer(method.space, hyper.optimizer, coordinates, hyper.settings),
+        settings=settings,
+        hyper=hyper,
+    )
+
+
+def _coordinates(
+    trains: Trains,
+    adapter: LowRankAdapter,
+    state: Tensors,
+    scale: float,
+    model: torch.nn.Module,
+    hyper: Hyperparameters,
+) -> Coordinates:
+    dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+    groups = range(len(adapter.groups))
+
+    def of(name: str, g: int) -> Tensor:
+        return state[f"{g}.{name}"].to(adapter.device, dtype)
+
+    if trains == "tangent":
+        points = [Point(of("U", g), of("S", g), of("V", g)) for g in groups]
+        weight = hyper.settings.get("right_weight", 1.0)
+        return FixedTangentCoordinates(adapter, points, dtype, right_weight=weight)
+    pairs = [(of("left", g), of("right", g)) for g in groups]
+    if trains == "both":
+        return FactorCoordinates(adapter, pairs, scale, dtype)
+    return OneFactorCoordinates(adapter, pairs, scale, dtype, side=trains)
+
+
+def _of_rank(adapter: LowRankAdapter, rank: int) -> LowRankAdapter:
+    return LowRankAdapter(
+        adapter.model,
+        rank=rank,
+        target_modules=adapter.target_modules,
+        exclude_modules=adapter.exclude_modules,
+        layers_to_transform=adapter.layers_to_transform,
+        dropout=adapter.dropout,
+    )
+
+
+def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callable[[], Vector] | None:
+    """The pull towards the beginning and the control variates, in what is trained; None without either."""
+    settings = parts.settings
+    rule, pull = rule_of(federation_of(settings)), beginnings[0].pull
+    names = _MOVED[rule.trains(number, rule_settings(settings))]
+    controls = [beginning.control for beginning in beginnings if beginning.control is not None]
+    if not pull and not controls:
+        return None
+    state = parts.coordinates.state_dict()
+    start = {name: tensor.clone() for name, tensor in state.items()}
+    control = joined(controls) if controls else {}
+
+    def drift() -> Vector:
+        now = parts.coordinates.state_dict()
+        return [
+            tuple(_pulled(now, start, control, f"{g}.{name}", pull) for name in names)
+            for g in range(len(parts.adapter.groups))
+        ]
+
+    return drift
+
+
+def _pulled(now: Tensors, start: Tensors, control: Tensors, name: str, pull: float) -> Tensor:
+    found = pull * (now[name] - start[name])
+    return found + control[name].to(found) if name in control else found
+
+
+def members_of(jobs: Sequence[Job], settings: Settings, *, charged: bool) -> list[Member]:
+    members, first = [], 0
+    for job in jobs:
+        seeds = (None, None) if job.seed is None else (2 * job.seed, 2 * job.seed + 1)
+        privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seeds[0]})
+        member = Member(
+            units=job.data.units,
+            sampler=sampler(privacy, len(job.data.units)),
+            first=first,
+            noise=NoiseSource(seeds[1]),
+        )
+        if charged and job.ledger is not None:
+            member = Member(**{**vars(member), "ledger": job.ledger})
+        members.append(member)
+        first += len(job.data.examples)
+    return members
+
+
+def owners_of(data: Sequence[Data]) -> Tensor:
+    counts = torch.tensor([len(each.examples) for each in data])
+    return torch.repeat_interleave(torch.arange(len(data)), counts)
+
+
+def end_to_end(examples: Sequence[Examples]) -> Examples:
+    return Examples([one for each in examples for one in each], pad_token_id=examples[0].pad_token_id)

@@ -1,0 +1,72 @@
+"""What leaves a client after training: a release as it is, or integers of a secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.accounting import Ledger, Plan
+from privlora.config import FederationSettings, Settings
+from privlora.federated.plans import federation_of
+from privlora.federated.rules import Tensors
+from privlora.federated.secure import FixedPoint, Layout, encode
+from privlora.mechanisms import ClippedUpdate, Lattice, NoiseSource, Noising, lattice_for
+
+SUM = "sum"
+"""The one tensor of an answer that goes into a sum: (entries,) ring integers; float64 where nothing is hidden."""
+
+FIXED_BITS = 64
+# Of an entry of an update that clients have noised themselves.
+_LIMIT = 2.0**12
+
+
+def fixed_point(federation: FederationSettings) -> FixedPoint:
+    """How updates that are releases already become integers."""
+    return FixedPoint(FIXED_BITS, _LIMIT, federation.per_round)
+
+
+def lattice_of(
+    federation: FederationSettings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]]
+) -> Lattice | None:
+    """What the clients of a round round to where their noise is distributed, from public numbers; else None.
+
+    plan: of each client's ledger. expected: names and shapes of one client's answer. Raises ConfigError where no
+    lattice is fine enough.
+    """
+    if plan is None or not federation.distributed:
+        return None
+    return lattice_for(
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.phases[-1][0].noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        entries=sum(prod(shape) for shape in expected.values()),
+        clients=federation.per_round,
+        survivors=federation.threshold,
+    )
+
+
+def like_of(expected: Mapping[str, tuple[int, ...]]) -> Tensors:
+    """Tensors of these names and shapes, with no values of their own."""
+    return {name: torch.empty(shape, device="meta") for name, shape in expected.items()}
+
+
+def clipped_share(
+    answer: Tensors, settings: Settings, ledger: Ledger, noise: NoiseSource
+) -> np.ndarray:
+    """A whole client's part of a secure sum: clipped, rounded, with its share of the noise; charged before."""
+    update = ClippedUpdate(answer, settings.privacy.clip_norm)
+    shapes = {name: tuple(t.shape) for name, t in answer.items()}
+    lattice = lattice_of(federation_of(settings), ledger.plan, shapes)
+    assert lattice is not None
+    event = ledger.plan.phases[-1][0]
+    return update.share(answer, Noising(ledger, noise), event, lattice)
+
+
+def fixed_share(answer: Tensors, settings: Settings, weight: float) -> np.ndarray:
+    """A release's part of a secure sum. Raises RunError for entries beyond the public limit."""
+    weighted = {name: tensor.double() * weight for name, tensor in answer.items()}
+    return encode(weighted, Layout.of(weighted), fixed_point(federation_of(settings)))

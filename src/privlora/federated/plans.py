@@ -1,0 +1,197 @@
+"""What each client of a federation will release, and with which local method."""
+
+from __future__ import annotations
+
+import torch
+
+from privlora.accounting import Plan
+from privlora.accounting.calibration import calibrate_noise_multiplier
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
+from privlora.errors import ConfigError, named, nearest
+from privlora.federated.rules import RULES, Rule, RuleSettings
+from privlora.methods import METHODS, Hyperparameters, Method, find_method
+from privlora.names import published_name
+from privlora.training.assembly import ADJACENCY, plan_privacy
+
+JOINT = "joint"
+_DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}
+
+
+def federation_of(settings: Settings) -> FederationSettings:
+    """Raises ConfigError for settings of a run that is no federation."""
+    if settings.federation is None:
+        raise ConfigError(
+            "these settings have no group federation", fix="add it, or use `privlora train` for a run in one place"
+        )
+    return settings.federation
+
+
+def rule_of(federation: FederationSettings) -> type[Rule]:
+    """The row of the table; not for joint, which is training itself. Raises ConfigError."""
+    if federation.rule not in RULES:
+        raise ConfigError(
+            f"unknown federation.rule {named(federation.rule)}", fix=nearest(federation.rule, [*RULES, JOINT])
+        )
+    return RULES[federation.rule]
+
+
+def rule_settings(settings: Settings) -> RuleSettings:
+    """What the rule depends on; public."""
+    federation = federation_of(settings)
+    return RuleSettings(
+        rank=settings.adapter.r,
+        oversampling=federation.oversampling,
+        warm=federation.warm_sketch,
+        proximal=federation.proximal,
+        private=settings.privacy.private and federation.privacy_model == "record",
+        seed=settings.run.seed,
+    )
+
+
+def with_local_method(settings: Settings) -> Settings:
+    """The settings with a method that the rule's clients can train with: the one that was named, or the rule's own.
+
+    Raises ConfigError for a rule or a privacy model that does not exist or does not go with the method.
+    """
+    federation = federation_of(settings)
+    if federation.joint:
+        method = find_method(settings.method.name)
+        if method.coordinates.dense:
+            raise ConfigError(
+                f"rule=joint cannot train by method {method.name!r}",
+                why="its clients would have to share a secret projection, or send whole weight matrices",
+                fix="use prism, or another method of low-rank factors",
+            )
+        return settings
+    rule = rule_of(federation)
+    usual = _usual(rule, rule_settings(settings))
+    if "name" not in settings.method.model_fields_set:
+        chosen = settings.method.model_copy(update={"name": usual.name})
+        return settings.model_copy(update={"method": chosen})
+    method = find_method(settings.method.name)
+    # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
+    fits = [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
+    if method.name not in fits:
+        raise ConfigError(
+            f"rule={rule.name} cannot train by method {method.name!r}",
+            why=f"its clients move {_moved(rule, rule_settings(settings))}",
+            fix=f"one of {', '.join(fits)}, or no method.name",
+        )
+    return settings
+
+
+def client_settings(settings: Settings) -> Settings:
+    """The settings of a client's own steps: the same sampling rate, its share of the batch as the divisor."""
+    federation, privacy = federation_of(settings), settings.privacy
+    if federation.joint:
+        return settings
+    share = {"sample_rate": privacy.q, "expected_batch_size": privacy.b / federation.size, "public_dataset_size": None}
+    return settings.model_copy(update={"privacy": privacy.model_copy(update=share)})
+
+
+def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
+    """What one client will release at most; None in the non-private mode, or where a trusted server adds the noise."""
+    federation = federation_of(settings)
+    if not settings.privacy.private or federation.trusted_server:
+        return None
+    if federation.privacy_model == "record":
+        return plan_privacy(client_settings(settings), model)[0]
+    return _of_whole_clients(settings, PoissonSampling(1.0), federation.participations)
+
+
+def public_settings(settings: Settings) -> Settings:
+    """What clients are told: what training depends on, and nothing of the server's machine or of its own records."""
+    federation, hyper = federation_of(settings), resolved(settings)
+    told = federation.model_copy(
+        update={
+            "clients": [ClientSettings(name=name) for name in federation.names],
+            "split": "iid",
+            "column": None,
+            "alpha": None,
+        }
+    )
+    run, private = settings.run, {"path": AT_CLIENTS, "evaluation": None, "limit": None}
+    # Clients go on from what they are sent, so only the settings that follow from the start are theirs.
+    nowhere = {"init": None, "public_text": None, "public_text_limit": None}
+    method = {**hyper.to_dict(), "clipping": settings.method.clipping}
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"name": published_name(settings.model.name), "device": "auto"}),
+            "adapter": settings.adapter.model_copy(update=nowhere),
+            "data": settings.data.model_copy(update=private),
+            "method": settings.method.model_copy(update={name: method[name] for name in method if name != "init"}),
+            "run": RunSettings(
+                seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch
+            ),
+            "federation": told,
+        }
+    )
+
+
+def resolved(settings: Settings) -> Hyperparameters:
+    """Of the local method; steps are counted over all rounds."""
+    federation, method = federation_of(settings), find_method(settings.method.name)
+    private = settings.privacy.private and federation.privacy_model == "record"
+    steps = federation.rounds * federation.local_steps
+    return method.resolve(settings.method, settings.adapter.init, steps, private=private)
+
+
+def weight_of(settings: Settings, client: str) -> float:
+    """Of a client in every mean; public."""
+    federation = federation_of(settings)
+    return 1.0 if federation.weights is None else federation.weights[federation.names.index(client)]
+
+
+def charges_a_round(federation: FederationSettings) -> int:
+    """How many releases a client's ledger is charged for in a round."""
+    return 1 if federation.privacy_model == "client" else federation.local_steps
+
+
+def server_plan(settings: Settings) -> Plan | None:
+    """What a trusted server will release, with clients that it draws in secret; None where clients add the noise."""
+    federation = federation_of(settings)
+    if not settings.privacy.private or not federation.trusted_server:
+        return None
+    return _of_whole_clients(settings, PoissonSampling(federation.per_round / federation.size), federation.rounds)
+
+
+def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:
+    """One release a round, of the sum of clients' clipped updates."""
+    federation, privacy = federation_of(settings), settings.privacy
+    assert privacy.delta is not None
+    sigma = privacy.noise_multiplier
+    if sigma is None:
+        assert privacy.target_epsilon is not None
+        found = calibrate_noise_multiplier(
+            sampling, rounds, privacy.target_epsilon, privacy.delta, adjacency=ADJACENCY
+        )
+        sigma = found.noise_multiplier
+    return Plan(
+        phases=((StepEvent(sampling, sigma), rounds),),
+        delta=privacy.delta,
+        target_epsilon=privacy.target_epsilon,
+        adjacency=ADJACENCY,
+        unit="client",
+        records_per_user=None,
+        clip_norm=privacy.clip_norm,
+        expected_batch_size=float(federation.per_round),
+        method=f"{federation.rule} {settings.method.name}",
+        dataset=settings.run.label or "unnamed",
+        insecure_noise=privacy.insecure_noise_seed is not None,
+    )
+
+
+def _usual(rule: type[Rule], chosen: RuleSettings) -> Method:
+    if rule.name == "scaffold":  # its control variates are those of plain gradient steps
+        return METHODS["dp-sgd"]
+    return METHODS[_DEFAULTS[rule.trains(1, chosen)]]
+
+
+def _moved(rule: type[Rule], chosen: RuleSettings) -> str:
+    return {
+        "both": "both factors",
+        "left": "one factor",
+        "right": "one factor",
+        "tangent": "tangent coordinates at a fixed base",
+    }[rule.trains(1, chosen)]

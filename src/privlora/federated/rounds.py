@@ -1,0 +1,148 @@
+"""The rounds of a federation, as its server sees them: ask, take in what comes, move, save.
+
+The same lines drive clients of this process, of Flower's simulation and of other machines: only the Exchange differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from privlora.accounting import Ledger, Plan
+from privlora.config import Settings
+from privlora.data.examples import Examples
+from privlora.errors import RunError
+from privlora.evaluation import evaluate_next_token
+from privlora.federated.history import History, Round
+from privlora.federated.messages import Exchange, Request
+from privlora.federated.plans import federation_of, public_settings
+from privlora.federated.schedule import participants
+from privlora.federated.secure import PublicIdentity
+from privlora.federated.server import Server
+from privlora.federated.turn import Turn, roster_of
+from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
+from privlora.training.files import RunFolder, append_line, read_lines
+from privlora.training.loop import Interrupted, stop_on_signal
+
+
+class RoundObserver(Protocol):
+    """Whoever wants to see a federation go on."""
+
+    def on_round(self, done: Round, rounds: int) -> None: ...
+
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+
+
+@dataclass
+class Rounds:
+    """A federation's server at work.
+
+    server: what moves. plan: of each client's ledger. ledger: a trusted server's own. evaluation: PUBLIC records, for
+    the held-out loss.
+    """
+
+    settings: Settings
+    exchange: Exchange
+    server: Server
+    folder: RunFolder
+    history: History
+    plan: Plan | None = None
+    ledger: Ledger | None = None
+    evaluation: Examples | None = None
+    observer: RoundObserver | None = None
+    _roster: dict[str, PublicIdentity] = field(default_factory=dict, init=False)
+
+    def serve(self) -> dict[str, str]:
+        """All rounds that are left; gives each client's ledger as text, empty where it has none.
+
+        A round that was begun and not ended, because this process died, stays void: its clients may have been charged
+        for it, and are not asked twice. Raises Interrupted, after saving, on SIGINT or SIGTERM; RunError if a client
+        does not join.
+        """
+        federation, run = federation_of(self.settings), self.settings.run
+        self._join()
+        if self.folder.checkpoint.exists():
+            self.server.take_states(load_checkpoint(self.folder.checkpoint, run_id=self.history.run)[1])
+        begun = self.history.begun
+        if begun == 0:
+            self._evaluate(0)
+        chosen = participants(federation.names, federation.per_round, federation.rounds, run.seed)
+        with stop_on_signal() as stop:
+            for number, asked in enumerate(chosen, start=1):
+                if number <= begun:
+                    continue
+                self._take(number, asked)
+                last = number == federation.rounds
+                if run.evaluate_every and number % run.evaluate_every == 0 and not last:
+                    self._evaluate(number)
+                if stop.is_set() and not last:
+                    raise Interrupted(number)
+        self._evaluate(federation.rounds)
+        return self._leave(federation.rounds)
+
+    def _take(self, number: int, asked: list[str]) -> None:
+        """One round: its stages, then what is saved and shown of it."""
+        self.history.begin(number, asked)
+        turn = Turn(self.settings, self.exchange, self.server, self.history.run, number, self._roster, self.plan, self.ledger)
+        before = self.server.states()
+        void, answered = None, asked
+        try:
+            for stage in self.server.stages:
+                answered = turn.take(stage, answered)
+        except RunError as reason:
+            self.server.take_states(before)
+            void, answered = reason.what, []
+        else:
+            save_checkpoint(self.folder.checkpoint, self.server.states(), Mark(number, self.history.run, None))
+        done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void)
+        self.history.end(done)
+        if self.observer is not None:
+            self.observer.on_round(done, federation_of(self.settings).rounds)
+
+    def _join(self) -> None:
+        """Every client agrees to the public settings, or the federation does not begin."""
+        terms = public_settings(self.settings).to_yaml()
+        values = {"run": self.history.run, "settings": terms}
+        names = federation_of(self.settings).names
+        missing = set(names) - set(self.exchange.names())
+        if missing:
+            raise RunError(
+                f"clients that cannot be reached: {', '.join(sorted(missing))}", fix="start them, then go on"
+            )
+        replies = self.exchange.send([Request(name, "join", 0, values=values) for name in names])
+        joined = {reply.client for reply in replies if reply.refused is None}
+        if federation_of(self.settings).secure:
+            self._roster = roster_of(replies)
+            joined &= set(self._roster)
+        if joined != set(names):
+            raise RunError(
+                f"clients that did not join: {', '.join(sorted(set(names) - joined))}",
+                why="a client joins terms that it can keep with its records and its budget",
+                fix="see what these clients logged",
+            )
+
+    def _leave(self, number: int) -> dict[str, str]:
+        """Each client's ledger."""
+        names = federation_of(self.settings).names
+        values = {"run": self.history.run}
+        replies = self.exchange.send([Request(name, "leave", number + 1, values=values) for name in names])
+        ledgers = {reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None}
+        missing = sorted(set(names) - set(ledgers))
+        if missing:
+            raise RunError(
+                f"clients that did not give their ledgers: {', '.join(missing)}",
+                why="without them the report cannot say what was released",
+                fix="start them, then `privlora resume`",
+            )
+        return ledgers
+
+    def _evaluate(self, step: int) -> None:
+        """Held-out loss of what would be exported now, on public records."""
+        rows = read_lines(self.folder.evaluations)
+        if not self.evaluation or any(row["step"] == step for row in rows):
+            return
+        with self.server.exported() as model:
+            result = evaluate_next_token(model, self.evaluation)
+        append_line(self.folder.evaluations, {"step": step, **result.to_dict()})
+        if self.observer is not None:
+            self.observer.on_evaluation(step, result.loss_per_example)

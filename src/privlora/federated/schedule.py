@@ -1,0 +1,21 @@
+"""Which clients train in which round: public, and each of them equally often, so that every budget is used and none twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from privlora.randomness import counter_generator
+
+
+def participants(names: Sequence[str], per_round: int, rounds: int, seed: int) -> Iterator[list[str]]:
+    """The clients of rounds 1, 2, … in the order of ``names``: those that trained least so far, ties by a public draw.
+
+    No client is drawn more often than ceil(rounds * per_round / len(names)) times, and any two differ by one at most.
+    """
+    taken = dict.fromkeys(names, 0)
+    for number in range(1, rounds + 1):
+        draws = dict(zip(names, counter_generator(seed, stream=number).random(len(names)), strict=True))
+        chosen = set(sorted(names, key=lambda name: (taken[name], draws[name]))[:per_round])
+        for name in chosen:
+            taken[name] += 1
+        yield [name for name in names if name in chosen]

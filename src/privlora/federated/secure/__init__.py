@@ -1,0 +1,27 @@
+"""Secure sums: the server learns the sum of the clients' integer vectors and nothing else of them.
+
+``docs/secure-aggregation.md`` says against whom this holds. ``Participant`` is a client, ``Collector`` the server.
+"""
+
+from privlora.federated.secure.collector import Collector
+from privlora.federated.secure.fixed import FixedPoint, Layout, decode, digest_of, encode
+from privlora.federated.secure.keys import Identity, PublicIdentity
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import PHASES, Message, Phase, Terms, Turn
+
+__all__ = [
+    "PHASES",
+    "Collector",
+    "FixedPoint",
+    "Identity",
+    "Layout",
+    "Message",
+    "Participant",
+    "Phase",
+    "PublicIdentity",
+    "Terms",
+    "Turn",
+    "decode",
+    "digest_of",
+    "encode",
+]

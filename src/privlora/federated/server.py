@@ -1,0 +1,136 @@
+"""What moves at the server: the update of an aggregation rule here, the run's own state in `joint`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privlora.coordinates.base import name_factors
+from privlora.federated.rules import Pairs, Rule, Tensors
+from privlora.geometry.fixed_rank import Point, point_from_factors
+from privlora.optimizers import IterateAverage
+from privlora.training.assembly import Parts
+from privlora.training.state import States
+
+
+class Server(ABC):
+    """parts: what is exported and reported. stages: the messages of a round."""
+
+    parts: Parts
+    stages: tuple[str, ...] = ("train",)
+
+    @abstractmethod
+    def tensors(self, stage: str) -> Tensors:
+        """What every client is sent."""
+
+    @abstractmethod
+    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of an answer's tensors; of each client the same."""
+
+    @abstractmethod
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        """Take in an answer, on arrival, or a sum of several, of which ``weight`` is the sum of weights."""
+
+    @abstractmethod
+    def close(self, stage: str, number: int, present: int) -> None:
+        """All answers of ``present`` clients are in; after the last stage the state moves."""
+
+    @abstractmethod
+    def states(self) -> States:
+        """Everything that the next round depends on."""
+
+    @abstractmethod
+    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Inverse of ``states``; whatever came in of an unfinished round is forgotten."""
+
+    @contextmanager
+    def exported(self) -> Iterator[torch.nn.Module]:
+        """The model, computing with what would be exported now."""
+        self.parts.install_result()
+        try:
+            yield self.parts.adapter.model
+        finally:
+            self.parts.coordinates.install()
+
+
+@dataclass(kw_only=True)
+class RuleParts(Parts):
+    """Parts whose update is the rule's, in the place of the coordinates that clients train in.
+
+    scale: of the rule's factors. rule_average: of the updates after each round, where method.averaging is on.
+    """
+
+    rule: Rule
+    scale: float
+    rule_average: IterateAverage | None = None
+
+    def update(self) -> Pairs:
+        """What is exported: one (A (L, m, k), B (L, n, k)) a group; the update is A B^T."""
+        if self.rule_average is not None:
+            return self.rule_average.factors()
+        return [(self.scale * a, b) for a, b in self.rule.factors()]
+
+    def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return self.adapter.relative_to_w0(name_factors(self.adapter, self.update()))
+
+    def install_result(self) -> None:
+        for group, (a, b) in zip(self.adapter.groups, self.update(), strict=True):
+            self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+
+class _Iterate:
+    """What an average asks of coordinates."""
+
+    def __init__(self, rule: Rule, scale: float) -> None:
+        self._rule, self._scale = rule, scale
+
+    def as_points(self) -> list[Point]:
+        return [
+            point_from_factors(self._scale * a, b, torch.Generator(a.device).manual_seed(0))
+            for a, b in self._rule.factors()
+        ]
+
+
+class RuleServer(Server):
+    """The update of an aggregation rule."""
+
+    def __init__(self, parts: Parts, rule: Rule, scale: float) -> None:
+        average, hyper = None, parts.hyper
+        if hyper.averaging and rule.fixed_rank:
+            iterate: Any = _Iterate(rule, scale)
+            average = IterateAverage(iterate, hyper.averaging)
+        given = {name: value for name, value in vars(parts).items() if name != "average"}
+        self.parts: RuleParts = RuleParts(**given, rule=rule, scale=scale, rule_average=average)
+        self.rule, self.stages = rule, rule.stages
+
+    def tensors(self, stage: str) -> Tensors:
+        return self.rule.broadcast(stage)
+
+    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
+        groups = [(len(g.sites), g.m, g.n) for g in self.parts.adapter.groups]
+        return self.rule.shapes(stage, number, groups, self.rule.settings)[1]
+
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        self.rule.add(stage, message, weight)
+
+    def close(self, stage: str, number: int, present: int) -> None:
+        self.rule.close(stage)
+        if stage == self.stages[-1] and self.parts.rule_average is not None:
+            self.parts.rule_average.update()
+
+    def states(self) -> States:
+        states = {"rule": self.rule.state_dict()}
+        if self.parts.rule_average is not None:
+            states["average"] = self.parts.rule_average.state_dict()
+        return states
+
+    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.rule.load_state_dict(states["rule"])
+        if self.parts.rule_average is not None:
+            self.parts.rule_average.load_state_dict(states["average"])

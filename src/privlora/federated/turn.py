@@ -1,0 +1,184 @@
+"""One round's messages, as the server sees them: who is asked, whose answers count, and what their sum is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.accounting import Ledger, Plan
+from privlora.config import Settings
+from privlora.errors import RunError
+from privlora.federated.messages import Exchange, Number, Reply, Request, size
+from privlora.federated.payload import FIXED_BITS, SUM, fixed_point, lattice_of, like_of
+from privlora.federated.plans import federation_of, weight_of
+from privlora.federated.rules.checks import refuse_unfit
+from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode, digest_of
+from privlora.federated.secure import Layout as Names
+from privlora.federated.secure import Turn as Which
+from privlora.federated.server import Server
+from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
+
+_log = logging.getLogger(__name__)
+
+# Of the norm of an answer that is no longer taken for an honest one.
+LARGEST_NORM = 1e6
+
+
+@dataclass
+class Turn:
+    """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
+    trusted server's own. down, up: bytes so far."""
+
+    settings: Settings
+    exchange: Exchange
+    server: Server
+    run: str
+    number: int
+    roster: Mapping[str, PublicIdentity] = field(default_factory=dict)
+    plan: Plan | None = None
+    ledger: Ledger | None = None
+    down: int = 0
+    up: int = 0
+
+    def take(self, stage: str, asked: Sequence[str]) -> list[str]:
+        """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
+        federation = federation_of(self.settings)
+        if federation.secure:
+            answered = self._secure(stage, asked)
+        elif self.ledger is not None:
+            answered = self._trusted(stage, asked)
+        else:
+            answered = self._plain(stage, asked)
+        self.server.close(stage, self.number, len(answered))
+        return answered
+
+    def _plain(self, stage: str, asked: Sequence[str]) -> list[str]:
+        answered = []
+        for reply in self._send(stage, self._same(stage, asked)):
+            if self._fits(reply, self.server.expected(stage, self.number)):
+                self.server.add(stage, dict(reply.tensors), weight_of(self.settings, reply.client))
+                answered.append(reply.client)
+        if not answered:
+            raise RunError("no client answered", fix="see what they logged")
+        return answered
+
+    def _trusted(self, stage: str, asked: Sequence[str]) -> list[str]:
+        """Clipped updates of whole clients, to which the server itself adds noise."""
+        assert self.ledger is not None
+        expected = self.server.expected(stage, self.number)
+        updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
+        total, answered = torch.zeros(updates.entries, dtype=torch.float64), []
+        for reply in self._send(stage, self._same(stage, asked)):
+            if self._fits(reply, expected):
+                # Clipped here as well: the bound may not rest on what a client says.
+                total += updates.clipped(reply.tensors)
+                answered.append(reply.client)
+        event = self.ledger.plan.event_of(self.ledger.charges + 1)
+        divisor = float(federation_of(self.settings).per_round)
+        mean = updates.release(total, Noising(self.ledger, NoiseSource()), event, divisor)
+        self.server.add(stage, mean, 1.0)
+        return answered
+
+    def _secure(self, stage: str, asked: Sequence[str]) -> list[str]:
+        """A sum of which no part is seen."""
+        federation = federation_of(self.settings)
+        expected = self.server.expected(stage, self.number)
+        lattice = lattice_of(federation, self.plan, expected)
+        names = tuple(sorted(asked))
+        terms = Terms(
+            Which(self.run, self.number, stage),
+            federation.threshold,
+            FIXED_BITS if lattice is None else lattice.bits,
+            tuple(self.roster[name] for name in names),
+        )
+        collector = Collector(terms, whole=stage != self.server.stages[0])
+        self._phase("share", stage, collector, collector.ask_shares())
+        sent = self.server.tensors(stage)
+        length = int(np.sum([np.prod(shape) for shape in expected.values()]))
+        self._phase("mask", stage, collector, collector.ask_vectors(digest_of(sent), length), sent)
+        self._phase("agree", stage, collector, collector.ask_agreement())
+        self._phase("unmask", stage, collector, collector.ask_unmasking())
+        total, answered = collector.total(), list(collector.survivors)
+        if federation.joint:
+            self.server.add(stage, {SUM: torch.from_numpy(total)}, 1.0)
+        elif lattice is not None:
+            updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
+            self.server.add(stage, updates.opened(total, lattice, float(federation.per_round)), 1.0)
+        else:
+            weight = sum(weight_of(self.settings, name) for name in answered)
+            found = decode(total, Names.of(like_of(expected)), fixed_point(federation))
+            self.server.add(stage, {name: t / weight for name, t in found.items()}, weight)
+        return answered
+
+    def _phase(
+        self,
+        phase: Phase,
+        stage: str,
+        collector: Collector,
+        asks: Mapping[str, Message],
+        sent: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        kind = stage if phase == "mask" else phase
+        requests = {name: (dict(sent or {}), _values(ask)) for name, ask in asks.items()}
+        for reply in self._send(kind, requests, stage=stage):
+            message: Message = dict(reply.values)
+            if phase == "mask":
+                message["vector"] = reply.tensors[SUM].numpy() if SUM in reply.tensors else np.zeros(0, np.uint32)
+            try:
+                collector.take(phase, reply.client, message)
+            except RunError as wrong:
+                self._drop(reply, wrong)
+
+    def _same(self, stage: str, asked: Sequence[str]) -> dict[str, tuple[dict[str, Tensor], dict[str, Number]]]:
+        sent = self.server.tensors(stage)
+        return {name: (sent, {}) for name in asked}
+
+    def _send(
+        self, kind: str, asks: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Number]]], **values: Number
+    ) -> list[Reply]:
+        """The answers to what was asked, at most one of each client."""
+        requests = [
+            Request(name, kind, self.number, tensors=tensors, values={"run": self.run, **values, **own})
+            for name, (tensors, own) in asks.items()
+        ]
+        self.down += sum(size(request) for request in requests)
+        replies: dict[str, Reply] = {}
+        for reply in self.exchange.send(requests):
+            fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
+            if fits and reply.refused is None and reply.client not in replies:
+                replies[reply.client] = reply
+                self.up += size(reply)
+        return list(replies.values())
+
+    def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
+        try:
+            refuse_unfit(reply.tensors, expected, LARGEST_NORM)
+        except RunError as unfit:
+            self._drop(reply, unfit)
+            return False
+        return True
+
+    def _drop(self, reply: Reply, because: RunError) -> None:
+        _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
+
+
+def roster_of(replies: Sequence[Reply]) -> dict[str, PublicIdentity]:
+    """The public keys that clients joined with; without those whose keys are no keys."""
+    found = {}
+    for reply in replies:
+        try:
+            keys = [reply.values[name] for name in ("signing", "agreement")]
+            if all(isinstance(key, bytes) for key in keys):
+                found[reply.client] = PublicIdentity(reply.client, *keys)
+        except (KeyError, RunError):
+            continue
+    return found
+
+
+def _values(message: Message) -> dict[str, Number]:
+    return {name: value for name, value in message.items() if not isinstance(value, np.ndarray)}

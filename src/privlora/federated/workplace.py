@@ -1,0 +1,30 @@
+"""What the clients of one process share: the frozen base model, loaded when a message first needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from privlora.config import Settings
+from privlora.training.inputs import fitted
+from privlora.training.models import check_model, given_or_loaded
+
+
+@dataclass
+class Workplace:
+    """settings: of the run, with its local method. model, tokenizer: where the caller has them."""
+
+    settings: Settings
+    model: torch.nn.Module | None = None
+    tokenizer: Any = field(default=None, repr=False)
+
+    @cached_property
+    def loaded(self) -> tuple[torch.nn.Module, Any, Settings]:
+        """The model, its tokenizer, and the settings fitted to it. Raises ModelError, ConfigError or PrivacyError."""
+        model, tokenizer = given_or_loaded(self.settings.model, self.model, self.tokenizer)
+        settings = fitted(self.settings, model)
+        check_model(settings, model, tokenizer)
+        return model, tokenizer, settings

@@ -1,0 +1,237 @@
+"""Messages over grids: who is found, what is dropped, and that one process looks to a server as Flower does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+from flower_stubs import StubClient, expected, stub_serve
+from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from privlora.errors import RunError
+from privlora.federated.flower.grid import CLOCKS, EmbeddedGrid, GridExchange
+from privlora.federated.flower.records import message_type, write_reply
+from privlora.federated.messages import Reply, Request
+
+
+def echo(requests: Sequence[Request]) -> list[Reply]:
+    return [Reply(r.client, r.kind, r.round, r.tensors, r.values) for r in requests]
+
+
+def request(client: str, kind: str = "train", number: int = 1) -> Request:
+    return Request(client, kind, number, {"x": torch.ones(2)}, {"k": 1})
+
+
+class Faulty(EmbeddedGrid):
+    """Whatever a test makes of the replies, of who is online, and of what Flower knows of nodes."""
+
+    def __init__(self, clients: Sequence[str], answer: Callable = echo) -> None:
+        super().__init__(clients, answer)
+        self.online = set(self.get_node_ids())
+        self.registered: dict[int, str] = {}
+        self.change: Callable[[Message], Iterable[Message]] = lambda message: [message]
+        self.seen: list[list[Message]] = []
+        self.timeouts: list[float | None] = []
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, name=self.registered.get(node)) for node in sorted(self.online)]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        sent = list(messages)
+        self.seen.append(sent)
+        self.timeouts.append(timeout)
+        reached = [message for message in sent if message.metadata.dst_node_id in self.online]
+        return [out for reply in super().send_and_receive(reached, timeout=timeout) for out in self.change(reply)]
+
+
+def exchange(grid: Grid, invited: Sequence[str] | None = None, seconds: float = 10) -> GridExchange:
+    """Its clock goes one second a look, and waiting is without effect."""
+    ticks = iter(range(10**6))
+    return GridExchange(grid, seconds, invited, pause=lambda _: None, clock=lambda: float(next(ticks)))
+
+
+def clients(replies: Sequence[Reply]) -> list[str]:
+    return sorted(reply.client for reply in replies)
+
+
+def other(message: Message, reply: Reply) -> Message:
+    """In place of a reply, for the same request."""
+    message.content = write_reply(reply)
+    return message
+
+
+def test_the_embedded_grid_is_one_of_flowers() -> None:
+    grid = EmbeddedGrid(["a", "b"], echo)
+    for name, function in inspect.getmembers(Grid, inspect.isfunction):
+        here = inspect.signature(getattr(EmbeddedGrid, name))
+        assert here.parameters.keys() == inspect.signature(function).parameters.keys()
+    assert list(grid.get_node_ids()) == [node.node_id for node in grid.get_nodes()] == [1, 2]
+    run = grid.run
+    run.fab_id = "changed"
+    assert grid.run.fab_id == ""
+    grid.set_run(run)
+    assert grid.run.fab_id == "changed"
+
+
+def test_messages_are_pushed_then_pulled_once() -> None:
+    asked = []
+    grid = EmbeddedGrid(["a", "b"], lambda requests: asked.append(len(requests)) or echo(requests))
+    contents = [GridExchange(grid, 1)._message(node, request(name), 1) for node, name in ((1, "a"), (2, "b"))]
+    ids = list(grid.push_messages(contents))
+    assert asked == []
+    assert len(set(ids)) == 2
+    assert list(grid.pull_messages(["unknown"])) == []
+    replies = list(grid.pull_messages(ids))
+    assert asked == [2]
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+    assert {reply.metadata.reply_to_message_id for reply in replies} == set(ids)
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_a_message_that_the_grid_makes() -> None:
+    grid = EmbeddedGrid(["a"], echo)
+    message = grid.create_message(write_reply(Reply("a", "train", 3)), "train.train", 1, "3", ttl=5)
+    assert (message.metadata.dst_node_id, message.metadata.group_id, message.metadata.ttl) == (1, "3", 5)
+
+
+def test_requests_arrive_together_and_whole() -> None:
+    seen: list[list[Request]] = []
+    grid = EmbeddedGrid(["b", "a"], lambda requests: seen.append(requests) or echo(requests))
+    over = exchange(grid)
+    assert over.names() == ["a", "b"]
+    replies = over.send([request("a"), request("b")])
+    assert clients(replies) == ["a", "b"]
+    assert [sorted(r.client for r in batch) for batch in seen] == [["a", "b"]]
+    assert seen[0][0].tensors["x"].tolist() == [1, 1]
+    assert over.send([]) == []
+    assert clients(over.send([request("a"), request("elsewhere")])) == ["a"]
+
+
+def test_messages_say_their_round_and_expire() -> None:
+    grid = Faulty(["a"])
+    over = exchange(grid, seconds=7)
+    over.send([request("a", "sketch", 4)])
+    metadata = grid.seen[-1][0].metadata
+    assert (metadata.message_type, metadata.group_id) == (message_type("sketch"), "4")
+    assert metadata.ttl == 7 + CLOCKS
+    assert grid.timeouts[-1] == 7
+
+
+def test_two_requests_for_one_client() -> None:
+    with pytest.raises(RunError, match="two requests"):
+        exchange(EmbeddedGrid(["a"], echo)).send([request("a"), request("a", "sketch")])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda message: [],
+        lambda message: [Message(Error(2, "a record about Alice"), reply_to=message)],
+        lambda message: [other(message, Reply("b", "train", 1))],
+        lambda message: [other(message, Reply("a", "train", 2))],
+        lambda message: [other(message, Reply("a", "sketch", 1))],
+        lambda message: [other(message, Reply("a", "name", 0))],
+    ],
+)
+def test_what_is_no_answer_counts_as_dropped_out(change: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    grid = Faulty(["a", "b"])
+    over = exchange(grid)
+    over.names()
+    grid.change = lambda message: change(message) if message.metadata.src_node_id == 1 else [message]
+    assert clients(over.send([request("a"), request("b")])) == ["b"]
+    assert "Alice" not in caplog.text
+
+
+def test_an_error_in_place_of_a_reply() -> None:
+    """As Flower makes it: addressed like a reply, with words that the server must not show."""
+    grid = Faulty(["a"])
+    over = exchange(grid)
+    over.names()
+    grid.change = lambda message: [_failed(message)]
+    assert over.send([request("a")]) == []
+
+
+def _failed(message: Message) -> Message:
+    return Message(metadata=message.metadata, error=Error(2, "a record"))  # type: ignore[call-overload]
+
+
+def test_the_first_of_two_answers_counts() -> None:
+    grid = Faulty(["a"])
+    over = exchange(grid)
+    over.names()
+    grid.change = lambda message: [
+        Message(write_reply(Reply("a", "train", 1, values={"k": k})), reply_to=_asked(message)) for k in (1, 2)
+    ]
+    assert [reply.values["k"] for reply in over.send([request("a")])] == [1]
+
+
+def _asked(reply: Message) -> Message:
+    """A request to which another reply goes the same way as ``reply``."""
+    metadata = reply.metadata
+    asked = Message(write_reply(Reply("a", "train", 1)), metadata.src_node_id, "train.train", group_id="1")
+    asked.metadata.__dict__["_message_id"] = metadata.reply_to_message_id
+    return asked
+
+
+def test_only_who_is_invited_takes_part() -> None:
+    grid = Faulty(["a", "b", "c"])
+    over = exchange(grid, ["c", "a"])
+    assert over.names() == ["a", "c"]
+    assert clients(over.send([request("a"), request("b")])) == ["a"]
+
+
+def test_names_waits_for_who_is_invited_but_not_for_ever() -> None:
+    grid = Faulty(["a", "b"])
+    grid.online = {1}
+    waited: list[float] = []
+    ticks = iter(range(10**6))
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        grid.online = {1, 2} if len(waited) == 2 else grid.online
+
+    patient = GridExchange(grid, 30, ["a", "b"], pause=pause, clock=lambda: float(next(ticks)))
+    assert patient.names() == ["a", "b"]
+    assert len(waited) == 2
+    asked = [message.metadata.dst_node_id for messages in grid.seen for message in messages]
+    assert asked == [1, 2]  # nobody is asked twice
+    grid.online = {2}
+    assert exchange(grid, ["a", "b"]).names() == ["b"]
+
+
+def test_a_name_that_two_give_is_nobodys() -> None:
+    over = exchange(Faulty(["a", "twin", "twin"]))
+    assert over.names() == ["a"]
+    assert over.send([request("twin")]) == []
+
+
+def test_a_registered_name_has_to_be_the_one_that_is_given() -> None:
+    grid = Faulty(["a", "b"])
+    grid.registered = {1: "a", 2: "c"}
+    assert exchange(grid).names() == ["a"]
+
+
+def test_a_client_that_comes_back_on_another_node_is_found() -> None:
+    grid = Faulty(["a", "b", "b"])
+    grid.online = {1, 2}
+    over = exchange(grid, ["a", "b"])
+    assert over.names() == ["a", "b"]
+    grid.online = {1}
+    assert clients(over.send([request("a"), request("b")])) == ["a"]
+    grid.online = {1, 3}
+    assert clients(over.send([request("a"), request("b")])) == ["a", "b"]
+    assert [m.metadata.dst_node_id for m in grid.seen[-1]] == [1, 3]
+
+
+def test_the_stub_over_the_embedded_grid(tmp_path: Path) -> None:
+    answers = {name: StubClient(tmp_path / name, f"data-{name}") for name in "abc"}
+    grid = EmbeddedGrid("abc", lambda requests: [answers[r.client].answer(r) for r in requests])
+    stub_serve({"rounds": 2}, exchange(grid), tmp_path / "out")
+    assert (tmp_path / "out/result.txt").read_text() == expected("abc", rounds=2)
