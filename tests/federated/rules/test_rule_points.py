@@ -22,6 +22,7 @@ from torch import Tensor
 
 from privlora.errors import ModelError
 from privlora.federated.rules import RULES, Pairs
+from privlora.geometry.fixed_rank import point_at_zero
 
 
 def skewness(basis: Tensor) -> float:
@@ -64,6 +65,44 @@ def test_a_start_of_zero_keeps_right_and_draws_left_from_the_seed(name: str) -> 
         assert not S.any()
         assert max(skewness(U), skewness(V), float((V - basis @ (basis.mT @ V)).abs().max())) <= 1e-12
         assert float(U.abs().max()) < 0.99  # no column of the identity
+
+
+@pytest.mark.parametrize("name", ["tan", "alt"])
+def test_the_subspaces_of_a_start_can_be_chosen(name: str) -> None:
+    rule = RULES[name](a_start(), settings_of())
+    points = [point_at_zero(normal(5, L, m, RANK), normal(6, L, n, RANK)) for L, m, n in GROUPS]
+    rule.start_at(points)
+    sent = rule.broadcast("train")
+    wanted = {f"{g}.{part}": getattr(point, part) for g, point in enumerate(points) for part in "USV"}
+    assert largest_difference(sent, wanted) == 0
+    assert rule.state_dict()["0.S"].shape[-1] == (2 * RANK if name == "tan" else RANK)
+
+
+@pytest.mark.parametrize("name", ["tan", "alt"])
+def test_the_seed_draws_directions_that_left_lacks(name: str) -> None:
+    """Left of rank 2: what it spans stays, and the third direction is no accident of the decomposition."""
+    start = [
+        (torch.cat([left[..., :2], 0 * left[..., :1]], dim=-1), right) for left, right in a_start(left=0.4)
+    ]
+    bases = [RULES[name](start, settings_of(seed=seed)).broadcast("train")["0.U"] for seed in (1, 2)]
+    left = start[0][0]
+    for basis in bases:
+        assert skewness(basis) <= 1e-12
+        assert float((left - basis @ (basis.mT @ left)).abs().max()) <= 1e-12
+    shared = torch.linalg.svdvals(bases[0].mT @ bases[1])
+    assert float((shared[:, :2] - 1).abs().max()) <= 1e-12
+    assert float(shared[:, 2].max()) < 0.99
+
+
+def test_alt_completes_a_left_that_has_become_zero() -> None:
+    rule = RULES["alt"](a_start(left=0.4), settings_of())
+    start = RULES["alt"].begin(1, rule.broadcast("train"), {}, rule.settings).state
+    rule.add("train", {name: -t for name, t in start.items() if name.endswith("left")}, 1.0)
+    rule.close("train")
+    left = RULES["alt"].begin(2, rule.broadcast("train"), {}, rule.settings).state["0.left"]
+    assert max(float(update.abs().max()) for update in uncut(rule)) <= 1e-12
+    assert skewness(left) <= 1e-12
+    assert float(left.abs().max()) < 0.99
 
 
 @pytest.mark.parametrize("name", ["alt", "fedsvd"])

@@ -74,6 +74,18 @@ def test_private_fedask_is_the_svd_of_the_mean_left() -> None:
             assert float((found * overlap - wanted).abs().max()) <= 1e-10
 
 
+def test_private_sketches_are_of_the_frozen_right() -> None:
+    """Whatever a client's end says of right, which it did not train."""
+    rule = FedAsk(a_start(left=0.4), settings_of(private=True))
+    sent = rule.broadcast("train")
+    end = {name: normal(9, *t.shape) for name, t in sent.items()}
+    message, kept = FedAsk.answer("train", 1, sent, end, {}, rule.settings)
+    only_left = {name: t for name, t in end.items() if name.endswith("left")}
+    again, also_kept = FedAsk.answer("train", 1, sent, only_left, {}, rule.settings)
+    assert largest_difference(message, again) == largest_difference(kept, also_kept) == 0
+    assert torch.equal(kept["0.right"], sent["0.right"])
+
+
 @pytest.mark.parametrize("warm", [True, False])
 def test_sketches_are_exact_from_the_rank_of_the_mean_on(warm: bool) -> None:
     """Rank 4 * 2 = 8 of the mean: exact at s = 8, and off by more than 1e-3 at s = 7."""

@@ -260,6 +260,34 @@ def test_linear_rules_take_a_mean_for_its_parts(name: str) -> None:
     assert distance(uncut(together), uncut(apart)) <= 1e-12
 
 
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_are_contiguous_and_their_own(name: str, private: bool) -> None:
+    """Files and messages take no others, and a view would carry, or change with, what lies beside it."""
+    rule, client, kind = a_rule(name, private=private), a_federation(1)[0], RULES[name]
+    for number in (1, 2, 3):
+        for stage in kind.stages:
+            sent = rule.broadcast(stage)
+            message = respond(rule, client, stage, number, sent)
+            rule.add(stage, message, 1.0)
+            rule.close(stage)
+            tensors = [t for part in (sent, message, client.kept) for t in part.values()]
+            tensors += rule.state_dict().values()
+            assert all(t.is_contiguous() and not t.requires_grad for t in tensors)
+            assert all(t.untyped_storage().nbytes() == t.numel() * t.itemsize for t in tensors)
+            assert len({t.untyped_storage().data_ptr() for t in tensors if t.numel()}) == sum(
+                t.numel() > 0 for t in tensors
+            )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_row_says_whether_the_rank_grows(name: str) -> None:
+    rule = a_rule(name, private=False)
+    play(rule, a_federation(), [1, 2])
+    fixed = all(left.shape[-1] == right.shape[-1] == RANK for left, right in rule.factors())
+    assert fixed == RULES[name].fixed_rank
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_clients_keep_what_the_row_says(name: str) -> None:
     rule, clients = a_rule(name), a_federation()

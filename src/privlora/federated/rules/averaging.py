@@ -86,7 +86,7 @@ class Scaffold(FedAvg):
             name: sent[f"{name}_control"] - _own(name, sent, kept).to(sent[f"{name}_control"])
             for name in names
         }
-        return Beginning(state={name: sent[name].clone() for name in names}, control=control)
+        return Beginning(state=copied({name: sent[name] for name in names}), control=control)
 
     @classmethod
     def answer(
@@ -178,7 +178,7 @@ class FedSa(FactorRule):
         *,
         travelled: float = 0.0,
     ) -> tuple[Tensors, Tensors]:
-        keep = {f"{g}.left": end[f"{g}.left"].clone() for g in groups_of(sent)}
+        keep = copied({f"{g}.left": end[f"{g}.left"] for g in groups_of(sent)})
         return differences(sent, end, ["right"]), keep
 
 

@@ -75,7 +75,8 @@ class Rule(ABC):
     linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
     exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r. two_sided:
     whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0. memory: whether a client has
-    to keep tensors from one round to the next. fixed_rank: whether what is exported has the rank r. groups, settings: what the server's object was made with.
+    to keep tensors from one round to the next. fixed_rank: whether what is exported has the rank r. groups, settings:
+    what the server's object was made with.
     """
 
     name: ClassVar[str]

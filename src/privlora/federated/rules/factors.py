@@ -45,13 +45,13 @@ class StateRule(Rule):
         }
 
     def broadcast(self, stage: str) -> Tensors:
-        return {name: tensor.to(self.dtype) for name, tensor in self._state.items()}
+        return copied(self._state, self.dtype)
 
     def factors(self) -> Pairs:
         return [(self._state[f"{g}.left"], self._state[f"{g}.right"]) for g in range(len(self.groups))]
 
     def state_dict(self) -> Tensors:
-        return {name: tensor.clone() for name, tensor in self._state.items()}
+        return copied(self._state)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
@@ -131,15 +131,18 @@ def factor_shapes(groups: Sequence[Sizes], rank: int, sides: Sequence[str] = SID
     }
 
 
-def copied(tensors: Mapping[str, Tensor]) -> Tensors:
-    """For a client that may train in place what others were sent too."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
+    """Contiguous, as files and messages want them, and shared with nobody, so that a client may train them in place."""
+    return {
+        name: t.detach().to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, t in tensors.items()
+    }
 
 
 def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:
     """end - start of these sides of each group, in the dtype of ``end``."""
     return {
-        name: end[name] - start[name].to(end[name])
+        name: (end[name] - start[name].to(end[name])).contiguous()
         for g in groups_of(start)
         for name in (f"{g}.{side}" for side in sides)
     }

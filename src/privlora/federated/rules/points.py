@@ -86,7 +86,7 @@ class PointRule(StateRule):
 
     def broadcast(self, stage: str) -> Tensors:
         rank = self.settings.rank
-        return {name: tensor[..., :rank].to(self.dtype) for name, tensor in self._state.items()}
+        return copied({name: tensor[..., :rank] for name, tensor in self._state.items()}, self.dtype)
 
     def factors(self) -> Pairs:
         firsts = [point.split(self.settings.rank)[0] for point in _points(self._state)]
@@ -202,7 +202,7 @@ class Tan(PointRule):
         travelled: float = 0.0,
     ) -> tuple[Tensors, Tensors]:
         names = (f"{g}.{part}" for g in groups_of(sent) for part in _TANGENT)
-        return {name: end[name].clone() for name in names}, {}
+        return copied({name: end[name] for name in names}), {}
 
 
 def point_shapes(groups: Sequence[Sizes], rank: int) -> Shapes:

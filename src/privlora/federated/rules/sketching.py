@@ -68,7 +68,7 @@ class FedAsk(StateRule):
         """In "sketch" nothing if no client answered "train"."""
         if stage == TRAIN:
             return super().broadcast(stage)
-        return {name: Q.to(self.dtype) for name, Q in self._bases.items()}
+        return copied(self._bases, self.dtype)
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         """Raises RunError for a sketch without a basis, which no client can have been sent."""
@@ -121,7 +121,7 @@ class FedAsk(StateRule):
         if stage == TRAIN:
             moved = SIDES[cls.trains(number, settings)]
             names = (f"{g}.{side}" for g in groups_of(sent) for side in SIDES["both"])
-            factors = {name: (end if name.split(".")[1] in moved else sent)[name].clone() for name in names}
+            factors = copied({n: (end if n.split(".")[1] in moved else sent)[n] for n in names})
             return _first(number, sent, factors, settings), factors
         return _second(sent, kept), {}
 
@@ -146,7 +146,7 @@ def _first(number: int, sent: Mapping[str, Tensor], factors: Tensors, settings: 
     for g in groups_of(factors):
         left, right = factors[f"{g}.left"], factors[f"{g}.right"]
         test = omega(settings, number, g, sent[f"{g}.right"], left.shape[1])
-        message[f"{g}.Y"] = (left.double() @ (right.double().mT @ test)).to(left.dtype)
+        message[f"{g}.Y"] = (left.double() @ (right.double().mT @ test)).to(left.dtype).contiguous()
     return message
 
 
@@ -168,5 +168,5 @@ def _second(sent: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> Tensors:
                 why="with a basis of its own choice a server can tell one client's sketch from the others' sum",
                 fix="leave this federation unless the server explains it",
             )
-        message[f"{g}.P"] = (right.double() @ (left.double().mT @ Q)).to(right.dtype)
+        message[f"{g}.P"] = (right.double() @ (left.double().mT @ Q)).to(right.dtype).contiguous()
     return message

@@ -240,7 +240,7 @@ class Flora(OffsetRule):
     ) -> tuple[Tensors, Tensors]:
         """The factors themselves: their product is the client's update."""
         names = (f"{g}.{side}" for g in groups_of(sent) for side in SIDES["both"])
-        return {name: end[name].clone() for name in names}, {}
+        return copied({name: end[name] for name in names}), {}
 
 
 def _offset_shapes(groups: Sequence[Sizes], grown: int) -> Shapes:
