@@ -222,26 +222,14 @@ def test_one_unit_moves_a_share_by_no_more_than_its_reach(coordinates: TangentCo
     assert 1.99 < moved <= 2.0 + lattice.width * math.sqrt(lattice.entries)
 
 
-# --- stacked clients ---
+# --- clients at one point ---
 
 
-class Rows(TangentCoordinates):
-    """Coordinates whose private sum is given: what they would be for clients side by side."""
-
-    def __init__(self, like: TangentCoordinates, count: int) -> None:
-        stack = like.stacked(like.adapter, 1)
-        super().__init__(like.adapter, stack.points, like.dtype)
-        self.points = [type(p)(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
-
-    def install(self) -> None:
-        """The adapter is another's."""
-
-
-def test_clients_of_a_stack_send_what_each_would_alone(coordinates: TangentCoordinates) -> None:
+def test_clients_at_one_point_send_what_each_would_alone(coordinates: TangentCoordinates) -> None:
     lattice = lattice_of(coordinates)
     story: list[Any] = []
     together = client(
-        Rows(coordinates, 3),
+        coordinates,
         lattice,
         ledger=ChargeAll([Ledger(story), Ledger(story), Ledger(story)]),
         noise=StackedNoise([NoiseSource(insecure_seed=k) for k in range(3)]),
@@ -266,13 +254,11 @@ def test_clients_of_a_stack_send_what_each_would_alone(coordinates: TangentCoord
 
 
 def test_a_wrong_number_of_clients_is_refused(coordinates: TangentCoordinates) -> None:
-    lattice = lattice_of(coordinates)
     story: list[Any] = []
-    for count in (2, 4, 5):
-        with pytest.raises(PrivacyError, match=r"clients side by side|entries"):
-            client(Rows(coordinates, 3), lattice, ledger=Ledger(story)).shares(count)
-    with pytest.raises(PrivacyError, match="entries"):
-        client(Rows(coordinates, 3), lattice, ledger=Ledger(story)).shares()
+    own = client(coordinates, lattice_of(coordinates), ledger=Ledger(story))
+    own.accumulate(units_of_norm(coordinates, [1.0]))
+    with pytest.raises(PrivacyError, match="for 2 clients"):
+        own.shares(2)
     assert story == []
 
 
