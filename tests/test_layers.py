@@ -20,7 +20,7 @@ LAYERS = (
     {"methods"},
     {"training"},
     {"reporting", "stacked"},
-    {"auditing"},
+    {"auditing", "federated"},
     {"api", "diagnostics", "studies"},
     {"demo"},
     {"cli"},

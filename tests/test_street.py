@@ -18,6 +18,12 @@ MAY_CALL = {
         "mechanisms/nonprivate.py",  # of the mode that is stamped NOT PRIVATE
     },
     "noised": {"mechanisms/noising.py"},  # where a sum meets noise
+    "rounded": {"mechanisms/noising.py"},  # where a client's integers do
+    "discrete_gaussian": {
+        "mechanisms/noise.py",  # the source
+        "mechanisms/noising.py",
+        "stacked/parts.py",  # a source for each client of a stack
+    },
     "Charged": {
         "mechanisms/noising.py",  # once the ledger has the charge
         "wishart/mechanism.py",  # one release an object, whose cost the caller states

@@ -163,3 +163,37 @@ def test_the_share_of_one_client_gives_it_back(sigma: float, survivors: int) -> 
     std = share_std(noise_multiplier=sigma, **numbers)
     assert noise_multiplier(share_std=std, **numbers) == pytest.approx(sigma, rel=1e-12)
     assert std == pytest.approx(sigma * 0.7 * 2**12 / math.sqrt(survivors), rel=0.05)
+
+
+# --- all of it ---
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("q", [0.2, 0.7])
+def test_a_whole_sum_of_two_clients_costs_no_more_than_is_charged(q: float, added: bool) -> None:
+    """Sampled records of two clients, each client's part rounded and noised, added modulo 64: exact, by all batches."""
+    clip_norm, std, ring, rounding = 2.3, 1.4, 64, 1.0
+    slack = factor(rounding) + 5 * math.exp(-(math.pi**2) * std**2)
+    less, reach = math.sqrt(2 * std**2 - rounding**2), rounded_reach(clip_norm, 1.0, 1)
+    others = ([1.7, -0.4], [2.1, 0.9])  # of either client
+
+    def law(mine: float) -> np.ndarray:
+        """Of the opened sum, for a first client that also has a record of this value, or none."""
+        noise = pmf(std, 30)
+        shares = []
+        for k, records in enumerate(others):
+            share = np.zeros(121)
+            for chosen in itertools.product((0, 1), repeat=len(records)):
+                chance = math.prod(q if taken else 1 - q for taken in chosen)
+                total = sum(x for x, taken in zip(records, chosen, strict=True) if taken)
+                for weight, value in ((q, total + mine), (1 - q, total)) if k == 0 else ((1.0, total),):
+                    share[30 + round(value) : 91 + round(value)] += chance * weight * noise
+            shares.append(share)
+        whole = np.convolve(*shares)
+        return np.bincount(np.arange(len(whole)) % ring, whole, ring)
+
+    alone = law(0.0)
+    for mine, epsilon in itertools.product((clip_norm, -clip_norm, 0.6, 1.1), EPSILONS):
+        found = delta_discrete(epsilon, law(mine), alone, added=added)
+        nearby = epsilon - math.log((1 + slack) / (1 - slack))
+        assert found <= (1 + slack) * delta_continuous(nearby, q, reach, less, added=added) + 1e-12

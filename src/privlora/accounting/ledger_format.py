@@ -36,7 +36,7 @@ from privlora.errors import PrivacyError, RunError
 
 SCHEMA_VERSION = 3
 _WITH_CLOCKS, _ONE_EVENT = 1, 2
-Unit = Literal["record", "user"]
+Unit = Literal["record", "user", "client"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Plan:
         delta: total delta of the guarantee, in (0, 1).
         target_epsilon: what the noise was calibrated for; None if the noise was given.
         adjacency: which data sets are neighbours.
-        unit: whose data is protected, one "record" or all records of one "user".
-        records_per_user: bound on the records of one user in a batch; None for unit "record".
+        unit: whose data is protected: one "record", all records of one "user", or all that a "client" of a federation
+            sends.
+        records_per_user: bound on the records of one user in a batch; None for other units.
         clip_norm: C, the bound on one unit's contribution in norm.
         expected_batch_size: what sums are divided by, in units.
         method: name of the training method.
@@ -80,7 +81,7 @@ class Plan:
             "phases": self.phases and all(map(_is_phase, self.phases)),
             "target_epsilon": self.target_epsilon is None or 0 < self.target_epsilon < math.inf,
             "unit": self.unit in get_args(Unit),
-            "records_per_user": bound is None if self.unit == "record" else _is_integer(bound) and bound >= 1,
+            "records_per_user": _is_integer(bound) and bound >= 1 if self.unit == "user" else bound is None,
             "clip_norm": 0 < self.clip_norm < math.inf,
             "expected_batch_size": 0 < self.expected_batch_size < math.inf,
             "insecure_noise": isinstance(self.insecure_noise, bool),

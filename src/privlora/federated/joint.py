@@ -24,7 +24,8 @@ from privlora.federated.workplace import Workplace
 from privlora.mechanisms import Layout, PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.charges import ChargeAll
 from privlora.methods import SPACES, find_method, make_optimizer
-from privlora.stacked import JointAdapter, StackedNoise
+from privlora.stacked import JointAdapter, Member
+from privlora.stacked.parts import StackedNoise
 from privlora.training.assembly import Parts
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.state import States
@@ -42,10 +43,10 @@ def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     model, _, settings = workplace.loaded
     with unchanged_afterwards(model):
         parts = _parts(settings, model, jobs)
-        members = members_of(jobs, settings)
+        members = members_of(jobs, settings, charged=False)  # the mechanism charges for them
         step = Step(
             state=parts,
-            mechanism=_mechanism(parts, jobs, settings),
+            mechanism=_mechanism(parts, jobs, members),
             examples=end_to_end([job.data.examples for job in jobs]),
             learning_rate=0.0,  # nothing moves here
             max_tokens=settings.run.tokens_per_micro_batch,
@@ -86,7 +87,8 @@ def _scale(settings: Settings) -> float:
     return lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
 
 
-def _mechanism(parts: Parts, jobs: Sequence[Job], settings: Settings) -> ShareMechanism | PlainSums:
+def _mechanism(parts: Parts, jobs: Sequence[Job], members: Sequence[Member]) -> ShareMechanism | PlainSums:
+    settings = parts.settings
     privacy, ledgers = settings.privacy, [job.ledger for job in jobs if job.ledger is not None]
     if not ledgers:
         return PlainSums(
@@ -103,7 +105,7 @@ def _mechanism(parts: Parts, jobs: Sequence[Job], settings: Settings) -> ShareMe
         expected_batch_size=privacy.b,
         ledger=ChargeAll(ledgers),
         lattice=lattice,
-        noise=StackedNoise([member.noise for member in members_of(jobs, settings)]),
+        noise=StackedNoise([member.noise for member in members]),
         clipping=parts.hyper.clipping,
     )
 

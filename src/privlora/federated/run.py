@@ -74,8 +74,8 @@ def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
         rule, scale = kind(start, chosen), lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
     else:
         rule, scale = kind(parts.coordinates.factors(), chosen), 1.0
-        points = [Point(*(state[f"{g}.{name}"].double() for name in "USV")) for g in groups]
-        rule.start_at(points)
+        # Factors of an update that is zero have forgotten its subspaces.
+        rule.start_at([Point(*(state[f"{g}.{name}"].double() for name in "USV")) for g in groups])
     return RuleServer(parts, rule, scale)
 
 

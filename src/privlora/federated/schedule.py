@@ -1,4 +1,4 @@
-"""Which clients train in which round: public, and each of them equally often, so that every budget is used and none twice."""
+"""Which clients train in which round: public, and each of them equally often."""
 
 from __future__ import annotations
 

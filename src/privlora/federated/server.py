@@ -54,7 +54,8 @@ class Server(ABC):
         """The model, computing with what would be exported now."""
         self.parts.install_result()
         try:
-            yield self.parts.adapter.model
+            with self.parts.adapter:
+                yield self.parts.adapter.model
         finally:
             self.parts.coordinates.install()
 

@@ -29,7 +29,7 @@ from privlora.federated.plans import (
     weight_of,
 )
 from privlora.federated.rules import Tensors
-from privlora.federated.secure import Identity, Message, Participant, digest_of
+from privlora.federated.secure import Identity, Message, Participant, Phase, digest_of
 from privlora.federated.secure import Turn as Which
 from privlora.federated.secure.wire import REQUESTS
 from privlora.federated.workplace import Workplace
@@ -270,9 +270,10 @@ class Work:
             self.job.ledger.close()
 
 
-def _asked(request: Request, phase: str) -> Message:
+def _asked(request: Request, phase: Phase) -> Message:
     """The fields of a phase of a secure sum among the request's values."""
-    return {name: request.values[name] for name in REQUESTS[phase] if name in request.values}
+    values = request.values
+    return {n: v for n in REQUESTS[phase] if n in values and not isinstance(v := values[n], float)}
 
 
 def _plain(reply: Message) -> dict[str, int | float | str | bytes]:

@@ -126,7 +126,7 @@ class Turn:
         kind = stage if phase == "mask" else phase
         requests = {name: (dict(sent or {}), _values(ask)) for name, ask in asks.items()}
         for reply in self._send(kind, requests, stage=stage):
-            message: Message = dict(reply.values)
+            message: Message = {n: v for n, v in reply.values.items() if not isinstance(v, float)}
             if phase == "mask":
                 message["vector"] = reply.tensors[SUM].numpy() if SUM in reply.tensors else np.zeros(0, np.uint32)
             try:
@@ -172,9 +172,9 @@ def roster_of(replies: Sequence[Reply]) -> dict[str, PublicIdentity]:
     found = {}
     for reply in replies:
         try:
-            keys = [reply.values[name] for name in ("signing", "agreement")]
-            if all(isinstance(key, bytes) for key in keys):
-                found[reply.client] = PublicIdentity(reply.client, *keys)
+            signing, agreement = reply.values["signing"], reply.values["agreement"]
+            if isinstance(signing, bytes) and isinstance(agreement, bytes):
+                found[reply.client] = PublicIdentity(reply.client, signing, agreement)
         except (KeyError, RunError):
             continue
     return found

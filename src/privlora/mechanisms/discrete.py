@@ -10,12 +10,15 @@
 That is the rejection of Canonne, Kamath and Steinke (2020) and of Karney (2016) with proposals much nearer to the law.
 
 What is exact: integers, bits, and tables whose integer thresholds (of 2^64) are computed with 60 digits. The table has
-levels. Each ends where 1/64 of its probability is left, which a fresh word then distributes, so every probability that
-is compared with a word is above 2^-11 and its relative error below 2^-53, also in the tails (for s >= 5). What is floating point:
-the probability of acceptance alone, a float64 with a relative error below 2^-49, compared with a uniform of 53 bits.
+levels. Each ends where 1/64 of its probability is left, which a fresh word then distributes, so for s >= 5 every
+probability that is compared with a word is above 2^-11 and its relative error below 2^-53, also in the tails. What is
+floating point: the probability of acceptance alone, a float64 with a relative error below 2^-49, compared with a
+uniform of 53 bits.
 
 So for s >= 5 every k up to 13 s has its probability within a factor of 1 +- 2^-47, and none beyond is drawn; those have
-2^-121 in all. Below s = 5 tails fall faster than levels can follow, and are exact to 2^-62 absolutely. What that costs in privacy is in accounting.secure_sums.
+2^-121 in all. Below s = 5 tails fall faster than levels can follow, and are exact to 2^-62 absolutely.
+
+What that costs in privacy is in accounting.secure_sums, which asks for s >= 5.
 """
 
 from __future__ import annotations

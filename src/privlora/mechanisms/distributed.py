@@ -90,7 +90,7 @@ class ShareMechanism(GaussianMechanism):
         count: how many clients are stacked in the coordinates. Raises PrivacyError if entries or clients do not fit,
         and whatever the ledger raises; then nothing was drawn.
         """
-        layout = Layout.of(self.coordinates, count)
+        layout = Layout.of(self.coordinates)
         if layout.entries != self.lattice.entries:
             raise PrivacyError(
                 f"a client has {layout.entries} entries, the lattice {self.lattice.entries}",
@@ -98,7 +98,7 @@ class ShareMechanism(GaussianMechanism):
                 fix="make the lattice for one client's coordinates",
             )
         total = self._take().vector
-        flat = None if total is None else layout.flat(total)
+        flat = None if total is None else layout.flat(total, count)
         charged = self.noising.charge(self.event)
         return list(charged.integers(flat, clients=count, lattice=self.lattice))
 
@@ -116,11 +116,11 @@ class PlainSums(MeanMechanism):
     def sums(self, count: int = 1) -> list[np.ndarray]:
         """End the logical batch: one float64 sum (entries,) for each client, in the order of ``Layout``."""
         self._count_step()
-        layout = Layout.of(self.coordinates, count)
+        layout = Layout.of(self.coordinates)
         total = self._take().vector
         if total is None:
             return list(np.zeros((count, layout.entries)))
-        return list(layout.flat(total).numpy())
+        return list(layout.flat(total, count).numpy())
 
 
 class SumMechanism:

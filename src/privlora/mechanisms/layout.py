@@ -18,51 +18,47 @@ Shapes = tuple[tuple[tuple[int, ...], ...], ...]
 class Layout:
     """Groups in their order, the tensors of a group's tuple in theirs, each tensor row by row.
 
-    Of K clients that are stacked, tensors are (K L, ...) with clients outermost, and each client has a vector of its
-    own: the one that it would have alone.
-
-    shapes: of one Vector. clients: K, 1 for one client or for a server.
+    shapes: of one client's Vector, and of the server's.
     """
 
     shapes: Shapes
-    clients: int = 1
 
     @classmethod
-    def of(cls, coordinates: Coordinates, clients: int = 1) -> Layout:
-        """Raises PrivacyError where the coordinates are not those of so many clients."""
+    def of(cls, coordinates: Coordinates) -> Layout:
+        """Of vectors in these coordinates."""
 
         def zeros(shape: tuple[int, ...]) -> Tensor:
             return torch.zeros(shape, dtype=coordinates.dtype, device=coordinates.adapter.device)
 
         blank = coordinates.standard_normal(zeros)
-        shapes = tuple(tuple(tuple(t.shape) for t in parts) for parts in blank)
-        if clients > 1 and any(not s or s[0] % clients for parts in shapes for s in parts):
-            raise PrivacyError(
-                f"these coordinates do not belong to {clients} clients side by side",
-                why="a client's units would be in the share of another, without the noise that is theirs",
-                fix="give the number of adapters that were stacked",
-            )
-        return cls(shapes, clients)
+        return cls(tuple(tuple(tuple(t.shape) for t in parts) for parts in blank))
 
     @property
     def entries(self) -> int:
         """Of one client's flat vector."""
-        return sum(prod(shape) for parts in self.shapes for shape in parts) // self.clients
+        return sum(self._sizes)
 
-    def flat(self, vector: Vector) -> Tensor:
-        """(clients, entries) float64 on the CPU. Raises PrivacyError if the shapes are others."""
+    def flat(self, vector: Vector, clients: int = 1) -> Tensor:
+        """(clients, entries) float64 on the CPU. Raises PrivacyError if the shapes are others.
+
+        clients: K sums at one point, tensors (K L, ...) with clients outermost (stacked.JointAdapter).
+        """
         found = tuple(tuple(tuple(t.shape) for t in parts) for parts in vector)
-        if found != self.shapes:
+        due = tuple(tuple((clients * s[0], *s[1:]) for s in parts) for parts in self.shapes)
+        if found != due:
             raise PrivacyError(
-                f"a sum of shapes {found} where {self.shapes} are due",
-                why="a unit's part would be copied, and exceed what it was clipped to",
-                fix="sum in the coordinates that are released",
+                f"sums of shapes {found} where {due} are due for {clients} clients",
+                why="a client's units would be in the share of another, without the noise that is theirs",
+                fix="sum in the coordinates that are released, for as many clients as are asked",
             )
-        rows = [t.cpu().double().reshape(self.clients, -1) for parts in vector for t in parts]
+        rows = [t.cpu().double().reshape(clients, -1) for parts in vector for t in parts]
         return torch.cat(rows, dim=1)
 
     def vector(self, flat: Tensor) -> Vector:
-        """Inverse of ``flat``, on the device and in the dtype of its argument."""
-        sizes = [prod(shape) // self.clients for parts in self.shapes for shape in parts]
-        pieces = iter(flat.reshape(self.clients, -1).split(sizes, dim=1))
+        """Inverse of ``flat`` for one client, on the device and in the dtype of its argument."""
+        pieces = iter(flat.split(self._sizes))
         return [tuple(next(pieces).reshape(shape) for shape in parts) for parts in self.shapes]
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [prod(shape) for parts in self.shapes for shape in parts]

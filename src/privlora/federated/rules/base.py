@@ -19,6 +19,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from privlora.geometry.fixed_rank import Point
+
 Tensors = dict[str, Tensor]
 """Keys are "<group>.<name>"; each value (L, ...) stacks the L equal modules of a group of the adapter."""
 
@@ -95,6 +97,9 @@ class Rule(ABC):
     @abstractmethod
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
         """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
+
+    def start_at(self, points: Sequence[Point]) -> None:
+        """Start from points with subspaces of one's own choice; for rules that train in tangent spaces."""
 
     @classmethod
     @abstractmethod
