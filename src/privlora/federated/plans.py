@@ -46,6 +46,7 @@ def rule_settings(settings: Settings) -> RuleSettings:
         proximal=federation.proximal,
         private=settings.privacy.private and federation.privacy_model == "record",
         seed=settings.run.seed,
+        participation=federation.per_round / federation.size,
     )
 
 
@@ -65,6 +66,7 @@ def with_local_method(settings: Settings) -> Settings:
             )
         return settings
     rule = rule_of(federation)
+    _refuse_unprotected(rule, federation, private=settings.privacy.private)
     usual = _usual(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
         chosen = settings.method.model_copy(update={"name": usual.name})
@@ -180,6 +182,23 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
         dataset=settings.run.label or "unnamed",
         insecure_noise=privacy.insecure_noise_seed is not None,
     )
+
+
+def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, private: bool) -> None:
+    """Raise ConfigError for a rule that cannot give what is promised."""
+    if federation.secure and not rule.linear:
+        raise ConfigError(
+            f"rule={rule.name} cannot be summed securely",
+            why="its server needs each client's update, and would get their sum",
+            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
+        )
+    whole = private and federation.privacy_model == "client"
+    if whole and (len(rule.stages) > 1 or not rule.linear or rule.memory):
+        raise ConfigError(
+            f"rule={rule.name} cannot hide whole clients",
+            why="one clipped update a round is all that the noise covers, and its clients send or keep more",
+            fix="fedavg, tan, alt, or another rule of one summed message",
+        )
 
 
 def _usual(rule: type[Rule], chosen: RuleSettings) -> Method:

@@ -75,7 +75,10 @@ class RuleParts(Parts):
         """What is exported: one (A (L, m, k), B (L, n, k)) a group; the update is A B^T."""
         if self.rule_average is not None:
             return self.rule_average.factors()
-        return [(self.scale * a, b) for a, b in self.rule.factors()]
+        pairs = self.rule.factors()
+        if not pairs[0][0].shape[-1]:  # nothing was stacked yet
+            pairs = [(a.new_zeros(*a.shape[:2], 1), b.new_zeros(*b.shape[:2], 1)) for a, b in pairs]
+        return [(self.scale * a, b) for a, b in pairs]
 
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         return self.adapter.relative_to_w0(name_factors(self.adapter, self.update()))
