@@ -130,8 +130,9 @@ def test_a_client_that_is_said_to_have_dropped_to_half_of_the_clients():
         # The signatures of the other list do not help, whatever list is claimed.
         with pytest.raises(PrivacyError, match="fewer than 3 clients signed"):
             federation.person(name).unmask(unmasking(federation, without, signed | both))
-    with pytest.raises(PrivacyError, match="another list"):
-        federation.person("c00").unmask(unmasking(federation, without, signed))
+    enough = {name: signed[name] for name in ("c00", "c01", "c04")}
+    with pytest.raises(PrivacyError, match="another list of survivors than this client signed"):
+        federation.person("c00").unmask(unmasking(federation, without, enough))
 
 
 def test_signatures_of_one_client_count_once():
@@ -350,6 +351,19 @@ def test_keys_of_another_sum_are_not_taken():
         later.begin("c00", later.terms.request())
         with pytest.raises(PrivacyError, match="not signed by it for this sum"):
             later.answer_mask("c00", old)
+
+
+def test_two_clients_with_one_key():
+    """A client that works for the server signs another client's key as its own."""
+    federation = Federation(3)
+    federation.share()
+    request = federation.ask_vectors()["c00"]
+    key, seal = request["keys"][32:64], request["seals"][64:]
+    signature = federation.identities["c02"].sign(wire.to_sign(federation.terms, "c02", key, seal))
+    request["keys"] = request["keys"][:64] + key
+    request["signatures"] = request["signatures"][:128] + signature
+    with pytest.raises(PrivacyError, match="two clients with one key"):
+        federation.answer_mask("c00", request)
 
 
 def test_a_client_whose_own_key_is_replaced_by_an_old_one():
