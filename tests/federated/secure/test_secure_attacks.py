@@ -9,7 +9,16 @@ from scipy import stats
 from secure_cases import SENT, TURN, Federation
 
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.secure import Identity, Participant, PublicIdentity, Terms, Turn, shares, wire
+from privlora.federated.secure import (
+    Identity,
+    Participant,
+    PublicIdentity,
+    Terms,
+    Turn,
+    least_threshold,
+    shares,
+    wire,
+)
 from privlora.federated.secure.keys import derive, digest, exchange
 from privlora.federated.secure.masks import pair_keys, self_key, shift
 
@@ -208,6 +217,15 @@ def test_a_second_sum_for_one_turn():
     for turn in (Turn("run", 2, "train"), Turn("run", 1, "sketch"), Turn("other", 1, "train")):
         with pytest.raises(PrivacyError, match="than is next"):
             federation.begin("c00", request, turn=turn)
+
+
+@pytest.mark.parametrize("clients", range(2, 13))
+def test_the_threshold_leaves_no_room_for_a_second_list(clients):
+    for colluding in range(clients - 1):
+        least, honest = least_threshold(clients, colluding), clients - colluding
+        assert 2 * (least - colluding) > honest
+        assert 2 * (least - 1 - colluding) <= honest
+        assert clients >= least >= colluding + 2  # never fewer than two honest vectors in a sum
 
 
 # --- the roster ---
