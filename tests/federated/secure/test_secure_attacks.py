@@ -228,6 +228,25 @@ def test_the_threshold_leaves_no_room_for_a_second_list(clients):
         assert clients >= least >= colluding + 2  # never fewer than two honest vectors in a sum
 
 
+def test_a_threshold_that_colluding_clients_could_meet_twice():
+    for clients, threshold, colluding, right in (
+        (5, 3, 0, True),
+        (5, 3, 1, False),
+        (5, 4, 1, True),
+        (5, 4, 2, True),
+        (5, 5, 3, True),
+        (5, 5, 4, False),
+        (2, 2, 1, False),
+    ):
+        federation = Federation(clients, threshold)
+        request = federation.collector.ask_shares()["c00"]
+        if right:
+            assert federation.begin("c00", request, colluding=colluding)
+        else:
+            with pytest.raises(PrivacyError, match="may collude"):
+                federation.begin("c00", request, colluding=colluding)
+
+
 # --- the roster ---
 
 

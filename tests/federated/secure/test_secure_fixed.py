@@ -32,7 +32,7 @@ def test_a_sum_comes_back_within_the_stated_error(bits):
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("limit", [1e-3, 1.0, 1.5, 8.0, 1e6, 2.0**20])
+@pytest.mark.parametrize("limit", [1e-3, 1.0, 1.5, 8.0, 1e6, 2.0**20, 2.0**31 - 0.25])
 @pytest.mark.parametrize("clients", [1, 2, 10, 12])
 def test_no_sum_wraps_around_and_no_bit_is_wasted(bits, limit, clients):
     point = FixedPoint(bits, limit, clients)
