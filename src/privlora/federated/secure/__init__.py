@@ -7,7 +7,7 @@ from privlora.federated.secure.collector import Collector
 from privlora.federated.secure.fixed import FixedPoint, Layout, decode, digest_of, encode
 from privlora.federated.secure.keys import Identity, PublicIdentity
 from privlora.federated.secure.participant import Participant
-from privlora.federated.secure.wire import PHASES, Message, Phase, Terms, Turn
+from privlora.federated.secure.wire import PHASES, Message, Phase, Terms, Turn, least_threshold
 
 __all__ = [
     "PHASES",
@@ -24,4 +24,5 @@ __all__ = [
     "decode",
     "digest_of",
     "encode",
+    "least_threshold",
 ]

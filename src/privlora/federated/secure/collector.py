@@ -5,7 +5,7 @@ It holds one vector, whatever the number of clients, and a few hundred bytes a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -34,6 +34,7 @@ class Collector:
     def __init__(self, terms: Terms, *, whole: bool = False) -> None:
         """whole: the sum is void unless every client of the roster sends its vector."""
         self.terms, self._whole = terms, whole
+        self._begun = False
         self._phase: Phase | None = None
         self._asked: set[str] = set()
         self._replied: set[str] = set()
@@ -52,6 +53,9 @@ class Collector:
 
     def ask_shares(self) -> dict[str, Message]:
         """The request "share" for each client of the roster."""
+        if self._begun:
+            raise self._void("it was asked for twice")
+        self._begun = True
         self._open("share", self.terms.names)
         return {name: self.terms.request() for name in self.terms.names}
 
@@ -168,9 +172,7 @@ class Collector:
         """Clients whose keys are in the survivors' masks, but whose vectors did not come."""
         return [name for name in sorted(self._shown) if name not in self.survivors]
 
-    def _open(self, phase: Phase, asked: Mapping[str, object] | tuple[str, ...] | list[str]) -> None:
-        if self._phase is None and phase != "share":
-            raise self._void("it was asked for out of order, or is over")
+    def _open(self, phase: Phase, asked: Iterable[str]) -> None:
         self._phase, self._asked, self._replied = phase, set(asked), set()
 
     def _close(self, phase: Phase) -> None:
@@ -184,7 +186,6 @@ class Collector:
             raise self._void(
                 f"{len(self._replied)} of {len(self.terms.names)} clients {_DOES[phase]}, {need} have to"
             )
-        self._phase = phase
 
     def _seed_of(self, name: str) -> bytes:
         seed = shares.join_seed(self._seeds[name], self.terms.threshold)

@@ -24,7 +24,17 @@ from privlora.federated.secure.keys import (
     public_key,
 )
 from privlora.federated.secure.shares import LETTER, Share
-from privlora.federated.secure.wire import REQUESTS, Announcement, Message, Terms, Turn, Value, refusal
+from privlora.federated.secure.wire import (
+    FEWEST,
+    REQUESTS,
+    Announcement,
+    Message,
+    Terms,
+    Turn,
+    Value,
+    least_threshold,
+    refusal,
+)
 
 Stand = Literal["shared", "masked", "agreed", "over"]
 
@@ -55,17 +65,20 @@ class Participant:
         turn: Turn,
         answered: Collection[Turn],
         pins: Mapping[str, str] | None = None,
+        colluding: int = 0,
         earlier: Sequence[str] | None = None,
     ) -> tuple[Participant, Message]:
         """Answer "share": n names and 64 n bytes of keys come, 128 + 64 (n - 1) bytes go.
 
         turn: the sum that this client knows to be next. answered: all that it began before; the caller keeps the list,
         with ``turn`` on it before the answer leaves. pins: the fingerprint of each client that may be on the roster.
+        colluding: clients that may work for the server; the threshold has to protect against it and them.
         earlier: the survivors of this round's earlier sum; they are the roster, and none of them may drop out, because
         two sums over different clients differ by those who left. Raises PrivacyError if anything of it does not hold.
         """
         terms = Terms.of(request)
-        _check_start(terms, identity.public(name), turn, answered, pins, earlier)
+        _check_start(terms, identity.public(name), turn, answered)
+        _check_company(terms, pins, colluding, earlier)
         made = cls(identity, name, terms, whole=earlier is not None)
         return made, made._share()
 
@@ -288,14 +301,7 @@ def _value(field: str, kept: str | int) -> Value:
     return bytes.fromhex(str(kept)) if REQUESTS["share"][field] is bytes else kept
 
 
-def _check_start(
-    terms: Terms,
-    own: PublicIdentity,
-    turn: Turn,
-    answered: Collection[Turn],
-    pins: Mapping[str, str] | None,
-    earlier: Sequence[str] | None,
-) -> None:
+def _check_start(terms: Terms, own: PublicIdentity, turn: Turn, answered: Collection[Turn]) -> None:
     if terms.turn != turn:
         raise refusal(
             "a sum for another run, round or stage than is next", "a sum that was before could be undone"
@@ -306,6 +312,18 @@ def _check_start(
         )
     if own not in terms.roster:
         raise refusal("a roster without this client under its own keys", "its masks would not cancel")
+
+
+def _check_company(
+    terms: Terms, pins: Mapping[str, str] | None, colluding: int, earlier: Sequence[str] | None
+) -> None:
+    least = max(least_threshold(len(terms.roster), colluding), colluding + FEWEST)
+    if terms.threshold < least:
+        raise refusal(
+            f"a threshold of {terms.threshold} of {len(terms.roster)} clients, {colluding} of which may collude",
+            "the server and they could unmask one client's vector",
+            f"set it to {least} at least, or ask more clients",
+        )
     if earlier is not None and terms.names != tuple(earlier):
         raise refusal(
             "a later sum of the same round over other clients than the earlier one",

@@ -69,6 +69,16 @@ class Turn(NamedTuple):
     stage: str
 
 
+def least_threshold(clients: int, colluding: int = 0) -> int:
+    """The smallest threshold that protects the other clients when ``colluding`` ones work for the server.
+
+    It is the smallest t > (n + c) / 2. The honest clients, n - c, sign one list each, and reveal of each client one
+    secret or the other. To gather t signatures of two lists, or t shares of both secrets, a server needs 2 (t - c) of
+    them, which is more than there are.
+    """
+    return (clients + colluding) // 2 + 1
+
+
 @dataclass(frozen=True)
 class Terms:
     """What all clients of a sum agree on, and nobody may change on the way.
