@@ -90,7 +90,6 @@ OF_A_SPACE = [
     test_sensitivity.test_a_kernel_that_spreads_nan_costs_nobody_else_a_gradient,
     test_sensitivity.test_a_non_finite_unit_is_a_unit_that_is_not_there,
     test_noise_law.test_it_is_drawn_once_however_many_micro_batches,
-    test_noise_law.test_modules_of_one_shape_have_noise_of_their_own,
     test_noise_law.test_public_seeds_do_not_fix_it,
     test_spaces.test_the_noise_on_weights_is_what_the_closed_form_says,
     test_spaces.test_the_effect_of_a_vector_goes_with_the_gradient,
@@ -134,6 +133,10 @@ def test_of_a_space_and_state(
 def test_of_a_space(contract: Contract, variant: tuple[str, str], tmp_path: Path) -> None:
     names = contract.__code__.co_varnames[: contract.__code__.co_argcount]
     contract(**{"variant": variant, **({"tmp_path": tmp_path} if "tmp_path" in names else {})})
+
+
+def test_modules_of_one_shape_have_noise_of_their_own(tmp_path: Path) -> None:
+    test_noise_law.test_modules_of_one_shape_have_noise_of_their_own(RIGHT, tmp_path)
 
 
 @by_space

@@ -195,6 +195,23 @@ def test_each_ledger_is_charged_for_how_its_own_member_samples() -> None:
         assert ledger.events == [StepEvent(PoissonSampling(q), SIGMA)] * 2
 
 
+def plan_of(**change: Any) -> Plan:
+    given: dict[str, Any] = {
+        "phases": ((StepEvent(PoissonSampling(RATES[0]), 2.0), 3),),
+        "delta": 1e-5,
+        "target_epsilon": None,
+        "adjacency": "add-or-remove-one",
+        "unit": "record",
+        "records_per_user": None,
+        "clip_norm": 0.05,
+        "expected_batch_size": 3.0,
+        "method": "dp-adamw",
+        "dataset": "x",
+        "insecure_noise": False,
+    }
+    return Plan(**{**given, **change})
+
+
 @pytest.mark.parametrize(
     ("change", "seeded", "refused"),
     [
@@ -209,23 +226,7 @@ def test_a_ledger_plans_what_the_team_does(
     change: dict[str, Any], seeded: bool, refused: bool, tmp_path: Any
 ) -> None:
     stacked = stack_parts(template("dp-adamw", tiny_model()), 3, OWNERS)
-    plan = Plan(
-        phases=((StepEvent(PoissonSampling(RATES[0]), 2.0), 3),),
-        delta=1e-5,
-        target_epsilon=None,
-        adjacency="add-or-remove-one",
-        unit="record",
-        records_per_user=None,
-        **{
-            "clip_norm": 0.05,
-            "expected_batch_size": 3.0,
-            "method": "dp-adamw",
-            "dataset": "x",
-            "insecure_noise": False,
-            **change,
-        },
-    )
-    with Ledger.create(tmp_path / "l", plan) as ledger:
+    with Ledger.create(tmp_path / "l", plan_of(**change)) as ledger:
         own = members([ledger, Uncharged(), Uncharged()], seeded=seeded)
         if refused:
             with pytest.raises(PrivacyError, match="plans another clipping norm"):
@@ -233,6 +234,15 @@ def test_a_ledger_plans_what_the_team_does(
             return
         Team(stacked, records(), own, noise_multiplier=2.0).take(2)
         assert ledger.charges == 2
+
+
+def test_seeded_batches_alone_are_not_private(tmp_path: Any) -> None:
+    stacked = stack_parts(template("dp-adamw", tiny_model()), 3, OWNERS)
+    with Ledger.create(tmp_path / "l", plan_of()) as ledger:
+        first, *rest = members([ledger, Uncharged(), Uncharged()], seeded=False)
+        seeded = replace(first, sampler=PoissonSampler(SIZES[0], RATES[0], insecure_seed=1))
+        with pytest.raises(PrivacyError, match="kind of noise"):
+            Team(stacked, records(), [seeded, *rest], noise_multiplier=2.0)
 
 
 @pytest.mark.parametrize("owners", [[0, 3], [-1, 0], [0.0, 1.0], [[0, 1]]])

@@ -15,7 +15,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import PrivacyError
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
-from privlora.mechanisms.charges import Charges, Uncharged
+from privlora.mechanisms.charges import ChargeAll, Charges, Uncharged
 from privlora.randomness import private_generator
 from privlora.stacked.parts import StackedNoise, slices
 from privlora.training.assembly import Parts
@@ -43,6 +43,10 @@ class Member:
         drawn = self.sampler.draw()
         units = drawn if self.own is None else self.own[drawn]
         return [self.first + records for records in self.units.draw_records(units, self.sampler.generator)]
+
+    def charge(self, event: StepEvent) -> int:
+        """Charge the ledger for this member's part of a stacked release: its own sampling, the noise of all."""
+        return self.ledger.charge(replace(event, sampling=self.sampler.sampling))
 
 
 class Team:
@@ -116,7 +120,7 @@ class Team:
             clip_norm=privacy.clip_norm,
             event=StepEvent(sampling, noise_multiplier, parts.coordinates.event_layers),
             expected_batch_size=privacy.b,
-            ledger=_ChargeEach(self.members),
+            ledger=ChargeAll(self.members),
             noise=StackedNoise([member.noise for member in self.members]),
             clipping=parts.hyper.clipping,
         )
@@ -135,17 +139,3 @@ def _check(member: Member, privacy: PrivacySettings) -> None:
             why="the ledger would state what was not done",
             fix="make the ledger's plan from the team's settings, and give no seeds in a private run",
         )
-
-
-class _ChargeEach:
-    """Charges each member's ledger for its part of a stacked release: its own sampling, at the noise that all have."""
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = members
-        self._count = 0
-
-    def charge(self, event: StepEvent) -> int:
-        self._count += 1
-        for member in self._members:
-            member.ledger.charge(replace(event, sampling=member.sampler.sampling))
-        return self._count
