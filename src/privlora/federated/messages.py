@@ -59,7 +59,9 @@ class Exchange(Protocol):
 
 
 def wrong(what: str) -> RunError:
-    return RunError(what, why="it is dropped, and the client counts as dropped out", fix="look at that client")
+    return RunError(
+        what, why="it is dropped, and the client counts as dropped out", fix="look at that client"
+    )
 
 
 KINDS: Final = ("join", "share", "train", "sketch", "agree", "unmask", "leave")

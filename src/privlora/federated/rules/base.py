@@ -11,10 +11,12 @@ A round has one message each way for each of the rule's ``stages``. The first is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -22,6 +24,12 @@ Tensors = dict[str, Tensor]
 
 Pairs = list[tuple[Tensor, Tensor]]
 """One (left (L, m, r), right (L, n, r)) a group of L modules: the update of W is scale * left right^T."""
+
+Sizes = tuple[int, int, int]
+"""(L, m, n) of a group: L modules whose weights are m x n."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""Names and shapes of a message's tensors."""
 
 Trains = Literal["both", "left", "right", "tangent"]
 """What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
@@ -32,8 +40,8 @@ class RuleSettings:
     """Public numbers of a federation that rules depend on.
 
     rank: r of what is trained and exported. oversampling: p; sketches have r + p columns. warm: whether sketches start
-    from the last round's subspace. proximal: FedProx's mu. private: whether clients add noise. seed: public, of sketches
-    and of fresh factors.
+    from the last round's subspace. proximal: FedProx's mu. private: whether clients add noise. seed: public, of
+    sketches and of fresh factors. participation: the share of all clients that a round should hear, for SCAFFOLD.
     """
 
     rank: int
@@ -42,6 +50,7 @@ class RuleSettings:
     proximal: float = 0.01
     private: bool = True
     seed: int = 0
+    participation: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +60,13 @@ class Beginning:
     state: of the coordinates that it trains in: "<g>.left" and "<g>.right"; for "tangent" "<g>.U", "<g>.S", "<g>.V".
     offset: fixed low-rank terms beside the frozen weights, added to them; one pair a group of any rank, or None.
     control: a public gradient that is added to each release, in the names of ``state`` ("<g>.left", ...); or None.
+    pull: FedProx's mu; mu times what each trained tensor has moved since ``state`` is added to each release. 0 is none.
     """
 
     state: Tensors
     offset: Pairs | None = None
     control: Tensors | None = None
+    pull: float = 0.0
 
 
 class Rule(ABC):
@@ -64,7 +75,7 @@ class Rule(ABC):
     linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
     exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r. two_sided:
     whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0. memory: whether a client has
-    to keep tensors from one round to the next.
+    to keep tensors from one round to the next. groups, settings: what the server's object was made with.
     """
 
     name: ClassVar[str]
@@ -76,15 +87,39 @@ class Rule(ABC):
     two_sided: ClassVar[bool] = True
     memory: ClassVar[bool] = False
     pull: float = 0.0
+    groups: Sequence[Sizes]
+    settings: RuleSettings
 
     @abstractmethod
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
-        """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts without a federation."""
+        """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
 
     @classmethod
     @abstractmethod
     def trains(cls, number: int, settings: RuleSettings) -> Trains:
         """What clients train in round ``number`` = 1, 2, …"""
+
+    @classmethod
+    @abstractmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
+    ) -> tuple[Shapes, Shapes]:
+        """What a client is sent in a stage of round ``number``, and what it answers, for a start whose left is zero.
+
+        clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
+        """
+
+    @classmethod
+    def message_sizes(
+        cls, groups: Sequence[Sizes], settings: RuleSettings, number: int = 1, clients: int = 1
+    ) -> tuple[float, float]:
+        """Numbers that one client is sent, and that it answers, in all stages of round ``number``."""
+        down = up = 0
+        for stage in cls.stages:
+            sent, answered = cls.shapes(stage, number, groups, settings, clients)
+            down += sum(map(prod, sent.values()))
+            up += sum(map(prod, answered.values()))
+        return float(down), float(up)
 
     # --- the server ---
 
@@ -94,7 +129,7 @@ class Rule(ABC):
 
     @abstractmethod
     def add(self, stage: str, message: Tensors, weight: float) -> None:
-        """Take in one client's answer, on arrival. Linear rules also take a secure sum of answers and of weights."""
+        """Take in one client's answer, on arrival. Linear rules also take a weighted mean, under the sum of weights."""
 
     @abstractmethod
     def close(self, stage: str) -> None:
@@ -150,12 +185,13 @@ class Mean:
 
     def add(self, message: Mapping[str, Tensor], weight: float) -> None:
         for name, tensor in message.items():
-            part = tensor.double() * weight
-            self._total[name] = self._total[name].add_(part) if name in self._total else part
+            if name not in self._total:
+                self._total[name] = torch.zeros_like(tensor, dtype=torch.float64)
+            self._total[name].add_(tensor, alpha=weight)
         self._weight += weight
 
     def take(self) -> Tensors:
         """The mean, once; empty without messages."""
         total, weight = self._total, self._weight
         self._total, self._weight = {}, 0.0
-        return {name: tensor / weight for name, tensor in total.items()}
+        return {name: tensor.div_(weight) for name, tensor in total.items()}

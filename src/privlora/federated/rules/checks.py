@@ -1,0 +1,48 @@
+"""What a client may answer: names and shapes that follow from public numbers, finite, of bounded norm.
+
+One client must not be able to stop a round or to move the common state without bound, whatever it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from privlora.federated.messages import wrong
+from privlora.federated.rules.base import Rule, Shapes
+
+
+def expected(rule: Rule, stage: str, number: int) -> Shapes:
+    """Names and shapes of every client's answer to a stage of round ``number``."""
+    return type(rule).shapes(stage, number, rule.groups, rule.settings)[1]
+
+
+def refuse_unfit(
+    message: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], largest_norm: float
+) -> None:
+    """Raises RunError unless ``message`` has exactly these names and shapes, is real, finite and not above the norm.
+
+    largest_norm: public, of all tensors together (L2). What is said shows neither values nor names that a client chose.
+    """
+    missing, extra = expected.keys() - message.keys(), message.keys() - expected.keys()
+    if missing or extra:
+        raise wrong(f"an answer lacks {len(missing)} of {len(expected)} tensors and has {len(extra)} others")
+    for name, shape in expected.items():
+        _refuse_unfit_tensor(name, message[name], shape)
+    # Not more than the range of float64 can hold; where it overflows, the sum is infinite and is refused.
+    squares = sum(float(tensor.double().square().sum()) for tensor in message.values())
+    if not squares <= largest_norm**2:
+        raise wrong(f"the norm of an answer is above {largest_norm:g}")
+
+
+def _refuse_unfit_tensor(name: str, tensor: object, shape: tuple[int, ...]) -> None:
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        raise wrong(f"{name!r} of an answer is not a plain tensor")
+    if tuple(tensor.shape) != tuple(shape):
+        raise wrong(f"{name!r} of an answer does not have the shape {tuple(shape)}")
+    if not tensor.dtype.is_floating_point:
+        raise wrong(f"{name!r} of an answer does not hold real floating-point numbers")
+    if not bool(torch.isfinite(tensor).all()):
+        raise wrong(f"{name!r} of an answer is not finite")
