@@ -184,6 +184,35 @@ def test_noise_is_calibrated_to_the_steps_that_are_taken(
     assert regression.noise_multiplier(math.inf, regression.METHODS["tan"]) == 0.0
 
 
+def test_the_data_are_as_stated(regression: Any) -> None:
+    plain, shifted, inside = (
+        regression.make_data(regression.Problem(**more), 0) for more in ({}, {"shift": 2.0}, {"inside": True})
+    )
+    for data in (plain, shifted, inside):
+        torch.testing.assert_close(
+            torch.linalg.svdvals(data.target)[:5], torch.tensor([2.0] * 4 + [0.0]).double()
+        )
+        torch.testing.assert_close(data.right.mT @ data.right, torch.eye(4).double())
+        noise = data.y - data.x @ data.target.mT
+        assert float(noise.std()) == pytest.approx(0.5, rel=0.02)
+    means = shifted.x.mean(dim=1) - plain.x.mean(dim=1)
+    torch.testing.assert_close(means.norm(dim=-1), torch.full((10,), 2.0).double())
+    assert float((inside.target @ inside.right).norm()) == pytest.approx(4.0)
+    assert float((plain.target @ plain.right).norm()) < 2.0
+
+
+def test_tuning_starts_where_a_neighbouring_cell_ended(
+    regression: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    monkeypatch.setattr(regression, "noise_multiplier", lambda *_: 1.0)
+    monkeypatch.setattr(regression, "run", lambda method, data, steps, seed: tried.append(steps) or 0.5)
+    near = {"learning_rate": 0.75, "clip_norm": 3.0}
+    found = regression.cell(regression.METHODS["alt"], regression.Column(1.0, small(regression)), near)
+    assert (tried[0].learning_rate, tried[0].clip_norm) == (0.75, 3.0)
+    assert (found["learning_rate"], found["clip_norm"], found["trials"]) == (0.75, 3.0, 7)
+
+
 def test_tuning_walks_to_the_least_error(regression: Any) -> None:
     first = regression.Steps(count=1, sample_rate=0.1, clip_norm=4.0, noise=1.0, learning_rate=0.25)
 
