@@ -23,7 +23,8 @@ from privlora.errors import ConfigError
 SECRET_DIGITS = 6
 
 
-def _date(rng: random.Random) -> str:
+def date(rng: random.Random) -> str:
+    """A day of the year, such as 3 May."""
     return f"{rng.randint(1, 28)} {rng.choice(words.MONTHS)}"
 
 
@@ -38,7 +39,7 @@ _SLOTS: dict[str, Callable[[random.Random], str]] = {
     "doctor": lambda rng: rng.choice(words.COMPLAINTS).doctor,
     "weekday": lambda rng: rng.choice(words.DAYS),
     "month": lambda rng: rng.choice(words.MONTHS),
-    "date": _date,
+    "date": date,
     "time": lambda rng: f"{rng.randint(8, 18)}:{rng.choice(('00', '15', '30', '45'))}",
     "daytime": lambda rng: rng.choice(("morning", "afternoon", "evening")),
     "money": lambda rng: str(rng.randint(5, 120)),
@@ -90,13 +91,24 @@ def private_records(count: int, seed: int) -> list[dict[str, str]]:
     patients, dates and details differ: what a model learned on one seed helps on another if it generalises.
     """
     rng = random.Random(f"private-{seed}")
+    return notes_of_patients(
+        rng, count, str(seed), lambda name: f"{_opening(name)}{date(rng)}: {_visit(rng)}"
+    )
+
+
+def notes_of_patients(
+    rng: random.Random, count: int, label: str, note: Callable[[str], str]
+) -> list[dict[str, str]]:
+    """`count` notes as {"text", "patient"}, in random order; `note` writes one from the patient's name.
+
+    Patients are called patient-`label`-… and have one to four notes each.
+    """
     records: list[dict[str, str]] = []
     while len(records) < count:
         name = f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.SURNAMES)}"
-        patient = f"patient-{seed}-{len(records)}"
+        patient = f"patient-{label}-{len(records)}"
         for _ in range(min(rng.randint(1, 4), count - len(records))):
-            text = f"{_opening(name)}{_date(rng)}: {_visit(rng)}"
-            records.append({"text": text, "patient": patient})
+            records.append({"text": note(name), "patient": patient})
     rng.shuffle(records)
     return records
 

@@ -1,0 +1,109 @@
+"""The five clinics' notes: of one form for all seeds, different from clinic to clinic, with secrets in one alone."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import transformers as hf
+
+from privlora.config.federation import FederationSettings
+from privlora.data.partition import cut
+from privlora.demo import make_canaries, model_path, public_texts
+from privlora.demo.clinics import CLINICS, canary_records, clinic_records
+from privlora.demo.pretrain import encode
+from privlora.errors import ConfigError
+
+EVERY = range(len(CLINICS))
+
+
+def test_a_clinics_notes_are_a_function_of_the_seed() -> None:
+    assert clinic_records(1, 50, 3) == clinic_records(1, 50, 3) != clinic_records(1, 50, 4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 400])
+def test_notes_come_in_the_number_asked_for(count: int) -> None:
+    assert len(clinic_records(2, count, 0)) == count
+
+
+def test_names_of_clinics_are_names_of_clients() -> None:
+    clients = [{"name": clinic.name} for clinic in CLINICS]
+    federation = FederationSettings.model_validate({"clients": clients, "rounds": 1})
+    assert len(federation.names) == 5
+
+
+def test_clinics_share_no_complaint_finding_doctor_or_template() -> None:
+    for part in (
+        [{c.complaint for c in clinic.complaints} for clinic in CLINICS],
+        [{c.finding for c in clinic.complaints} for clinic in CLINICS],
+        [{c.doctor for c in clinic.complaints} for clinic in CLINICS],
+        [{clinic.template} for clinic in CLINICS],
+    ):
+        assert all(part)
+        assert sum(map(len, part)) == len(set().union(*part))
+
+
+@pytest.mark.parametrize("clinic", EVERY)
+def test_notes_are_whole_and_hold_the_clinics_habits_for_every_seed(clinic: int) -> None:
+    habits = [
+        {
+            (c.complaint, c.finding, c.doctor, c.review, plan)
+            for record in clinic_records(clinic, 300, seed)
+            for c in CLINICS[clinic].complaints
+            for plan in c.plans
+            if all(part in record["text"] for part in (c.complaint, c.finding, c.doctor, c.review, plan))
+        }
+        for seed in (0, 1)
+    ]
+    assert habits[0] == habits[1]
+    assert len(habits[0]) == 6
+    for record in clinic_records(clinic, 300, 0):
+        assert set(record) == {"text", "patient", "clinic"}
+        assert record["clinic"] == CLINICS[clinic].name
+        assert not re.search(r"[{}|]|  ", record["text"])
+
+
+def test_patients_have_one_to_four_notes_and_belong_to_one_clinic_and_seed() -> None:
+    groups = [clinic_records(clinic, 300, seed) for clinic in EVERY for seed in (0, 1)]
+    patients = [{r["patient"] for r in group} for group in groups]
+    assert sum(map(len, patients)) == len(set().union(*patients))
+    assert all(set(Counter(r["patient"] for r in group).values()) == {1, 2, 3, 4} for group in groups)
+
+
+def test_notes_are_short_and_written_in_words_that_the_model_has_seen() -> None:
+    public = set(re.findall(r"[a-z]+", " ".join(public_texts(20_000, 0)).lower()))
+    tokenizer = hf.AutoTokenizer.from_pretrained(model_path())
+    for clinic in EVERY:
+        texts = [r["text"] for r in clinic_records(clinic, 1000, 0)]
+        assert set(re.findall(r"[a-z]+", " ".join(texts).lower())) <= public
+        assert max(map(len, encode(tokenizer, texts))) <= 96
+
+
+def test_canaries_are_patients_of_one_clinic_and_of_nobody_else() -> None:
+    canaries = make_canaries(3, 0, repetitions=4)
+    planted = canary_records(2, canaries)
+    assert len(planted) == 12
+    assert all(set(r) == {"text", "patient", "clinic"} for r in planted)
+    assert {r["clinic"] for r in planted} == {CLINICS[2].name}
+    notes = [r for clinic in EVERY for r in clinic_records(clinic, 500, 0)]
+    assert not {r["patient"] for r in planted} & {r["patient"] for r in notes}
+    texts = " ".join(r["text"] for r in notes)
+    assert not any(canary.secret in texts or canary.prefix.split(",")[0][16:] in texts for canary in canaries)
+
+
+def test_the_column_cuts_the_notes_into_the_clinics_again() -> None:
+    mixed = [r for clinic in EVERY for r in clinic_records(clinic, 10 + clinic, 0)]
+    federation = FederationSettings.model_validate(
+        {"clients": 5, "split": "column", "column": "clinic", "rounds": 1}
+    )
+    parts = list(cut(mixed, federation, seed=0).values())
+    assert parts == [clinic_records(clinic, 10 + clinic, 0) for clinic in reversed(EVERY)]
+
+
+@pytest.mark.parametrize("clinic", [-1, 5])
+def test_there_is_no_sixth_clinic(clinic: int) -> None:
+    with pytest.raises(ConfigError, match=f"clinic={clinic} is not between 0 and 4"):
+        clinic_records(clinic, 1, 0)
+    with pytest.raises(ConfigError, match=f"clinic={clinic} is not between 0 and 4"):
+        canary_records(clinic, [])
