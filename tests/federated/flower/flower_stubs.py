@@ -53,7 +53,8 @@ def stub_serve(settings: Mapping[str, Any], exchange: Exchange, folder: Path) ->
                 (folder / "stopped").touch()
                 while not (folder / "go").exists():
                     time.sleep(0.05)
-    (folder / "result.txt").write_text("\n".join(lines))
+    (folder / "result").write_text("\n".join(lines))
+    (folder / "result").rename(folder / "result.txt")  # whoever waits for it finds it whole
 
 
 def expected(names: Sequence[str], rounds: int, gone: Mapping[tuple[int, str], str] | None = None) -> str:
