@@ -1,25 +1,30 @@
-"""A SuperLink and SuperNodes as processes of this machine, with TLS and registered keys, as docs/federated-deployment.md
-starts them; whatever happens, none of them is left."""
+"""A SuperLink and SuperNodes as processes of this machine, with TLS and registered keys; none of them is left.
+
+They are started as docs/federated-deployment.md says.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 BIN = Path(sys.executable).parent
 TOOLS = ("flower-superlink", "flower-supernode", "flwr", "openssl", "ssh-keygen")
 HOST = "127.0.0.1"
-PATIENCE = 150.0
-"""Seconds after which the test gives up; nothing takes half of it."""
+PATIENCE = 240.0
+"""Seconds after which the test gives up; an idle machine needs a tenth."""
 
 
 def missing() -> str | None:
@@ -58,7 +63,7 @@ def make_certificates(folder: Path) -> None:
 
 
 class Deployment:
-    """Starts Flower's commands, each in a process group of its own.
+    """Starts Flower's commands.
 
     Args:
         root: for logs and Flower's folders.
@@ -115,7 +120,9 @@ class Deployment:
     def make_key(self, name: str) -> Path:
         key = self.root / f"key-{name}"
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True, capture_output=True
+            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)],
+            check=True,
+            capture_output=True,
         )
         return key
 
@@ -142,11 +149,19 @@ class Deployment:
     def log(self, name: str) -> str:
         return f"{name}:\n{(self.root / f'{name}.log').read_text(errors='replace')[-3000:]}"
 
-    def kill(self, name: str) -> None:
-        """With all that it started, as if its machine had lost power."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.started[name].pid, signal.SIGKILL)
-        self.started[name].wait()
+    def kill(self, *names: str) -> None:
+        """With all that they started, as if their machines had lost power."""
+        doomed = []
+        for name in names:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(self.started[name].pid)
+                doomed += [parent, *parent.children(recursive=True)]
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for name in names:
+            self.started[name].wait()
+        psutil.wait_procs(doomed, timeout=30)
 
 
 @contextlib.contextmanager
@@ -156,16 +171,24 @@ def deployment(root: Path, paths: Sequence[Path] = ()) -> Iterator[Deployment]:
     try:
         yield deployed
     finally:
-        for name in deployed.started:
-            deployed.kill(name)
+        deployed.kill(*deployed.started)
 
 
-def register(deployed: Deployment, app: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Private keys of SuperNodes whose public ones the SuperLink knows, under their names."""
-    keys = {name: deployed.make_key(name) for name in names}
+@dataclass(frozen=True)
+class Registered:
+    """A SuperNode that the SuperLink knows: its private key's file, and the number that Flower gave it."""
+
+    key: Path
+    node: str
+
+
+def register(deployed: Deployment, app: Path, names: Sequence[str]) -> dict[str, Registered]:
+    """Make keys, and register the public ones under the clients' names."""
+
+    def one(name: str) -> Registered:
+        key = deployed.make_key(name)
+        command = ("supernode", "register", f"{key}.pub", "federation", "--name", name, "--format", "json")
+        return Registered(key, str(json.loads(deployed.flwr(app, *command))["node-id"]))
+
     with ThreadPoolExecutor(len(names)) as pool:
-        commands = [
-            ("supernode", "register", f"{keys[name]}.pub", "federation", "--name", name) for name in names
-        ]
-        list(pool.map(lambda command: deployed.flwr(app, *command), commands))
-    return keys
+        return dict(zip(names, pool.map(one, names), strict=True))

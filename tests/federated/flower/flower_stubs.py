@@ -45,7 +45,9 @@ def stub_serve(settings: Mapping[str, Any], exchange: Exchange, folder: Path) ->
             replies = exchange.send(
                 [Request(name, stage, number, {"x": shared + k}, values) for k, name in enumerate(names)]
             )
-            kept = sorted((reply for reply in replies if reply.refused is None), key=lambda reply: reply.client)
+            kept = sorted(
+                (reply for reply in replies if reply.refused is None), key=lambda reply: reply.client
+            )
             shared = sum((reply.tensors["y"] for reply in kept), torch.zeros(2, 3)) % 17
             keys = [int(reply.tensors["key"]) for reply in kept]
             lines.append(f"{number} {stage} {[reply.client for reply in kept]} {keys} {shared.tolist()}")

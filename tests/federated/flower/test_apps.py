@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+import zipfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("flwr")
 from flower_stubs import StubClient, expected, stub_serve
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
+from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.cli.flower_config import parse_superlink_connection
 
@@ -105,7 +108,10 @@ def test_node_configs(tmp_path: Path, changed: dict, says: str) -> None:
 def test_in_a_simulation_places_go_by_number(tmp_path: Path) -> None:
     places = [Place(name, tmp_path / name, f"data-{name}") for name in "ab"]
     app = make_client_app(StubClient, places)
-    assert read_reply(app(asked(request(client="b")), context({"partition-id": 1, "num-partitions": 2}))).client == "b"
+    assert (
+        read_reply(app(asked(request(client="b")), context({"partition-id": 1, "num-partitions": 2}))).client
+        == "b"
+    )
 
 
 def test_a_server_app_from_the_run_config(tmp_path: Path) -> None:
@@ -157,6 +163,15 @@ def test_what_is_written_is_what_flower_reads(tmp_path: Path) -> None:
         compile((folder / f"privlora_app/{module}.py").read_text(), module, "exec")
 
 
+def test_what_flower_sends_to_clients(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "app", SETTINGS, output=tmp_path / "out", clients=["a", "b"])
+    (folder / "flower-home/secret.json").write_text("{}")  # Flower keeps its own files there
+    with zipfile.ZipFile(BytesIO(build_fab_from_disk(folder))) as bundle:
+        names = {name for name in bundle.namelist() if not name.startswith(".info")}
+    modules = {f"privlora_app/{name}.py" for name in ("__init__", "client_app", "server_app")}
+    assert names == modules | {"pyproject.toml", "README.md"}
+
+
 def test_with_tls_nothing_is_insecure(tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
     folder = write_app(
@@ -172,7 +187,9 @@ def test_with_tls_nothing_is_insecure(tmp_path: Path) -> None:
     readme = (folder / "README.md").read_text()
     assert "insecure" not in readme
     assert "--port 9000" in readme
-    assert Path(tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["output"]).is_absolute()
+    assert Path(
+        tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["output"]
+    ).is_absolute()
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
@@ -231,13 +248,18 @@ def run(code: str) -> str:
 def test_without_flwr_the_rest_works_and_says_what_to_install() -> None:
     hide = "import sys; sys.modules['flwr'] = None; import importlib.util as u; find = u.find_spec\n"
     hide += "u.find_spec = lambda name, *a: None if name == 'flwr' else find(name, *a)\n"
-    code = hide + "import privlora.federated\ntry:\n import privlora.federated.flower\nexcept Exception as e: print(type(e).__name__, e)"
+    code = (
+        hide
+        + "import privlora.federated\ntry:\n import privlora.federated.flower\n"
+        + "except Exception as e: print(type(e).__name__, e)"
+    )
     assert run(code).startswith("ConfigError federated training over Flower needs the package flwr")
     assert "pip install 'privlora[federated]'" in run(code)
     assert run("import sys, privlora.federated; print('flwr' in sys.modules)") == "False\n"
 
 
 def test_flower_calls_nobody() -> None:
-    code = "import os; {}; import privlora.federated.flower.grid, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
+    code = "import os; {}; import privlora.federated.flower.grid\n"
+    code += "from flwr.supercore import telemetry; print(telemetry.FLWR_TELEMETRY_ENABLED)"
     assert run(code.format("os.environ.pop('FLWR_TELEMETRY_ENABLED', None)")) == "0\n"
     assert run(code.format("os.environ['FLWR_TELEMETRY_ENABLED'] = '1'")) == "1\n"  # whoever wants it has it
