@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 pytest.importorskip("flwr")
 from flower_stubs import StubClient, expected, stub_serve
@@ -132,7 +131,7 @@ def test_nobody_named_means_whoever_comes(tmp_path: Path) -> None:
     [
         ({"settings": None}, "no text 'settings'"),
         ({"settings": "- 1"}, "name no settings"),
-        ({"settings": "a: ["}, "no YAML"),
+        ({"settings": "a: ["}, "neither JSON nor YAML"),
         ({"output": "out"}, "relative"),
         ({"timeout": 0}, "no number of seconds"),
         ({"timeout": float("nan")}, "no number of seconds"),
@@ -147,7 +146,13 @@ def test_run_configs(tmp_path: Path, changed: dict, says: str) -> None:
         Plan.read({key: value for key, value in config.items() if value is not None})
 
 
-SETTINGS = {"rounds": 2, "note": 'of "quotes", \\ and ümlauts \x7f\n', "rule": {"rank": 4, "warm": True}}
+SETTINGS = {
+    "rounds": 2,
+    "delta": 1e-05,
+    "smile": "\U0001f600",
+    "note": 'of "quotes", \\ and ümlauts \x7f\n',
+    "rule": {"rank": 4, "warm": True},
+}
 
 
 def test_what_is_written_is_what_flower_reads(tmp_path: Path) -> None:
@@ -226,6 +231,21 @@ def test_names_that_flower_would_not_take(tmp_path: Path, name: str) -> None:
         write_app(tmp_path / name, {}, output="o", clients=[])
 
 
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"clients": ["a,b"]}, "no public name"),
+        ({"superlink": "link.example"}, "has no port"),
+        ({"timeout": -1.0}, "no number of seconds"),
+        ({"timeout": float("inf")}, "no number of seconds"),
+    ],
+)
+def test_apps_that_could_not_start_are_not_written(tmp_path: Path, changed: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        write_app(tmp_path / "app", {}, **{"output": "o", "clients": ["a"], **changed})
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("settings", [{"rate": float("nan")}, {"rate": object()}])
 def test_settings_that_cannot_be_written(tmp_path: Path, settings: dict) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -236,7 +256,6 @@ def test_settings_that_cannot_be_written(tmp_path: Path, settings: dict) -> None
 def test_texts_of_toml() -> None:
     text = "".join(map(chr, range(1, 256))) + "\U0001f600"
     assert tomllib.loads(f"x = {toml_string(text)}")["x"] == text
-    assert yaml.safe_load('{"a": 1}') == {"a": 1}
 
 
 def run(code: str) -> str:
