@@ -45,7 +45,9 @@ def stub_serve(settings: Mapping[str, Any], exchange: Exchange, folder: Path) ->
             replies = exchange.send(
                 [Request(name, stage, number, {"x": shared + k}, values) for k, name in enumerate(names)]
             )
-            kept = sorted((reply for reply in replies if reply.refused is None), key=lambda reply: reply.client)
+            kept = sorted(
+                (reply for reply in replies if reply.refused is None), key=lambda reply: reply.client
+            )
             shared = sum((reply.tensors["y"] for reply in kept), torch.zeros(2, 3)) % 17
             keys = [int(reply.tensors["key"]) for reply in kept]
             lines.append(f"{number} {stage} {[reply.client for reply in kept]} {keys} {shared.tolist()}")
@@ -53,7 +55,8 @@ def stub_serve(settings: Mapping[str, Any], exchange: Exchange, folder: Path) ->
                 (folder / "stopped").touch()
                 while not (folder / "go").exists():
                     time.sleep(0.05)
-    (folder / "result.txt").write_text("\n".join(lines))
+    (folder / "result").write_text("\n".join(lines))
+    (folder / "result").rename(folder / "result.txt")  # whoever waits for it finds it whole
 
 
 def expected(names: Sequence[str], rounds: int, gone: Mapping[tuple[int, str], str] | None = None) -> str:

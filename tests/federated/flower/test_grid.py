@@ -48,7 +48,9 @@ class Faulty(EmbeddedGrid):
         self.seen.append(sent)
         self.timeouts.append(timeout)
         reached = [message for message in sent if message.metadata.dst_node_id in self.online]
-        return [out for reply in super().send_and_receive(reached, timeout=timeout) for out in self.change(reply)]
+        return [
+            out for reply in super().send_and_receive(reached, timeout=timeout) for out in self.change(reply)
+        ]
 
 
 def exchange(grid: Grid, invited: Sequence[str] | None = None, seconds: float = 10) -> GridExchange:
@@ -167,7 +169,8 @@ def test_the_first_of_two_answers_counts() -> None:
     over = exchange(grid)
     over.names()
     grid.change = lambda message: [
-        Message(write_reply(Reply("a", "train", 1, values={"k": k})), reply_to=_asked(message)) for k in (1, 2)
+        Message(write_reply(Reply("a", "train", 1, values={"k": k})), reply_to=_asked(message))
+        for k in (1, 2)
     ]
     assert [reply.values["k"] for reply in over.send([request("a")])] == [1]
 

@@ -29,7 +29,12 @@ from privlora.federated.flower.records import (
 from privlora.federated.messages import KINDS, Number, Reply, Request
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-NUMBERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(st.characters(exclude_categories=["Cs"])), st.binary())
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.binary(),
+)
 
 
 @st.composite
@@ -39,7 +44,11 @@ def tensors(draw: st.DrawFn) -> Tensor:
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     size = int(torch.tensor(shape).prod()) * dtype.itemsize
     bits = draw(st.binary(min_size=size, max_size=size))
-    tensor = torch.frombuffer(bytearray(bits), dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+    tensor = (
+        torch.frombuffer(bytearray(bits), dtype=dtype).reshape(shape)
+        if size
+        else torch.empty(shape, dtype=dtype)
+    )
     return tensor.T if len(shape) == 2 and draw(st.booleans()) else tensor
 
 
@@ -88,13 +97,17 @@ def test_round_trip(
     assert back.values.keys() == values.keys()
     assert all(same(back.tensors[name], arrays[name]) for name in arrays)
     assert all(equal(back.values[name], values[name]) for name in values)
-    request = read_request(enveloped(carried(write_request(Request(client, kind, number, arrays, values))), kind, number))
+    request = read_request(
+        enveloped(carried(write_request(Request(client, kind, number, arrays, values))), kind, number)
+    )
     assert (request.client, request.kind, request.round) == (client, kind, number)
     assert all(same(request.tensors[name], arrays[name]) for name in arrays)
 
 
 @settings(max_examples=50, deadline=None)
-@given(arrays=st.dictionaries(NAMES, tensors(), max_size=4), values=st.dictionaries(NAMES, NUMBERS, max_size=4))
+@given(
+    arrays=st.dictionaries(NAMES, tensors(), max_size=4), values=st.dictionaries(NAMES, NUMBERS, max_size=4)
+)
 def test_equal_content_has_equal_bytes(arrays: dict[str, Tensor], values: dict[str, Number]) -> None:
     one = write_request(Request("a", "train", 1, arrays, values))
     turned = Request("a", "train", 1, dict(reversed(arrays.items())), dict(reversed(values.items())))
@@ -111,11 +124,17 @@ def test_what_is_read_can_be_written_to() -> None:
 
 def test_a_gradient_does_not_travel() -> None:
     tensor = torch.ones(2, requires_grad=True)
-    assert not read_request(enveloped(write_request(Request("a", "train", 1, {"x": tensor})))).tensors["x"].requires_grad
+    assert (
+        not read_request(enveloped(write_request(Request("a", "train", 1, {"x": tensor}))))
+        .tensors["x"]
+        .requires_grad
+    )
 
 
 def test_types_of_messages() -> None:
-    assert {kind: message_type(kind).split(".")[0] for kind in ("train", "sketch", "join", "unmask", NAME)} == {
+    assert {
+        kind: message_type(kind).split(".")[0] for kind in ("train", "sketch", "join", "unmask", NAME)
+    } == {
         "train": "train",
         "sketch": "train",
         "join": "query",
@@ -154,7 +173,9 @@ def altered(change: Callable[[RecordDict], None]) -> Message:
     return enveloped(content)
 
 
-def array(dtype: str = "float32", shape: tuple[int, ...] = (2, 3), stype: str = "privlora.numbers", size: int = 24):
+def array(
+    dtype: str = "float32", shape: tuple[int, ...] = (2, 3), stype: str = "privlora.numbers", size: int = 24
+):
     def change(content: RecordDict) -> None:
         content["tensors"] = ArrayRecord({"x": Array(dtype, shape, stype, bytes(size))})
 

@@ -16,6 +16,8 @@ from typing import Any, Final
 import jinja2
 
 from privlora.errors import ConfigError, RunError, named
+from privlora.federated.flower.client_app import check_name
+from privlora.federated.flower.server_app import Plan
 
 _FILES: Final = {
     "pyproject.toml": "pyproject.toml.j2",
@@ -62,6 +64,10 @@ def write_app(
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{str(target)!r} is there already", fix="give an empty folder, or a new one")
+    if not re.fullmatch(r"\S+:\d+", superlink):
+        raise ConfigError(f"superlink={named(superlink)} has no port", fix="write host:port")
+    for client in clients:
+        check_name(client)
     values = {
         "name": target.name,
         "settings": _as_text(settings),
@@ -71,7 +77,10 @@ def write_app(
         "superlink": superlink,
         "authority": None if root_certificates is None else str(Path(root_certificates).resolve()),
     }
-    _write(target, {path: _render(template, values) for path, template in _FILES.items()})
+    contents = {path: _render(template, values) for path, template in _FILES.items()}
+    as_read = tomllib.loads(contents["pyproject.toml"])
+    Plan.read(as_read["tool"]["flwr"]["app"]["config"])  # raises what would stop the server
+    _write(target, contents)
     return target
 
 
@@ -91,15 +100,12 @@ def _as_text(settings: Mapping[str, Any]) -> str:
 
 def _render(template: str, values: Mapping[str, Any]) -> str:
     source = files("privlora.federated.flower").joinpath("templates", template).read_text(encoding="utf-8")
-    # S701: what is written is TOML, Python and Markdown.
+    # Nothing is escaped as HTML: what is written is TOML, Python and Markdown.
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
     environment.filters["toml"] = toml_string
-    text = environment.from_string(source).render(values)
-    if template.endswith(".toml.j2"):
-        tomllib.loads(text)
-    return text
+    return environment.from_string(source).render(values)
 
 
 def _write(target: Path, contents: Mapping[str, str]) -> None:

@@ -23,6 +23,15 @@ REFUSED: Final = "an error on the client's machine; its own log says which"
 """All that a server learns of an error that nobody expected: what an error says may quote records."""
 
 
+def check_name(name: str) -> None:
+    """Raises ConfigError for what cannot be a client's public name."""
+    if not _PUBLIC_NAME.fullmatch(name):
+        raise ConfigError(
+            f"name={named(name)} is no public name",
+            fix="give up to 64 letters, digits, dots, dashes or underscores",
+        )
+
+
 class Answers(Protocol):
     """The core's client."""
 
@@ -39,11 +48,7 @@ class Place:
     data: str
 
     def __post_init__(self) -> None:
-        if not _PUBLIC_NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"name={named(self.name)} is no public name",
-                fix="give up to 64 letters, digits, dots, dashes or underscores",
-            )
+        check_name(self.name)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:

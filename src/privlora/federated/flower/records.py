@@ -98,9 +98,12 @@ def _number(name: str, value: Number) -> Number:
         if not -(2**63) <= value < 2**63:
             raise RunError(f"{name!r} does not fit into 64 bits", fix="send it as bytes")
         return int(value)
-    for kind in (float, str, bytes):
-        if isinstance(value, kind):
-            return kind(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
     raise RunError(f"{name!r} is a {type(value).__name__}", fix="send an int, a float, a str or bytes")
 
 

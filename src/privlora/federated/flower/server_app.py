@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class Plan:
 
     @classmethod
     def read(cls, config: Mapping[str, Value]) -> Plan:
-        """From Flower's run config: settings (YAML or JSON), output, timeout, clients (names between commas).
+        """From Flower's run config: settings (JSON or YAML), output, timeout, clients (names between commas).
 
         Raises:
             ConfigError: a key is missing or wrong.
@@ -84,12 +85,20 @@ def _text(config: Mapping[str, Value], key: str) -> str:
 
 
 def _settings(text: str) -> dict[str, Any]:
+    """JSON first: YAML 1.1 takes JSON's 1e-05 for a word."""
     try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"settings in the run config are no YAML: {error}", fix="write the app anew"
-        ) from None
+        settings = json.loads(text)
+    except ValueError:
+        settings = _yaml(text)
     if not isinstance(settings, dict):
         raise ConfigError("settings in the run config name no settings", fix="write the app anew")
     return settings
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(
+            "settings in the run config are neither JSON nor YAML", fix="write the app anew"
+        ) from None

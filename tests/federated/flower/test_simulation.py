@@ -1,0 +1,75 @@
+"""What is around Flower's simulation engine; test_engines.py runs the engine itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("flwr")
+import flwr.simulation
+
+from privlora.errors import ConfigError, RunError
+from privlora.federated.flower import simulation
+from privlora.federated.flower.client_app import Place
+from privlora.federated.flower.server_app import Plan
+from privlora.federated.flower.simulation import simulate
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Puts something else in place of the engine."""
+    return lambda run: monkeypatch.setattr(flwr.simulation, "run_simulation", run)
+
+
+def start(tmp_path: Path) -> None:
+    simulate(Plan({}, tmp_path, 1.0, ("a",)), [Place("a", tmp_path / "a", "data")], workers=3)
+
+
+def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path) -> None:
+    told: dict = {}
+
+    def run(**arguments: object) -> None:
+        told.update(arguments, home=os.environ["FLWR_HOME"], there=Path(os.environ["FLWR_HOME"]).is_dir())
+        os.environ["PYTHONPATH"] = "changed"  # as Flower does
+
+    engine(run)
+    before = dict(os.environ)
+    start(tmp_path)
+    assert dict(os.environ) == before
+    assert told["num_supernodes"] == 1
+    assert told["backend_config"]["init_args"]["num_cpus"] == 3
+    assert told["there"]
+    assert not Path(told["home"]).exists()
+
+
+def test_errors_of_privlora_pass_unchanged(engine: Callable, tmp_path: Path) -> None:
+    problem = ConfigError("a setting is wrong")
+
+    def run(**arguments: object) -> None:
+        raise problem
+
+    engine(run)
+    with pytest.raises(ConfigError) as caught:
+        start(tmp_path)
+    assert caught.value is problem
+
+
+def test_other_errors_say_where_they_come_from(engine: Callable, tmp_path: Path) -> None:
+    def run(**arguments: object) -> None:
+        raise RuntimeError("Simulation Runtime crashed.")
+
+    engine(run)
+    before = dict(os.environ)
+    with pytest.raises(RunError, match="simulation stopped: Simulation Runtime crashed"):
+        start(tmp_path)
+    assert dict(os.environ) == before
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(simulation, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]"):
+        start(tmp_path)
