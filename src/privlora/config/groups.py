@@ -16,7 +16,6 @@ from privlora.data.tasks import TASKS
 from privlora.errors import named, nearest
 from privlora.names import in_full
 
-
 _ONE_LINE = 10_000  # a path is found whole in the file
 
 IN_MEMORY = "(in memory)"
@@ -406,9 +405,7 @@ class Settings(Group):
                 "give data.path with the number of clients to cut it into, or each client a path of its own"
             )
         if self.privacy.clip_quantile is not None or self.privacy.max_batch_size is not None:
-            raise ValueError(
-                "clip_quantile and max_batch_size do not go with a federation. Fix: remove them"
-            )
+            raise ValueError("clip_quantile and max_batch_size do not go with a federation. Fix: remove them")
 
     def located(self) -> Settings:
         """The same settings, in which local folders of models and adapters are named from the root on."""

@@ -98,7 +98,9 @@ class Desk:
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Tensors for a later message."""
-        write_atomically(self.root / f"{name}.safetensors", save({k: t.contiguous() for k, t in tensors.items()}))
+        write_atomically(
+            self.root / f"{name}.safetensors", save({k: t.contiguous() for k, t in tensors.items()})
+        )
 
     def kept(self, name: str) -> dict[str, Tensor]:
         """What was kept, or nothing."""

@@ -41,7 +41,8 @@ class History:
             self.run = str(rows[0]["run"])
         except KeyError:
             raise RunError(
-                f"{str(path)!r} does not begin with the name of its run", fix="restore it; clients know the run by it"
+                f"{str(path)!r} does not begin with the name of its run",
+                fix="restore it; clients know the run by it",
             ) from None
 
     @property

@@ -31,6 +31,7 @@ from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.state import States
 from privlora.training.step import Step
 
+
 def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     """Each client's share of one step, in the order of ``jobs``: (entries,) ring integers, or float64 without noise."""
     found: list[np.ndarray] = []
@@ -69,7 +70,9 @@ def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> P
     of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
     dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
     # Where it starts makes no difference: the point follows.
-    start = space.start(adapter, "random", seed=0, scale=_scale(settings), dtype=dtype, subspaces=None, **of_space)
+    start = space.start(
+        adapter, "random", seed=0, scale=_scale(settings), dtype=dtype, subspaces=None, **of_space
+    )
     joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
     coordinates = start.stacked(joint, 1)
     coordinates.load_state_dict({name: t.to(dtype) for name, t in jobs[0].sent.items()})

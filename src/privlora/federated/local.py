@@ -16,7 +16,13 @@ from privlora.accounting import Ledger
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
-from privlora.coordinates import Coordinates, FactorCoordinates, FixedTangentCoordinates, OneFactorCoordinates, Vector
+from privlora.coordinates import (
+    Coordinates,
+    FactorCoordinates,
+    FixedTangentCoordinates,
+    OneFactorCoordinates,
+    Vector,
+)
 from privlora.data.examples import Examples
 from privlora.federated.plans import client_settings, federation_of, resolved, rule_of, rule_settings
 from privlora.federated.rules import Beginning, Tensors, Trains
@@ -83,7 +89,9 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
         sigma = None  # noise is added to whole updates
     with unchanged_afterwards(model):
         parts = stack_parts(
-            _parts(mine, model, beginnings[0], jobs[0].number), len(jobs), owners_of([job.data for job in jobs])
+            _parts(mine, model, beginnings[0], jobs[0].number),
+            len(jobs),
+            owners_of([job.data for job in jobs]),
         )
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
         parts.optimizer.drift = _drift(parts, beginnings, jobs[0].number)

@@ -7,7 +7,6 @@ from math import prod
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.config import FederationSettings, Settings
@@ -54,9 +53,7 @@ def like_of(expected: Mapping[str, tuple[int, ...]]) -> Tensors:
     return {name: torch.empty(shape, device="meta") for name, shape in expected.items()}
 
 
-def clipped_share(
-    answer: Tensors, settings: Settings, ledger: Ledger, noise: NoiseSource
-) -> np.ndarray:
+def clipped_share(answer: Tensors, settings: Settings, ledger: Ledger, noise: NoiseSource) -> np.ndarray:
     """A whole client's part of a secure sum: clipped, rounded, with its share of the noise; charged before."""
     update = ClippedUpdate(answer, settings.privacy.clip_norm)
     shapes = {name: tuple(t.shape) for name, t in answer.items()}

@@ -22,7 +22,8 @@ def federation_of(settings: Settings) -> FederationSettings:
     """Raises ConfigError for settings of a run that is no federation."""
     if settings.federation is None:
         raise ConfigError(
-            "these settings have no group federation", fix="add it, or use `privlora train` for a run in one place"
+            "these settings have no group federation",
+            fix="add it, or use `privlora train` for a run in one place",
         )
     return settings.federation
 
@@ -56,6 +57,10 @@ def with_local_method(settings: Settings) -> Settings:
     Raises ConfigError for a rule or a privacy model that does not exist or does not go with the method.
     """
     federation = federation_of(settings)
+    if federation.secure_aggregation is None and not settings.privacy.private:
+        # Without noise there are no shares of it that only a sum would hide.
+        federation = federation.model_copy(update={"secure_aggregation": False})
+        settings = settings.model_copy(update={"federation": federation})
     if federation.joint:
         method = find_method(settings.method.name)
         if method.coordinates.dense:
@@ -88,7 +93,11 @@ def client_settings(settings: Settings) -> Settings:
     federation, privacy = federation_of(settings), settings.privacy
     if federation.joint:
         return settings
-    share = {"sample_rate": privacy.q, "expected_batch_size": privacy.b / federation.size, "public_dataset_size": None}
+    share = {
+        "sample_rate": privacy.q,
+        "expected_batch_size": privacy.b / federation.size,
+        "public_dataset_size": None,
+    }
     return settings.model_copy(update={"privacy": privacy.model_copy(update=share)})
 
 
@@ -119,10 +128,14 @@ def public_settings(settings: Settings) -> Settings:
     method = {**hyper.to_dict(), "clipping": settings.method.clipping}
     return settings.model_copy(
         update={
-            "model": settings.model.model_copy(update={"name": published_name(settings.model.name), "device": "auto"}),
+            "model": settings.model.model_copy(
+                update={"name": published_name(settings.model.name), "device": "auto"}
+            ),
             "adapter": settings.adapter.model_copy(update=nowhere),
             "data": settings.data.model_copy(update=private),
-            "method": settings.method.model_copy(update={name: method[name] for name in method if name != "init"}),
+            "method": settings.method.model_copy(
+                update={name: method[name] for name in method if name != "init"}
+            ),
             "run": RunSettings(
                 seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch
             ),
@@ -155,7 +168,9 @@ def server_plan(settings: Settings) -> Plan | None:
     federation = federation_of(settings)
     if not settings.privacy.private or not federation.trusted_server:
         return None
-    return _of_whole_clients(settings, PoissonSampling(federation.per_round / federation.size), federation.rounds)
+    return _of_whole_clients(
+        settings, PoissonSampling(federation.per_round / federation.size), federation.rounds
+    )
 
 
 def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:

@@ -83,7 +83,16 @@ class Rounds:
     def _take(self, number: int, asked: list[str]) -> None:
         """One round: its stages, then what is saved and shown of it."""
         self.history.begin(number, asked)
-        turn = Turn(self.settings, self.exchange, self.server, self.history.run, number, self._roster, self.plan, self.ledger)
+        turn = Turn(
+            self.settings,
+            self.exchange,
+            self.server,
+            self.history.run,
+            number,
+            self._roster,
+            self.plan,
+            self.ledger,
+        )
         before = self.server.states()
         void, answered = None, asked
         try:
@@ -93,7 +102,9 @@ class Rounds:
             self.server.take_states(before)
             void, answered = reason.what, []
         else:
-            save_checkpoint(self.folder.checkpoint, self.server.states(), Mark(number, self.history.run, None))
+            save_checkpoint(
+                self.folder.checkpoint, self.server.states(), Mark(number, self.history.run, None)
+            )
         done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void)
         self.history.end(done)
         if self.observer is not None:
@@ -126,7 +137,9 @@ class Rounds:
         names = federation_of(self.settings).names
         values = {"run": self.history.run}
         replies = self.exchange.send([Request(name, "leave", number + 1, values=values) for name in names])
-        ledgers = {reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None}
+        ledgers = {
+            reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None
+        }
         missing = sorted(set(names) - set(ledgers))
         if missing:
             raise RunError(

@@ -12,8 +12,8 @@ import torch
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
-from privlora.data.partition import cut
 from privlora.data.examples import Examples
+from privlora.data.partition import cut
 from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError
 from privlora.federated.client import Client, answer_all

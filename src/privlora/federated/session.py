@@ -53,7 +53,9 @@ class Session:
         settings = self.desk.settings
         if self.client.model is None:
             return settings
-        return settings.model_copy(update={"model": settings.model.model_copy(update={"name": self.client.model})})
+        return settings.model_copy(
+            update={"model": settings.model.model_copy(update={"name": self.client.model})}
+        )
 
     @property
     def federation(self) -> FederationSettings:
@@ -160,7 +162,9 @@ class Session:
         settings = settings_from(content, source="the server's settings")
         federation = federation_of(settings)
         if self.client.name not in federation.names:
-            raise ConfigError(f"client {self.client.name} is not of this federation", fix="rename it, or leave")
+            raise ConfigError(
+                f"client {self.client.name} is not of this federation", fix="rename it, or leave"
+            )
         self.desk.open(settings, client_plan(settings))
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
@@ -191,7 +195,10 @@ class Session:
         asked = _asked(request, "share")
         stage = str(asked.get("stage"))
         size = len(str(asked.get("names")).split(","))
-        if (asked.get("threshold"), size) != (federation.threshold, federation.per_round) and stage == "train":
+        if (asked.get("threshold"), size) != (
+            federation.threshold,
+            federation.per_round,
+        ) and stage == "train":
             raise PrivacyError(
                 "a secure sum over another number of clients, or with another threshold, than agreed",
                 why="each client's share of the noise is made for these numbers",
@@ -215,7 +222,11 @@ class Session:
         self.desk.begin(request)
         participant = self._participant()
         agrees = request.kind == "agree"
-        reply = participant.agree(_asked(request, "agree")) if agrees else participant.unmask(_asked(request, "unmask"))
+        reply = (
+            participant.agree(_asked(request, "agree"))
+            if agrees
+            else participant.unmask(_asked(request, "unmask"))
+        )
         if agrees:
             self.desk.keep_survivors(request.round, participant.survivors)
         self._keep(participant)
@@ -254,7 +265,8 @@ class Work:
         """ended: where training ended, by the rule; a vector for joint."""
         session = self.session
         if isinstance(ended, np.ndarray):
-            return session.send(self.request, {SUM: torch.from_numpy(ended)})
+            vector = {SUM: torch.from_numpy(ended)}
+            return session.send(self.request, session.packed(vector) if ended.dtype.kind == "f" else vector)
         answer = session.by_rule(self.request, ended.state, ended.travelled)
         settings = session.settings
         if session.federation.privacy_model == "record" or not settings.privacy.private:
@@ -262,7 +274,9 @@ class Work:
         if self.job.ledger is None:  # a trusted server clips and adds the noise
             return session.send(self.request, answer)
         seed = self.job.seed
-        share = clipped_share(answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1))
+        share = clipped_share(
+            answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1)
+        )
         return session.send(self.request, {SUM: torch.from_numpy(share)})
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ class Turn:
         self._phase("agree", stage, collector, collector.ask_agreement())
         self._phase("unmask", stage, collector, collector.ask_unmasking())
         total, answered = collector.total(), list(collector.survivors)
-        if federation.joint:
+        if federation.joint and lattice is not None:
             self.server.add(stage, {SUM: torch.from_numpy(total)}, 1.0)
         elif lattice is not None:
             updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
@@ -112,7 +112,8 @@ class Turn:
         else:
             weight = sum(weight_of(self.settings, name) for name in answered)
             found = decode(total, Names.of(like_of(expected)), fixed_point(federation))
-            self.server.add(stage, {name: t / weight for name, t in found.items()}, weight)
+            divisor = 1.0 if federation.joint else weight
+            self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
         return answered
 
     def _phase(
@@ -128,18 +129,25 @@ class Turn:
         for reply in self._send(kind, requests, stage=stage):
             message: Message = {n: v for n, v in reply.values.items() if not isinstance(v, float)}
             if phase == "mask":
-                message["vector"] = reply.tensors[SUM].numpy() if SUM in reply.tensors else np.zeros(0, np.uint32)
+                message["vector"] = (
+                    reply.tensors[SUM].numpy() if SUM in reply.tensors else np.zeros(0, np.uint32)
+                )
             try:
                 collector.take(phase, reply.client, message)
             except RunError as wrong:
                 self._drop(reply, wrong)
 
-    def _same(self, stage: str, asked: Sequence[str]) -> dict[str, tuple[dict[str, Tensor], dict[str, Number]]]:
+    def _same(
+        self, stage: str, asked: Sequence[str]
+    ) -> dict[str, tuple[dict[str, Tensor], dict[str, Number]]]:
         sent = self.server.tensors(stage)
         return {name: (sent, {}) for name in asked}
 
     def _send(
-        self, kind: str, asks: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Number]]], **values: Number
+        self,
+        kind: str,
+        asks: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Number]]],
+        **values: Number,
     ) -> list[Reply]:
         """The answers to what was asked, at most one of each client."""
         requests = [
