@@ -109,8 +109,9 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 
 def test_every_setting_is_documented_or_speaks_for_itself() -> None:
-    """The six groups are what docs and `--help` name."""
-    assert list(Settings.model_fields) == ["model", "data", "privacy", "adapter", "method", "run"]
+    """The groups are what docs and `--help` name."""
+    groups = ["model", "data", "privacy", "adapter", "method", "run", "federation"]
+    assert list(Settings.model_fields) == groups
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class AdapterSettings(Group):
     lora_alpha: float = Field(default=16.0, gt=0)
     target_modules: str | list[str] = "all-linear"
     """all-linear, a list of name endings, or a regular expression over whole module names."""
-    exclude_modules: list[str] = []
+    exclude_modules: list[str] = Field(default=[])
     layers_to_transform: list[int] | None = None
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's inputs. Its masks are drawn from secret randomness."""

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class Client:
     """name: public. folder: its own, for all its federations. path: its records' files; records: the same in memory.
 
-    model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client that
-    secure sums may be over, where its owner has them from elsewhere than the server. workplaces: of the process, by
-    run; shared with the other clients of it.
+    model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client
+    that secure sums may be over, where its owner has them from elsewhere than the server. workplaces: of the process,
+    by run; shared with the other clients of it.
     """
 
     name: str

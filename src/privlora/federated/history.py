@@ -16,7 +16,7 @@ _ID = 16  # bytes
 
 @dataclass(frozen=True)
 class Round:
-    """step: its number. down, up: bytes of all messages, without the engine's wrapping. void: why nothing came of it."""
+    """step: its number. down, up: bytes of all messages, without the engine's own. void: why nothing came of it."""
 
     step: int
     asked: tuple[str, ...]

@@ -98,7 +98,7 @@ class Rule(ABC):
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
         """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
 
-    def start_at(self, points: Sequence[Point]) -> None:
+    def start_at(self, points: Sequence[Point]) -> None:  # noqa: B027 - most rules have no use for it
         """Start from points with subspaces of one's own choice; for rules that train in tangent spaces."""
 
     @classmethod
