@@ -8,7 +8,7 @@ rounds   a round of ten clients in one process beside as many steps of a run in 
          turns, on the embedded model. CPU seconds of a step, medians.
 secure   whole rounds of ten clients in one process with and without secure sums at messages of 10 MB (fedavg on a
          random Llama of width 512), where the work of all clients adds up; and one sum alone, counted for each.
-masking  MB/s at which one key stream is added to 40 million entries.
+masking  MB a CPU second at 40 million entries: adding one key stream, the ten of a client among ten, and rounding.
 server   one round's aggregation for ten clients of an adapter of Llama-2-7B's shape (q_proj and v_proj, rank 16,
          float32), for each rule: CPU seconds and peak memory of a process that does nothing else.
 bytes    bytes of each round as counted, beside formulas of the rules' papers.
@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
+import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -30,18 +28,17 @@ from typing import Any
 import numpy as np
 import torch
 from cost_rounds import Job, against_a_run, of_federation, secure_against_plain, sums_alone
+from cost_server import CLIENTS, timed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from privlora.config import ModelSettings
 from privlora.demo import model_path
-from privlora.federated.rules import RULES, RuleSettings
+from privlora.federated.rules import RULES
+from privlora.federated.secure import FixedPoint, Layout, encode
 from privlora.federated.secure.masks import shift
 from privlora.training.models import adapter_for, load_model
 
 ROOT = Path(__file__).parents[2]
-SIZES = (64, 4096, 4096)
-"""Of q_proj and v_proj in the 32 layers of Llama-2-7B."""
-RANK_7B, CLIENTS = 16, 10
 
 
 def demo(**changes: Any) -> Job:
@@ -74,59 +71,38 @@ def secure(turns: int) -> dict[str, Any]:
 
 
 def masking(turns: int) -> dict[str, Any]:
-    found = {}
+    """MB of the vector a CPU second: with one key stream, with those of a client among ten, and of its rounding."""
+    found: dict[str, Any] = {}
+    entries, turns = 40_000_000, max(turns, 3)
     for bits in (32, 64):
-        vector, speeds = np.zeros(40_000_000, f"<u{bits // 8}"), []
-        for turn in range(max(turns, 3)):
-            start = time.process_time()
-            shift(vector, [turn.to_bytes(32, "little")])
-            speeds.append(vector.nbytes / 1e6 / (time.process_time() - start))
-        found[f"{bits} bits"] = {"MB_per_cpu_second": median(speeds), "bytes": vector.nbytes}
-    return found
+        vector = np.zeros(entries, f"<u{bits // 8}")
+        found[f"{bits} bits"] = {"bytes": vector.nbytes}
+        for streams in (1, CLIENTS):
+            keys = [number.to_bytes(32, "little") for number in range(streams)]
+            seconds = [timed(lambda keys=keys, vector=vector: shift(vector, keys)) for _ in range(turns)]  # type: ignore[misc]
+            found[f"{bits} bits"][f"MB/s with {streams} streams"] = vector.nbytes / 1e6 / median(seconds)
+    tensors, point = {"0.left": torch.full((entries,), 0.01)}, FixedPoint(64, 2.0**12, CLIENTS)
+    layout = Layout.of(tensors)
+    seconds = [timed(lambda: encode(tensors, layout, point)) for _ in range(turns)]
+    return {**found, "MB/s of float32 rounded": 4 * entries / 1e6 / median(seconds)}
 
 
 def server(turns: int) -> dict[str, Any]:
     """Each rule in a process of its own."""
-    found = {}
-    context = multiprocessing.get_context("spawn")
-    for name in RULES:
-        with context.Pool(1) as pool:
-            found[name] = pool.apply(aggregate, (name,))
-    return found
-
-
-def aggregate(name: str) -> dict[str, Any]:
-    """Random answers of all clients, made one after the other outside of what is timed."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    L, m, n = SIZES
-    settings = RuleSettings(rank=RANK_7B)
-    rule = RULES[name]([(torch.zeros(L, m, RANK_7B), torch.randn(L, n, RANK_7B) / n**0.5)], settings)
-    before, spent = _peak(), 0.0
-    for stage in rule.stages:
-        shapes = rule.shapes(stage, 1, [SIZES], settings)[1]
-        for _ in range(CLIENTS):
-            answer = {key: 0.01 * torch.randn(shape) for key, shape in shapes.items()}
-            spent += _timed(lambda answer=answer, stage=stage: rule.add(stage, answer, 1.0))  # type: ignore[misc]
-        spent += _timed(lambda stage=stage: rule.close(stage))  # type: ignore[misc]
-    spent += _timed(lambda: rule.broadcast(rule.stages[0]))
-    return {"cpu_seconds": spent, "peak_mb": _peak(), "peak_mb_before": before}
-
-
-def _timed(do: Callable[[], object]) -> float:
-    start = time.process_time()
-    do()
-    return time.process_time() - start
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    program = str(Path(__file__).with_name("cost_server.py"))
+    return {
+        rule: json.loads(
+            subprocess.run([sys.executable, program, rule], check=True, capture_output=True).stdout
+        )
+        for rule in RULES
+    }
 
 
 def formulas(rule: str, t: int, L: int, m: int, n: int, r: int) -> tuple[int, int]:
     """Floats to and from one client in round t for L modules of m x n; of fedask with p = 0, under privacy.
 
-    ffa, rolora and alt send all factors down, so that a client that comes anew has them.
+    ffa, rolora and alt send all factors down, so that a client that comes anew has them. flora and fedex: as long as
+    their ranks are below m and n.
     """
     whole, left, right = L * (m + n) * r, L * m * r, L * n * r
     half = left if t % 2 else right

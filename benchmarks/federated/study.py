@@ -94,7 +94,7 @@ def reports(
     """The cells of a row that are reported."""
     alike = row in _EVERYWHERE
     splits = ["iid"] if alike else chosen.splits
-    for split, seed in itertools.product(splits, [SEEDS[0]] if row == _UNTRAINED else SEEDS):
+    for split, seed in itertools.product(splits, [SEEDS[0]] if row == _UNTRAINED else chosen.seeds):
         per_round = CLIENTS if alike or row == "each alone" else chosen.per_round
         cell = Cell(
             task=task,
@@ -164,6 +164,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=["iid", "domain", "Dir(0.1)"])
     parser.add_argument("--epsilons", nargs="+", type=_epsilon, default=[3.0, 1.0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--per-round", type=int, default=CLIENTS)
     return parser.parse_args()
 
