@@ -47,7 +47,10 @@ def demo(**changes: Any) -> Job:
 
 
 def rounds(turns: int) -> dict[str, Any]:
-    return against_a_run(demo(), turns)
+    return {
+        f"{batch} records a step": against_a_run(demo(records=2000, batch=batch), turns)
+        for batch in (160, 480)
+    }
 
 
 def secure(turns: int) -> dict[str, Any]:
@@ -61,8 +64,7 @@ def secure(turns: int) -> dict[str, Any]:
         max_position_embeddings=256,
     )
     torch.manual_seed(0)
-    job = demo(rank=64, batch=40.0)
-    wide = Job(model=LlamaForCausalLM(config), tokenizer=job.tokenizer, rank=64, batch=40.0)
+    wide = Job(model=LlamaForCausalLM(config), tokenizer=demo().tokenizer, rank=64, batch=40.0)
     return {
         "parameters": sum(p.numel() for p in wide.model.parameters()),
         "rounds": {f"{steps} local steps": secure_against_plain(wide, turns, steps) for steps in (1, 4)},

@@ -121,15 +121,13 @@ def of_run(job: Job, steps: int) -> list[Spent]:
     return watch.each()
 
 
-def against_a_run(job: Job, turns: int, local_steps: int = 3) -> dict[str, Any]:
+def against_a_run(job: Job, turns: int, local_steps: int = 2) -> dict[str, Any]:
     """Rounds of joint and tan, and as many steps of a run in one place, by turns. A round of tan has ``local_steps``,
     and counts as so many."""
-    found: dict[str, list[Spent]] = {"central": [], "joint": [], "joint, plain sums": [], "tan": []}
+    found: dict[str, list[Spent]] = {"central": [], "joint": [], "tan": []}
     for _ in range(turns):
         found["central"] += of_run(job, 1 + local_steps)
         found["joint"] += of_federation(job, rule="joint", rounds=1 + local_steps)[0]
-        plain = of_federation(job, rule="joint", rounds=1 + local_steps, secure_aggregation=False)[0]
-        found["joint, plain sums"] += plain
         for wall, cpu in of_federation(job, rule="tan", rounds=2, local_steps=local_steps)[0]:
             found["tan"] += [(wall / local_steps, cpu / local_steps)]
     return {

@@ -22,9 +22,10 @@ from study_cells import CLIENTS, ROWS, SPLITS
 
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
 
-CENTRAL, ALONE, UNTRAINED = "central prism", "each alone", "zero training"
-_CONTROLS = ("central prism", "central dp-adamw", ALONE, UNTRAINED)
-_EVERYWHERE = ("central prism", "central dp-adamw", UNTRAINED)
+CENTRAL, UNTRAINED = "central prism", "zero training"
+_CONTROLS = (CENTRAL, "central dp-adamw", "each alone", UNTRAINED)
+_EVERYWHERE = (CENTRAL, "central dp-adamw", UNTRAINED)
+_APART = (*_CONTROLS, "fedsa")  # of the figure; fedsa has no common adapter
 _COLOURS = dict(zip(SPLITS, (ACCENT, SECOND, THIRD, FOURTH, MUTED), strict=True))
 
 
@@ -190,7 +191,7 @@ def draw(found: Sequence[Table]) -> Figure:
     axes_of: list[Any] = list(panels) if len(found) > 1 else [panels]
     for axes, table in zip(axes_of, found, strict=True):
         over = {row: table.over_splits(row) for row in table.rows}
-        rows = [row for row in table.rows if row not in _CONTROLS and over[row] is not None]
+        rows = [row for row in table.rows if row not in _APART and over[row] is not None]
         rows.sort(key=lambda row: -(over[row].mean))  # type: ignore[union-attr]
         for split in table.splits:
             for height, row in enumerate(rows):
@@ -208,7 +209,7 @@ def draw(found: Sequence[Table]) -> Figure:
                         color=_COLOURS[split],
                         label=label,
                     )
-        for name, dashes in (("central prism", "-"), ("central dp-adamw", (0, (4, 3))), (ALONE, (0, (1, 2)))):
+        for name, dashes in (("central prism", "-"), ("central dp-adamw", (0, (4, 3)))):
             value = table.over_splits(name)
             if value is not None:
                 axes.axvline(value.mean, color=MUTED, linestyle=dashes, linewidth=1.2, label=name)
