@@ -216,7 +216,7 @@ def draw(found: Sequence[Table]) -> Figure:
         axes.set_yticks(range(len(rows)), rows)
         axes.set_xlabel("held-out loss (nats)")
         axes.set_title(table.title)
-    axes_of[0].legend(fontsize=8)
+    axes_of[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(0.12, 0.45))
     return figure
 
 
