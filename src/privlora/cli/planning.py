@@ -40,6 +40,11 @@ def plan(
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy
 
+        if settings.federation is not None:
+            from privlora.cli.federation_plan import plan_federation
+
+            plan_federation(*_local_model(settings), as_json, _opinions if cross_check else None)
+            return
         method = find_method(settings.method.name)
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
@@ -146,9 +151,13 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
         else epsilon(planned.phases, planned.delta, adjacency=_REPLACE_ONE),
     }
     if cross_check:
-        accountants: tuple[Accountant, ...] = ("rdp", "prv")
-        cost["cross_check"] = {name: _second_opinion(name, planned) for name in accountants}
+        cost["cross_check"] = _opinions(planned)
     return cost
+
+
+def _opinions(planned: Plan) -> dict[str, Any]:
+    accountants: tuple[Accountant, ...] = ("rdp", "prv")
+    return {name: _second_opinion(name, planned) for name in accountants}
 
 
 def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
