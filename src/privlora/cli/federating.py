@@ -75,7 +75,7 @@ def _run(folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool) -
         plan, own = client_plan(settings), server_plan(settings)
         err().print(f"plan: {in_a_line(settings, plan, own)}")
         result = _observed(folder, settings, lambda observer: start(settings, observer=observer, fresh=fresh))
-        _show(folder, settings, result, as_json)
+    _show(folder, settings, result, as_json)
 
 
 def _observed(

@@ -7,7 +7,6 @@ from math import sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
-from privlora.cli.console import emit, out
 from privlora.cli.training import describe
 from privlora.config import Settings
 from privlora.federated.plans import (
@@ -35,11 +34,11 @@ from privlora.training.models import adapter_for
 
 
 def plan_federation(
-    settings: Settings, model: Any, as_json: bool, opinions: Callable[[Plan], dict[str, Any]] | None
-) -> None:
-    """Print what follows from the settings. model: the base model, with or without weights, if it is at hand.
+    settings: Settings, model: Any, opinions: Callable[[Plan], dict[str, Any]] | None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What follows from the settings, and its lines on the screen, each with a name.
 
-    opinions: of other accountants, if they are asked for.
+    model: the base model, with or without weights, if it is at hand. opinions: of other accountants, if asked for.
     """
     settings = with_local_method(settings)
     plan, own = client_plan(settings, model), server_plan(settings)
@@ -47,14 +46,7 @@ def plan_federation(
     whole = own or plan
     if opinions is not None and whole is not None and content["private"]:
         content["cross_check"] = opinions(whole)
-    if as_json:
-        emit(content)
-        return
-    for name, text in _rows(settings, content, plan, own):
-        out().print(f"{name:<12}{text}")
-    out().print("not protected:")
-    for sentence in content["not_protected"]:
-        out().print(f"  - {sentence}")
+    return content, _rows(settings, content, plan, own)
 
 
 def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any) -> dict[str, Any]:

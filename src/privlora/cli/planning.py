@@ -34,17 +34,15 @@ def plan(
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
     settings = load_settings(config, overrides or ())
+    if settings.federation is not None:
+        _plan_federation(settings, cross_check, as_json)
+        return
     with quiet_libraries():
         from privlora.cli.memory import estimate_memory
         from privlora.methods import find_method
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy
 
-        if settings.federation is not None:
-            from privlora.cli.federation_plan import plan_federation
-
-            plan_federation(*_local_model(settings), as_json, _opinions if cross_check else None)
-            return
         method = find_method(settings.method.name)
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
@@ -73,6 +71,17 @@ def plan(
         emit(content)
     else:
         _show(content, planned, memory)
+
+
+def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
+    with quiet_libraries():
+        from privlora.cli.federation_plan import plan_federation
+
+        content, rows = plan_federation(*_local_model(settings), _opinions if cross_check else None)
+    if as_json:
+        emit(content)
+    else:
+        _print(rows, content["not_protected"])
 
 
 def _local_model(settings: Settings) -> tuple[Settings, Any]:
@@ -200,10 +209,14 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
     rows.append(("memory", _memory_line(memory)))
+    _print(rows, content["not_protected"])
+
+
+def _print(rows: list[tuple[str, str]], limits: list[str]) -> None:
     for name, text in rows:
         out().print(f"{name:<12}{text}")
     out().print("not protected:")
-    for sentence in content["not_protected"]:
+    for sentence in limits:
         out().print(f"  - {sentence}")
 
 
