@@ -13,9 +13,7 @@ from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
 from privlora.data.examples import Examples
-from privlora.data.partition import cut
-from privlora.data.records import as_records, load_records
-from privlora.errors import ConfigError
+from privlora.data.records import load_records
 from privlora.federated.client import Client, answer_all
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
@@ -31,6 +29,7 @@ from privlora.federated.plans import (
 )
 from privlora.federated.rounds import RoundObserver, Rounds
 from privlora.federated.server import RuleServer, Server
+from privlora.federated.sources import Records, records_of, refuse_missing_sources
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.reporting import publish
@@ -39,8 +38,6 @@ from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import load_data, tokenise
 from privlora.training.models import unchanged_afterwards
-
-Records = Sequence[Mapping[str, Any]]
 
 # Without effect in one process, where nothing is waited for.
 _TIMEOUT = 60.0
@@ -156,7 +153,7 @@ def federate(
     *,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
-    records: Records | None = None,
+    records: Records | Mapping[str, Records] | None = None,
     evaluation: Records | None = None,
     observer: RoundObserver | None = None,
     fresh: bool = True,
@@ -165,18 +162,20 @@ def federate(
 
     Each client has a folder of its own in ``run.output``/clients, and the server sees nothing but their messages.
 
-    model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut. fresh: False goes on
-    with the run in ``run.output``.
+    model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut, or each client's by
+    its name. fresh: False goes on with the run in ``run.output``.
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         folder.refuse_if_used()
+    refuse_without_flower()
     settings = with_local_method(settings.located())
+    refuse_missing_sources(settings, records, evaluation)
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
-    own = _records_of(settings, records)
+    own = records_of(settings, records)
     union = [record for records in own.values() for record in records]
     data = load_data(settings, tokenizer, union, evaluation, model=loaded)
     identity = identify(data, loaded)
@@ -197,22 +196,9 @@ def federate(
     return serve(settings, exchange, folder, workplace=workplace, evaluation=evaluation, observer=observer)
 
 
-def _records_of(settings: Settings, records: Records | None) -> dict[str, Records]:
-    """Each client's records: cut from all, or its own."""
-    federation, data = federation_of(settings), settings.data
-    if isinstance(federation.clients, int):
-        if records is None:
-            records = load_records(data.path, format=data.format, limit=data.limit)
-        user = settings.privacy.user_column
-        return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
-    own = {client.name: client.path for client in federation.clients}
-    missing = [name for name, path in own.items() if path is None]
-    if missing:
-        raise ConfigError(
-            f"clients without a path: {', '.join(missing)}",
-            fix="give each a path, or let each run on a machine of its own (`privlora federate --write-app`)",
-        )
-    return {name: load_records(path, format=data.format) for name, path in own.items() if path is not None}
+def refuse_without_flower() -> None:
+    """Raise ConfigError without flwr."""
+    import privlora.federated.flower  # noqa: F401 - raises it
 
 
 def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], list[Reply]]) -> Exchange:
