@@ -21,6 +21,7 @@ from privlora.federated.local import train_locally
 from privlora.federated.messages import Reply, Request
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
+from privlora.training.files import temporary_files
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,10 @@ class Client:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """For the time of one answer. Raises RunError while another process answers for this client."""
+        """For the time of one answer; what a killed process left half-written is removed.
+
+        Raises RunError while another process answers for this client.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -81,6 +85,9 @@ class Client:
             ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for folder in (self.folder, *self.folder.glob("*/")):
+                for path in temporary_files(folder):
+                    path.unlink()
             yield
         except BlockingIOError:
             raise RunError(
@@ -106,7 +113,6 @@ def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> li
             try:
                 session = client.session(request)
                 held.enter_context(client.locked())
-                session.desk.clear()
                 if request.kind == "train":
                     works.append(session.begin(request))
                     held.callback(works[-1].close)

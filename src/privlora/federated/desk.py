@@ -21,7 +21,7 @@ from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import Settings, load_settings
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.messages import KINDS, Request
-from privlora.training.files import temporary_files, write_atomically
+from privlora.training.files import write_atomically
 
 _FOLDER, _FILE = 0o700, 0o600
 _STAGES = ("train", "sketch")
@@ -100,11 +100,6 @@ class Desk:
             self.ledger.chmod(_FILE)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
         self._write(self._settings, settings.to_yaml())
-
-    def clear(self) -> None:
-        """Remove what a process that was killed left half-written, and what belongs to rounds that are over."""
-        for path in temporary_files(self.root):
-            path.unlink()
 
     def begin(self, request: Request) -> None:
         """Note that ``request`` is being answered, before anything is done for it.

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privlora.errors import PrivacyError, RunError
+from privlora.training.files import temporary
 
 KEY: Final = 32
 """Bytes of a public or private key of either kind, of a derived key and of a digest."""
@@ -156,10 +157,10 @@ class Identity:
 
         The file has its name once it is whole, so a process that is killed leaves no half of it.
         """
-        half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        half = temporary(path)
         try:
             try:
-                with open(half, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                with open(half, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                     file.write(self._seed + self._agreement)
                     file.flush()
                     os.fsync(file.fileno())
