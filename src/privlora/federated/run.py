@@ -17,6 +17,7 @@ from privlora.data.partition import cut
 from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError
 from privlora.federated.client import Client, answer_all
+from privlora.federated.facts import federation_facts, most_released
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
 from privlora.federated.messages import Exchange, Reply, Request
@@ -116,9 +117,11 @@ def serve(
         finally:
             if ledger is not None:
                 ledger.close()
-        summary = _keep_ledgers(folder, ledgers) if plan is not None else _own(folder, own)
+        found = {} if plan is None else _keep_ledgers(folder, ledgers)
+        summary = _own(folder, own) if plan is None else read_ledger(folder.ledger)
         folder.hide_settings()
-        publish(folder, server.parts, summary)
+        facts = federation_facts(settings, server, rounds.history.rounds(), found)
+        publish(folder, server.parts, summary, federation=facts)
     if summary is None or summary.plan.insecure_noise:
         return Federated(folder.release, rounds.history.begun, None, None)
     return Federated(folder.release, rounds.history.begun, summary.epsilon(), summary.plan.delta)
@@ -132,16 +135,15 @@ def _own(folder: RunFolder, plan: Plan | None) -> LedgerSummary | None:
     return None if plan is None else read_ledger(folder.ledger)
 
 
-def _keep_ledgers(folder: RunFolder, ledgers: Mapping[str, str]) -> LedgerSummary:
+def _keep_ledgers(folder: RunFolder, ledgers: Mapping[str, str]) -> dict[str, LedgerSummary]:
     """Every client's ledger beside the report, whose statement is that of the client which released most."""
     found = {}
     for name, text in ledgers.items():
         path = folder.release / f"ledger-{name}.jsonl"
         write_atomically(path, text)
         found[name] = read_ledger(path)
-    most = max(found, key=lambda name: found[name].charges)
-    write_atomically(folder.ledger, ledgers[most])
-    return read_ledger(folder.ledger)
+    write_atomically(folder.ledger, ledgers[most_released(found)])
+    return found
 
 
 def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) -> Examples | None:
