@@ -162,13 +162,14 @@ def federate(
     evaluation: Records | None = None,
     observer: RoundObserver | None = None,
     fresh: bool = True,
+    watch: Callable[[Sequence[Reply]], None] | None = None,
 ) -> Federated:
     """A federation whose clients are all in this process, side by side on one frozen model.
 
     Each client has a folder of its own in ``run.output``/clients, and the server sees nothing but their messages.
 
     model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut. fresh: False goes on
-    with the run in ``run.output``.
+    with the run in ``run.output``. watch: is shown every answer as it reaches the server, to demonstrate what that is.
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
@@ -195,7 +196,14 @@ def federate(
         name: Client(name, folder.root / "clients" / name, records=records, workplaces=shared)
         for name, records in own.items()
     }
-    exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
+
+    def answer(requests: Sequence[Request]) -> list[Reply]:
+        replies = answer_all(clients, requests)
+        if watch is not None:
+            watch(replies)
+        return replies
+
+    exchange = embedded(list(own), answer)
     return serve(settings, exchange, folder, workplace=workplace, evaluation=evaluation, observer=observer)
 
 
