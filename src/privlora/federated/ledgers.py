@@ -9,7 +9,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from privlora.accounting import LedgerSummary, Plan, read_ledger
+from privlora.accounting import LedgerSummary, Plan
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config import Settings
 from privlora.errors import PrivacyError, PrivloraError, RunError
@@ -27,11 +27,11 @@ _ROUNDING = 1e-6
 
 def keep_ledgers(
     folder: RunFolder, settings: Settings, history: History, plan: Plan, given: Mapping[str, str]
-) -> LedgerSummary:
+) -> dict[str, LedgerSummary]:
     """Write every client's ledger beside the report, whose statement is that of the client which released most.
 
-    A ledger that cannot be right is left out. Raises RunError unless the others' statement covers whatever clients
-    without one can have released: as often as they were asked.
+    Gives what each ledger says. One that cannot be right is left out. Raises RunError unless the others' statement covers
+    whatever clients without one can have released: as often as they were asked.
     """
     federation = federation_of(settings)
     charges = charges_a_round(federation)
@@ -43,7 +43,7 @@ def keep_ledgers(
             found[name] = _right(name, given.get(name, ""), plan, charges * answered[name])
         except PrivloraError as wrong:
             _log.warning("the ledger of %s is left out: %s", name, wrong)
-    most = max(found, key=lambda name: found[name].charges, default=None)
+    most = most_released(found) if found else None
     missing = [name for name in federation.names if name not in found]
     least = max((charges * asked[name] for name in missing), default=0)
     if most is None or found[most].charges < least:
@@ -55,7 +55,12 @@ def keep_ledgers(
     for name in found:
         write_atomically(folder.release / f"ledger-{name}.jsonl", given[name])
     write_atomically(folder.ledger, given[most])
-    return read_ledger(folder.ledger)
+    return found
+
+
+def most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
+    """The client whose ledger has the most charges, the first of several: its budget bounds all others'."""
+    return max(ledgers, key=lambda name: ledgers[name].charges)
 
 
 def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:

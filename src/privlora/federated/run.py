@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import PrivacyError
 from privlora.federated.client import Client, answer_all
+from privlora.federated.facts import federation_facts
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
 from privlora.federated.ledgers import keep_ledgers
@@ -133,9 +134,11 @@ def _serve(
     finally:
         if ledger is not None:
             ledger.close()
-    summary = keep_ledgers(folder, settings, history, plan, ledgers) if plan else _own(folder, own)
+    found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
+    summary = read_ledger(folder.ledger) if found else _own(folder, own)
     folder.hide_settings()
-    publish(folder, server.parts, summary)
+    facts = federation_facts(settings, server, history.rounds(), found)
+    publish(folder, server.parts, summary, federation=facts)
     if summary is None or summary.plan.insecure_noise:
         return Federated(folder.release, rounds.history.begun, None, None)
     return Federated(folder.release, rounds.history.begun, summary.epsilon(), summary.plan.delta)
@@ -165,13 +168,15 @@ def federate(
     evaluation: Records | None = None,
     observer: RoundObserver | None = None,
     fresh: bool = True,
+    watch: Callable[[Sequence[Reply]], None] | None = None,
 ) -> Federated:
     """A federation whose clients are all in this process, side by side on one frozen model.
 
     Each client has a folder of its own in ``run.output``/clients, and the server sees nothing but their messages.
 
     model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut, or each client's by
-    its name. fresh: False goes on with the run in ``run.output``.
+    its name. fresh: False goes on with the run in ``run.output``. watch: is shown answers as they reach the server, to
+    demonstrate what they are.
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
@@ -201,7 +206,14 @@ def federate(
         name: Client(name, folder.root / CLIENTS / name, records=records, workplaces=shared, limits=ANYTHING)
         for name, records in own.items()
     }
-    exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
+
+    def answer(requests: Sequence[Request]) -> Iterator[Reply]:
+        for reply in answer_all(clients, requests):
+            if watch is not None:
+                watch([reply])
+            yield reply
+
+    exchange = embedded(list(own), answer)
     return serve(settings, exchange, folder, workplace=workplace, evaluation=evaluation, observer=observer)
 
 
