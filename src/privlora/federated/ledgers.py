@@ -30,8 +30,8 @@ def keep_ledgers(
 ) -> dict[str, LedgerSummary]:
     """Write every client's ledger beside the report, whose statement is that of the client which released most.
 
-    Gives what each ledger says. One that cannot be right is left out. Raises RunError unless the others' statement covers
-    whatever clients without one can have released: as often as they were asked.
+    Gives what each ledger says. One that cannot be right is left out. Raises RunError unless the others' statement
+    covers whatever clients without one can have released: as often as they were asked.
     """
     federation = federation_of(settings)
     charges = charges_a_round(federation)
