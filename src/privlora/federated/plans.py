@@ -162,13 +162,14 @@ def charges_a_round(federation: FederationSettings) -> int:
 
 
 def server_plan(settings: Settings) -> Plan | None:
-    """What a trusted server will release, with clients that it draws in secret; None where clients add the noise."""
+    """What a trusted server will release; None where clients add the noise.
+
+    Who trains in a round is public, so nothing is gained from how rarely a client is asked.
+    """
     federation = federation_of(settings)
     if not settings.privacy.private or not federation.trusted_server:
         return None
-    return _of_whole_clients(
-        settings, PoissonSampling(federation.per_round / federation.size), federation.rounds
-    )
+    return _of_whole_clients(settings, PoissonSampling(1.0), federation.rounds)
 
 
 def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,9 +14,13 @@ from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
+from privlora.errors import PrivacyError
 from privlora.federated.client import Client, answer_all
+from privlora.federated.facts import federation_facts
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
+from privlora.federated.ledgers import keep_ledgers
+from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
     client_plan,
@@ -38,6 +42,9 @@ from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import load_data, tokenise
 from privlora.training.models import unchanged_afterwards
+
+CLIENTS: Final = "clients"
+"""Where clients of one process have their folders, beside release/ and private/."""
 
 # Without effect in one process, where nothing is waited for.
 _TIMEOUT = 60.0
@@ -90,32 +97,48 @@ def serve(
     settings: those of the run, with its local method. workplace: of the server, with its model. evaluation: PUBLIC
     records in memory, in the place of data.evaluation. For the rest see `Rounds.serve`.
     """
+    history = History(folder.private / "rounds.jsonl")
+    with history.locked(), unchanged_afterwards(workplace.loaded[0]):
+        folder.remove_leftovers()
+        return _serve(settings, exchange, folder, history, workplace, evaluation, observer)
+
+
+def _serve(
+    settings: Settings,
+    exchange: Exchange,
+    folder: RunFolder,
+    history: History,
+    workplace: Workplace,
+    evaluation: Records | None,
+    observer: RoundObserver | None,
+) -> Federated:
     model, tokenizer, settings = workplace.loaded
     plan, own = client_plan(settings, model), server_plan(settings)
-    with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer))
-        parts.adapter.detach()  # clients of this process need the model as it is
-        server = server_of(settings, parts, plan)
-        ledger = None if own is None else _ledger(folder, own)
-        try:
-            rounds = Rounds(
-                settings,
-                exchange,
-                server,
-                folder,
-                History(folder.private / "rounds.jsonl"),
-                plan=plan,
-                ledger=ledger,
-                evaluation=_examples(settings, tokenizer, evaluation),
-                observer=observer,
-            )
-            ledgers = rounds.serve()
-        finally:
-            if ledger is not None:
-                ledger.close()
-        summary = _keep_ledgers(folder, ledgers) if plan is not None else _own(folder, own)
-        folder.hide_settings()
-        publish(folder, server.parts, summary)
+    parts = build_parts(settings, model, PublicStart(tokenizer))
+    parts.adapter.detach()  # clients of this process need the model as it is
+    server = server_of(settings, parts, plan)
+    ledger = None if own is None else _ledger(folder, own)
+    try:
+        rounds = Rounds(
+            settings,
+            exchange,
+            server,
+            folder,
+            history,
+            plan=plan,
+            ledger=ledger,
+            evaluation=_examples(settings, tokenizer, evaluation),
+            observer=observer,
+        )
+        ledgers = rounds.serve()
+    finally:
+        if ledger is not None:
+            ledger.close()
+    found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
+    summary = read_ledger(folder.ledger) if found else _own(folder, own)
+    folder.hide_settings()
+    facts = federation_facts(settings, server, history.rounds(), found)
+    publish(folder, server.parts, summary, federation=facts)
     if summary is None or summary.plan.insecure_noise:
         return Federated(folder.release, rounds.history.begun, None, None)
     return Federated(folder.release, rounds.history.begun, summary.epsilon(), summary.plan.delta)
@@ -127,18 +150,6 @@ def _ledger(folder: RunFolder, plan: Plan) -> Ledger:
 
 def _own(folder: RunFolder, plan: Plan | None) -> LedgerSummary | None:
     return None if plan is None else read_ledger(folder.ledger)
-
-
-def _keep_ledgers(folder: RunFolder, ledgers: Mapping[str, str]) -> LedgerSummary:
-    """Every client's ledger beside the report, whose statement is that of the client which released most."""
-    found = {}
-    for name, text in ledgers.items():
-        path = folder.release / f"ledger-{name}.jsonl"
-        write_atomically(path, text)
-        found[name] = read_ledger(path)
-    most = max(found, key=lambda name: found[name].charges)
-    write_atomically(folder.ledger, ledgers[most])
-    return read_ledger(folder.ledger)
 
 
 def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) -> Examples | None:
@@ -157,13 +168,15 @@ def federate(
     evaluation: Records | None = None,
     observer: RoundObserver | None = None,
     fresh: bool = True,
+    watch: Callable[[Sequence[Reply]], None] | None = None,
 ) -> Federated:
     """A federation whose clients are all in this process, side by side on one frozen model.
 
     Each client has a folder of its own in ``run.output``/clients, and the server sees nothing but their messages.
 
     model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut, or each client's by
-    its name. fresh: False goes on with the run in ``run.output``.
+    its name. fresh: False goes on with the run in ``run.output``. watch: is shown answers as they reach the server, to
+    demonstrate what they are.
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
@@ -187,18 +200,37 @@ def federate(
     else:
         refuse_others(folder, identity)
     run = History(folder.private / "rounds.jsonl").run
+    _refuse_forgotten(folder, run)
     shared = {run: Workplace(public_settings(settings), loaded, tokenizer)}
     clients = {
-        name: Client(name, folder.root / "clients" / name, records=records, workplaces=shared)
+        name: Client(name, folder.root / CLIENTS / name, records=records, workplaces=shared, limits=ANYTHING)
         for name, records in own.items()
     }
-    exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
+
+    def answer(requests: Sequence[Request]) -> Iterator[Reply]:
+        for reply in answer_all(clients, requests):
+            if watch is not None:
+                watch([reply])
+            yield reply
+
+    exchange = embedded(list(own), answer)
     return serve(settings, exchange, folder, workplace=workplace, evaluation=evaluation, observer=observer)
 
 
 def refuse_without_flower() -> None:
     """Raise ConfigError without flwr."""
     import privlora.federated.flower  # noqa: F401 - raises it
+
+
+def _refuse_forgotten(folder: RunFolder, run: str) -> None:
+    """Raise PrivacyError if clients of this folder have released something in a run that its server forgot."""
+    others = [path for path in (folder.root / CLIENTS).glob("*/*/ledger.jsonl") if path.parent.name != run]
+    if others:
+        raise PrivacyError(
+            f"{str(others[0])!r} is of another run than {str(folder.private)!r} knows",
+            why="the clients' budget would be spent twice, and stated once",
+            fix="restore the folder's own files, or set run.output to another folder",
+        )
 
 
 def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], list[Reply]]) -> Exchange:
