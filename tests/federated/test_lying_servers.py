@@ -332,8 +332,9 @@ def test_terms_do_not_change_after_joining(
         "!!python/object/apply:os.system ['true']",
         "a: &a [*a, *a]",
         "x" * 10**6,
+        "[" * 10**5,
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_settings_that_are_none(text: str, tmp_path: Path) -> None:
     assert not joins(Client(VICTIM, tmp_path / "c", limits=ANYTHING), text)
