@@ -13,7 +13,7 @@ NAMES = ("north", "south", "west")
 def write_clients(folder: Path, count: int = 16) -> list[dict[str, str]]:
     """Records of three clients in ``folder``, none twice; what federation.clients says of them."""
     return [
-        {"name": name, "path": str(write_records(folder / f"{name}.jsonl", count, first=100 * (at + 1)))}
+        {"name": name, "path": str(write_records(folder / f"{name}.jsonl", count, first=1000 * (at + 1)))}
         for at, name in enumerate(NAMES)
     ]
 

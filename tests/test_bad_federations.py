@@ -108,7 +108,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {"federation": {"rule": "fedavg"}, "method": {"name": "prism"}},
         ["rule=fedavg cannot train by method 'prism'", "move both factors", "or no method.name"],
     ),
-    "unknown method": ({"method": {"name": "prsm"}}, ["'prism'?"]),
+    "unknown method": ({"method": {"name": "prsm"}}, ["unknown method 'prsm'", "prism"]),
     "a trusted server of records": ({"federation": {"trusted_server": True}}, ["privacy_model=client"]),
     "weights of too few": ({"federation": {"weights": [1, 2]}}, ["3 positive numbers"]),
     "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),

@@ -193,6 +193,9 @@ def test_a_round_that_died_is_void_and_said_so(
     resumed = call(capsys, "resume", folder / "run")
     assert resumed.code == 0, resumed.err
     assert "rounds:   1 of 2 are void: nothing moved in them" in resumed.out
+    charged = read_ledger(folder / "run" / "release" / "ledger.jsonl").charges
+    assert charged == 2  # the round that died had not been charged
+    assert f"; {charged} steps of Gaussian mechanism" in resumed.out
 
 
 def test_an_interruption_before_the_start_leaves_nothing(

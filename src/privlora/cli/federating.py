@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +104,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
         "report": str(result.release / "report.html"),
     }
     rounds = History(folder.private / "rounds.jsonl").rounds()
-    plan = read_ledger(folder.ledger).plan if folder.ledger.exists() else None
+    plan = _charged(folder)
     if as_json:
         statement: dict[str, Any] = {"private": result.epsilon is not None}
         if result.epsilon is not None and plan is not None:
@@ -119,6 +120,14 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     if void:
         out().print(f"{'rounds:':<10}{void} of {len(rounds)} are void: nothing moved in them")
     out().print(f"{'promise:':<10}{_promise(settings, result, plan)}")
+
+
+def _charged(folder: RunFolder) -> Plan | None:
+    """The plan of the ledger that released most, as far as it was charged: rounds may be void, and clients absent."""
+    if not folder.ledger.exists():
+        return None
+    summary = read_ledger(folder.ledger)
+    return replace(summary.plan, phases=tuple(summary.events())) if summary.charges else summary.plan
 
 
 def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Limits:
 ANYTHING: Final = Limits(
     max_epsilon=float("inf"),
     max_delta=1.0,
+    least_clients=1,
     must_be_private=False,
     trusts_server=True,
     pins_model=False,

@@ -200,17 +200,17 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
 
 def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, private: bool) -> None:
     """Raise ConfigError for a rule that cannot give what is promised."""
-    if federation.secure and not rule.linear:
-        raise ConfigError(
-            f"rule={rule.name} cannot be summed securely",
-            why="its server needs each client's update, and would get their sum",
-            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
-        )
     if private and federation.privacy_model == "client" and not hides_clients(rule):
         raise ConfigError(
             f"rule={rule.name} cannot hide whole clients",
             why="one clipped update a round is all that the noise covers, and its clients send or keep more",
             fix="fedavg, tan, alt, or another rule of one summed message",
+        )
+    if federation.secure and not rule.linear:
+        raise ConfigError(
+            f"rule={rule.name} cannot be summed securely",
+            why="its server needs each client's update, and would get their sum",
+            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
         )
 
 

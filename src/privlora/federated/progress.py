@@ -84,10 +84,11 @@ class RoundProgress:
             line.append("  NOT PRIVATE", style="bold red")
         if done.void is not None:
             return line.append(f"  VOID, nothing moved: {done.void}", style="bold red")
+        line.append(f"  ETA {clock(seconds * (rounds - done.step))}")  # first: a narrow screen cuts the line
         line.append(f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
         if self._loss is not None:
             line.append(f"  held-out loss {self._loss:.4f}")
-        return line.append(f"  {seconds:.2g} s/round  ETA {clock(seconds * (rounds - done.step))}")
+        return line.append(f"  {seconds:.2g} s/round")
 
 
 def in_bytes(count: float) -> str:

@@ -174,7 +174,7 @@ class Session:
     def _join(self, request: Request) -> Reply:
         try:
             content = yaml.safe_load(str(request.values["settings"]))
-        except (KeyError, yaml.YAMLError):
+        except (KeyError, RecursionError, yaml.YAMLError):
             raise RunError("the server's settings are not readable", fix="look at the server") from None
         if not isinstance(content, dict):
             raise RunError("the server's settings are not readable", fix="look at the server")
