@@ -11,7 +11,7 @@ from typing import Any
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.joint import vectors
 from privlora.federated.local import train_locally
-from privlora.federated.messages import Reply, Request
+from privlora.federated.messages import REFUSED, Reply, Request
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
 
@@ -23,8 +23,9 @@ class Client:
     """name: public. folder: its own, for all its federations. path: its records' files; records: the same in memory.
 
     model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client
-    that secure sums may be over, where its owner has them from elsewhere than the server. workplaces: of the process,
-    by run; shared with the other clients of it.
+    that secure sums may be over, where its owner has them from elsewhere than the server. max_epsilon: the owner's cap
+    on all federations of ``folder`` together, beyond which it joins none (cap.refuse_beyond). workplaces: of the
+    process, by run; shared with the other clients of it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Client:
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
     model: str | None = None
     pins: Mapping[str, str] | None = None
+    max_epsilon: float | None = None
     workplaces: dict[str, Workplace] = field(default_factory=dict, repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
 
@@ -51,7 +53,7 @@ class Client:
 
     def refuse(self, request: Request, error: PrivloraError) -> Reply:
         _log.warning("%s refuses %r of round %d: %s", self.name, request.kind, request.round, error)
-        return Reply(self.name, request.kind, request.round, refused="refused")
+        return Reply(self.name, request.kind, request.round, refused=REFUSED)
 
 
 def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> list[Reply]:

@@ -69,6 +69,12 @@ class Desk:
 
         Raises PrivacyError for one that came before, or that comes after a later one.
         """
+        if self.left:
+            raise PrivacyError(
+                f"asked for {request.kind} after this federation was left",
+                why="its ledger is closed, and budgets count no more than it shows",
+                fix="start a new run",
+            )
         stage = str(request.values.get("stage", request.kind))
         now = [request.round, 1 if stage == "sketch" else 0, KINDS.index(request.kind)]
         if now <= self._last():
@@ -136,6 +142,15 @@ class Desk:
         path = self.root / "survivors.json"
         kept = json.loads(path.read_text()) if path.exists() else [0]
         return [str(name) for name in kept[1:]] if kept[0] == number else []
+
+    @property
+    def left(self) -> bool:
+        """Whether nothing more will be released here."""
+        return (self.root / "left").exists()
+
+    def leave(self) -> None:
+        """The federation is over for this client."""
+        write_atomically(self.root / "left", "")
 
     def statement(self) -> str:
         """The ledger as text, which is public; empty without one."""

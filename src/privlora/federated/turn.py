@@ -13,9 +13,9 @@ from torch import Tensor
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.federated.messages import Exchange, Number, Reply, Request, size
-from privlora.federated.payload import FIXED_BITS, SUM, fixed_point, lattice_of, like_of
-from privlora.federated.plans import federation_of, weight_of
+from privlora.federated.messages import SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
+from privlora.federated.payload import FIXED_BITS, fixed_point, lattice_of, like_of
+from privlora.federated.plans import federation_of, tensors_of, weight_of
 from privlora.federated.rules.checks import refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode, digest_of
 from privlora.federated.secure import Layout as Names
@@ -129,9 +129,7 @@ class Turn:
         for reply in self._send(kind, requests, stage=stage):
             message: Message = {n: v for n, v in reply.values.items() if not isinstance(v, float)}
             if phase == "mask":
-                message["vector"] = (
-                    reply.tensors[SUM].numpy() if SUM in reply.tensors else np.zeros(0, np.uint32)
-                )
+                message["vector"] = reply.tensors[SUM].numpy()
             try:
                 collector.take(phase, reply.client, message)
             except RunError as wrong:
@@ -158,10 +156,21 @@ class Turn:
         replies: dict[str, Reply] = {}
         for reply in self.exchange.send(requests):
             fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
-            if fits and reply.refused is None and reply.client not in replies:
+            if fits and reply.client not in replies and self._listed(reply):
                 replies[reply.client] = reply
                 self.up += size(reply)
         return list(replies.values())
+
+    def _listed(self, reply: Reply) -> bool:
+        """Whether it is an answer, and one that holds what is listed."""
+        trains = reply.kind in self.server.stages
+        names = tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        try:
+            refuse_unlisted(reply, federation_of(self.settings).secure, names)
+        except RunError as unlisted:
+            self._drop(reply, unlisted)
+            return False
+        return reply.refused is None
 
     def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
         try:
