@@ -169,7 +169,7 @@ def test_empty_batches_release_the_central_noise_and_nothing_beside_it(
         "joint",
         [f"owner-{k}" for k in range(5)],
         privacy={"clip_norm": 0.5},
-        federation={"rounds": 18, "survivors": survivors},
+        federation={"rounds": 20, "survivors": survivors},
         adapter={
             "r": 4,
             "target_modules": ["q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "down_proj"],

@@ -340,14 +340,13 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        steps, own = 1, False
+        steps, own = 1, isinstance(given.get("clients"), list | tuple)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):
             pass  # found again, and told, where the group is checked
         else:
             steps = federation.participations * federation.local_steps
-            own = not isinstance(federation.clients, int)
         filled = {
             group: dict(inner) if isinstance(inner, Mapping) else inner for group, inner in values.items()
         }

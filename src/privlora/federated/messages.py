@@ -6,7 +6,6 @@ loss, no norm, no count of records and no time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -116,7 +115,7 @@ shapes name, or SUM alone where sums are secure or the rule is joint."""
 def refuse_unlisted(message: Request | Reply, secure: bool, tensors: Iterable[str] = ()) -> None:
     """Raise RunError unless a message holds exactly what is listed for its kind, and a refusal nothing at all.
 
-    tensors: names, where any group's number stands for all.
+    tensors: names; those of any group are those of each.
     """
     table = REQUESTS if isinstance(message, Request) else REPLIES
     listed = table[secure].get(message.kind)
@@ -128,12 +127,21 @@ def refuse_unlisted(message: Request | Reply, secure: bool, tensors: Iterable[st
         return
     if {name: type(value) for name, value in message.values.items()} != dict(listed):
         raise _unlisted(message, "other values than are listed")
-    if set(map(_of_any_group, message.tensors)) != set(map(_of_any_group, tensors)):
+    due = set(_by_group(tensors).values())
+    if set(_by_group(message.tensors).values()) != due:
         raise _unlisted(message, "other tensors than are listed")
 
 
-def _of_any_group(name: str) -> str:
-    return re.sub(r"^\d+\.", "*.", name)
+def _by_group(names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """What each group has, under the group's number."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        group, point, own = name.partition(".")
+        if point and group.isdecimal():
+            found.setdefault(group, set()).add(own)
+        else:
+            found.setdefault("", set()).add(name)
+    return {group: frozenset(own) for group, own in found.items()}
 
 
 def _unlisted(message: Request | Reply, what: str) -> RunError:

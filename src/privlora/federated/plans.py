@@ -168,7 +168,7 @@ def tensors_of(settings: Settings, stage: str, number: int) -> tuple[set[str], s
     """Names of the tensors that a client is sent in a stage of round ``number``, and that it answers; of one group."""
     federation = federation_of(settings)
     if federation.joint:
-        parts = "USV" if find_method(settings.method.name).space == "tangent" else ("left", "right")
+        parts = find_method(settings.method.name).coordinates.state_parts
         return {f"0.{name}" for name in parts}, {SUM}
     sent, answered = rule_of(federation).shapes(stage, number, [(1, 1, 1)], rule_settings(settings))
     return set(sent), {SUM} if federation.secure else set(answered)
