@@ -116,6 +116,8 @@ def test_a_client_shares_with_nobody_but_those_agreed_on(change: dict[str, Any],
     asked = Asked(tmp_path)
     asked.change = change
     asked.made.run()
+    own = [reply for reply in asked.made.exchange.replies("share") if reply.client == "owner-0"]
+    assert [reply.refused for reply in own] == [REFUSED, REFUSED]
     assert all("owner-0" not in one.answered for one in asked.made.done())
     assert asked.made.ledger_of("owner-0").charges == 0
 
