@@ -50,7 +50,8 @@ class FederationSettings(Group):
     local_steps: int = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
     clients_per_round: int | None = Field(default=None, ge=1)
-    """How many train in a round, each equally often; null: all."""
+    """How many train in a round, each equally often; null: all. With trusted_server the expected number of clients that
+    it draws in secret, each with the same probability."""
     rule: str = "joint"
     """How what clients send is put together (``privlora federate --list-rules``)."""
     privacy_model: Literal["record", "client"] = "record"
@@ -182,6 +183,11 @@ class FederationSettings(Group):
             (
                 self.trusted_server and self.secure_aggregation,
                 "trusted_server adds noise to updates that it sees. Fix: remove it, so that clients add their shares",
+            ),
+            (
+                self.privacy_model == "client" and self.weights is not None,
+                "privacy_model=client clips all clients to one norm and adds them up, so they have no weights. "
+                "Fix: remove weights",
             ),
             (
                 self.survivors is not None and not self.secure,

@@ -21,8 +21,7 @@ from privlora.demo.clinics import CLINICS, clinic_records
 from privlora.demo.run import fresh_folder
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import Round
-from privlora.federated.messages import Reply
-from privlora.federated.payload import SUM
+from privlora.federated.messages import SUM, Reply
 from privlora.federated.run import federate
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise

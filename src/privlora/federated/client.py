@@ -18,7 +18,7 @@ from privlora.errors import PrivloraError, RunError
 from privlora.federated.joint import vectors
 from privlora.federated.limits import Limits
 from privlora.federated.local import train_locally
-from privlora.federated.messages import Reply, Request
+from privlora.federated.messages import REFUSED, Reply, Request
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
 from privlora.training.files import temporary_files
@@ -100,7 +100,7 @@ class Client:
 
     def refuse(self, request: Request, error: PrivloraError) -> Reply:
         _log.warning("%s refuses %r of round %d: %s", self.name, request.kind, request.round, error)
-        return Reply(self.name, request.kind, request.round, refused="refused")
+        return Reply(self.name, request.kind, request.round, refused=REFUSED)
 
 
 def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> list[Reply]:

@@ -69,6 +69,10 @@ class Limits:
             raise _beyond(f"delta={plan.delta:g}", "max_delta")
         if plan.insecure_noise or self.max_epsilon == float("inf"):
             return
+        if any(other.plan.unit != plan.unit for other in others):
+            raise _beyond(
+                "protection of another unit than an earlier run's, which do not add up", "max_epsilon"
+            )
         events = [*plan.events(plan.steps)]
         for other in others:
             events += other.plan.events(other.charges if other.closed else other.plan.steps)

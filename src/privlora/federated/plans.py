@@ -9,6 +9,7 @@ from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
 from privlora.errors import ConfigError, named, nearest
+from privlora.federated.messages import SUM
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
@@ -59,7 +60,7 @@ def with_local_method(settings: Settings) -> Settings:
     federation = federation_of(settings)
     if federation.secure_aggregation is None and not settings.privacy.private:
         # Without noise there are no shares of it that only a sum would hide.
-        federation = federation.model_copy(update={"secure_aggregation": False})
+        federation = federation.model_copy(update={"secure_aggregation": False, "survivors": None})
         settings = settings.model_copy(update={"federation": federation})
     if federation.joint:
         method = find_method(settings.method.name)
@@ -156,20 +157,37 @@ def weight_of(settings: Settings, client: str) -> float:
     return 1.0 if federation.weights is None else federation.weights[federation.names.index(client)]
 
 
+def stages_of(federation: FederationSettings) -> tuple[str, ...]:
+    """The stages of a round, in order."""
+    return ("train",) if federation.joint else rule_of(federation).stages
+
+
+def tensors_of(settings: Settings, stage: str, number: int) -> tuple[set[str], set[str]]:
+    """Names of the tensors that a client is sent in a stage of round ``number``, and that it answers; of one group."""
+    federation = federation_of(settings)
+    if federation.joint:
+        parts = find_method(settings.method.name).coordinates.state_parts
+        return {f"0.{name}" for name in parts}, {SUM}
+    sent, answered = rule_of(federation).shapes(stage, number, [(1, 1, 1)], rule_settings(settings))
+    return set(sent), {SUM} if federation.secure else set(answered)
+
+
 def charges_a_round(federation: FederationSettings) -> int:
     """How many releases a client's ledger is charged for in a round."""
     return 1 if federation.privacy_model == "client" else federation.local_steps
 
 
-def server_plan(settings: Settings) -> Plan | None:
-    """What a trusted server will release; None where clients add the noise.
+def client_rate(federation: FederationSettings) -> float:
+    """The probability with which a trusted server draws each client in a round."""
+    return federation.per_round / federation.size
 
-    Who trains in a round is public, so nothing is gained from how rarely a client is asked.
-    """
+
+def server_plan(settings: Settings) -> Plan | None:
+    """What a trusted server will release, with clients that it draws in secret; None where clients add the noise."""
     federation = federation_of(settings)
     if not settings.privacy.private or not federation.trusted_server:
         return None
-    return _of_whole_clients(settings, PoissonSampling(1.0), federation.rounds)
+    return _of_whole_clients(settings, PoissonSampling(client_rate(federation)), federation.rounds)
 
 
 def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:

@@ -5,6 +5,7 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,18 +14,20 @@ from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import History, Round
-from privlora.federated.messages import Exchange, Request
-from privlora.federated.plans import federation_of, public_settings
-from privlora.federated.schedule import participants
+from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
+from privlora.federated.plans import client_rate, federation_of, public_settings
+from privlora.federated.schedule import participants, secret_participants
 from privlora.federated.secure import PublicIdentity
 from privlora.federated.server import Server
 from privlora.federated.turn import Turn, roster_of
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.loop import Interrupted, stop_on_signal
+
+_log = logging.getLogger(__name__)
 
 
 class RoundObserver(Protocol):
@@ -71,9 +74,8 @@ class Rounds:
         begun = self.history.begun
         if begun == 0:
             self._evaluate(0)
-        chosen = self._chosen()
         with stop_on_signal() as stop:
-            for number, asked in enumerate(chosen, start=1):
+            for number, asked in enumerate(self._participants(), start=1):
                 if number <= begun:
                     continue
                 self._take(number, asked)
@@ -85,16 +87,22 @@ class Rounds:
         self._evaluate(federation.rounds)
         return self._leave(federation.rounds)
 
-    def _chosen(self) -> Iterator[list[str]]:
-        """The clients of rounds 1, 2, …: by the public timetable; drawn in secret for a trusted server, whose statement
-        counts on it."""
-        federation = federation_of(self.settings)
-        names = federation.names
+    def _participants(self) -> Iterator[list[str]]:
+        """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
+        federation, privacy = federation_of(self.settings), self.settings.privacy
         if self.ledger is None:
-            seed = self.settings.run.seed
+            names, seed = federation.names, self.settings.run.seed
             return participants(names, federation.per_round, federation.rounds, seed)
-        sampler = PoissonSampler(federation.size, federation.per_round / federation.size)
-        return ([names[k] for k in sorted(sampler.draw())] for _ in range(federation.rounds))
+        sampler = PoissonSampler(
+            federation.size, client_rate(federation), insecure_seed=privacy.insecure_noise_seed
+        )
+        if sampler.sampling != self.ledger.plan.event.sampling:
+            raise PrivacyError(
+                "clients are drawn in another way than the ledger's plan says",
+                why="the stated epsilon holds for what is charged",
+                fix="resume with the settings of the first run",
+            )
+        return secret_participants(federation.names, sampler, federation.rounds)
 
     def _take(self, number: int, asked: list[str]) -> None:
         """One round: its stages, then what is saved and shown of it."""
@@ -135,8 +143,8 @@ class Rounds:
             raise RunError(
                 f"clients that cannot be reached: {', '.join(sorted(missing))}", fix="start them, then go on"
             )
-        replies = [*self.exchange.send([Request(name, "join", 0, values=values) for name in names])]
-        joined = {reply.client for reply in replies if reply.refused is None}
+        replies = self._answers([Request(name, "join", 0, values=values) for name in names])
+        joined = {reply.client for reply in replies}
         if federation_of(self.settings).secure:
             self._roster = roster_of(replies)
             joined &= set(self._roster)
@@ -147,14 +155,24 @@ class Rounds:
                 fix="see what these clients logged",
             )
 
+    def _answers(self, requests: list[Request]) -> list[Reply]:
+        """Replies that are listed and no refusals."""
+        secure, found = federation_of(self.settings).secure, []
+        for reply in self.exchange.send(requests):
+            try:
+                refuse_unlisted(reply, secure)
+            except RunError as unlisted:
+                _log.warning("the answer of %s is dropped: %s", reply.client, unlisted)
+            else:
+                found += [reply] if reply.refused is None else []
+        return found
+
     def _leave(self, number: int) -> dict[str, str]:
         """Each client's ledger, as the client gave it; without those that gave none."""
         names = federation_of(self.settings).names
         values = {"run": self.history.run}
-        replies = self.exchange.send([Request(name, "leave", number + 1, values=values) for name in names])
-        return {
-            reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None
-        }
+        replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
+        return {reply.client: str(reply.values["ledger"]) for reply in replies}
 
     def _evaluate(self, step: int) -> None:
         """Held-out loss of what would be exported now, on public records."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -233,7 +233,7 @@ def _refuse_forgotten(folder: RunFolder, run: str) -> None:
         )
 
 
-def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], list[Reply]]) -> Exchange:
+def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterable[Reply]]) -> Exchange:
     """Messages through Flower's Grid interface, in this process. Raises ConfigError without flwr."""
     from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
 

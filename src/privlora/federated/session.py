@@ -18,8 +18,8 @@ from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
 from privlora.federated.desk import Desk
 from privlora.federated.local import Ended, Job
-from privlora.federated.messages import Reply, Request
-from privlora.federated.payload import SUM, clipped_share, fixed_share
+from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
+from privlora.federated.payload import clipped_share, fixed_share
 from privlora.federated.plans import (
     charges_a_round,
     client_plan,
@@ -27,7 +27,10 @@ from privlora.federated.plans import (
     federation_of,
     rule_of,
     rule_settings,
+    stages_of,
+    tensors_of,
     weight_of,
+    with_local_method,
 )
 from privlora.federated.rules import Tensors
 from privlora.federated.schedule import timetable
@@ -97,13 +100,15 @@ class Session:
             "unmask": self._unveil,
             "leave": self._leave,
         }
-        if request.kind not in handlers:
-            raise RunError("a request of an unknown kind", fix="use one version of privlora everywhere")
-        return handlers[request.kind](request)
+        self._refuse_unlisted(request)
+        reply = handlers[request.kind](request)
+        refuse_unlisted(reply, self.federation.secure, reply.tensors)
+        return reply
 
     def begin(self, request: Request) -> Work:
         """What "train" asks for; noted before anything is done, so that it is done once."""
         settings = self.settings
+        self._refuse_unlisted(request)
         self._refuse_unplanned(request)
         self.desk.begin(request)
         self._refuse_broadcast(request)
@@ -145,7 +150,33 @@ class Session:
             self._keep(participant)
             tensors = {SUM: torch.from_numpy(np.asarray(masked["vector"]))}
             values["context"] = bytes(masked["context"])  # type: ignore[arg-type]
-        return Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
+        reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
+        listed = tensors_of(self.settings, request.kind, request.round)[1]
+        refuse_unlisted(reply, self.federation.secure, listed)
+        return reply
+
+    def _refuse_unlisted(self, request: Request) -> None:
+        """Raises RunError for a request that is not listed, or of a round or stage that this federation has not."""
+        if request.kind == "join":
+            refuse_unlisted(request, secure=False)
+            return
+        federation, kind = self.federation, request.kind
+        trains = kind in stages_of(federation)
+        sent = tensors_of(self.settings, kind, request.round)[0] if trains else ()
+        refuse_unlisted(request, federation.secure, sent)
+        if kind == "leave":
+            return
+        stage = request.values.get("stage", kind)
+        if stage not in stages_of(federation) or (kind in TRAINING and stage != kind):
+            raise RunError(
+                f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
+                why="a second answer of a round would be one that nothing was agreed on for",
+                fix="look at the server",
+            )
+        if not 1 <= request.round <= federation.rounds:
+            raise RunError(
+                f"a request of round {request.round}, of {federation.rounds}", fix="look at the server"
+            )
 
     def charged(self, ledger: Ledger | None) -> None:
         """Note what an answer was charged, before it leaves."""
@@ -180,6 +211,8 @@ class Session:
             raise RunError("the server's settings are not readable", fix="look at the server")
         settings = settings_from(content, source="the server's settings")
         federation = federation_of(settings)
+        if with_local_method(settings) != settings:
+            raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
         if self.client.name not in federation.names:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
@@ -258,12 +291,11 @@ class Session:
     def _share(self, request: Request) -> Reply:
         federation = self.federation
         asked = _asked(request, "share")
-        stage = str(asked.get("stage"))
         self._refuse_unplanned(request)
-        names = str(asked.get("names")).split(",")
+        stage, names = str(asked["stage"]), str(asked["names"]).split(",")
         # In a later stage the roster is whom the first one was over, which the participant sees to.
         others = stage == "train" and names != sorted(self._asked(request.round))
-        if others or asked.get("threshold") != federation.threshold:
+        if others or asked["threshold"] != federation.threshold or not set(names) <= set(federation.names):
             raise PrivacyError(
                 "a secure sum over other clients, or with another threshold, than agreed",
                 why="each client's share of the noise is made for these numbers",

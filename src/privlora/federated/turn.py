@@ -13,9 +13,9 @@ from torch import Tensor
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.federated.messages import Exchange, Number, Reply, Request, size
-from privlora.federated.payload import FIXED_BITS, SUM, fixed_point, lattice_of, like_of
-from privlora.federated.plans import federation_of, weight_of
+from privlora.federated.messages import SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
+from privlora.federated.payload import FIXED_BITS, fixed_point, lattice_of, like_of
+from privlora.federated.plans import federation_of, tensors_of, weight_of
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode, digest_of
 from privlora.federated.secure import Layout as Names
@@ -153,10 +153,21 @@ class Turn:
         seen: set[str] = set()
         for reply in self.exchange.send(requests):
             fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
-            if fits and reply.refused is None and reply.client not in seen:
+            if fits and reply.client not in seen and self._listed(reply):
                 seen.add(reply.client)
                 self.up += size(reply)
                 yield reply
+
+    def _listed(self, reply: Reply) -> bool:
+        """Whether it is an answer, and one that holds what is listed."""
+        trains = reply.kind in self.server.stages
+        names = tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        try:
+            refuse_unlisted(reply, federation_of(self.settings).secure, names)
+        except RunError as unlisted:
+            self._drop(reply, unlisted)
+            return False
+        return reply.refused is None
 
     def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
         try:
