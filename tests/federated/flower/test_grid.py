@@ -221,6 +221,11 @@ def test_a_registered_name_has_to_be_the_one_that_is_given() -> None:
     assert exchange(grid).names() == ["a"]
 
 
+@pytest.mark.parametrize("name", ["../a", "a/b", "", "a b", "a" * 65, "."])
+def test_a_name_that_is_no_public_name_is_nobodys(name: str) -> None:
+    assert exchange(EmbeddedGrid(["a", name], echo)).names() == ["a"]
+
+
 def test_a_client_that_comes_back_on_another_node_is_found() -> None:
     grid = Faulty(["a", "b", "b"])
     grid.online = {1, 2}

@@ -16,7 +16,7 @@ from typing import Any, Final
 import jinja2
 
 from privlora.errors import ConfigError, RunError, named
-from privlora.federated.flower.client_app import check_name
+from privlora.federated.flower.records import check_name
 from privlora.federated.flower.server_app import Plan
 
 _FILES: Final = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +12,12 @@ from typing import Any, Final, Protocol
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from privlora.errors import ConfigError, named
-from privlora.federated.flower.records import NAME, message_type, read_request, write_reply
+from privlora.errors import ConfigError
+from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
 from privlora.federated.messages import KINDS, Reply, Request
-
-_PUBLIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 REFUSED: Final = "an error on the client's machine; its own log says which"
 """All that a server learns of an error that nobody expected: what an error says may quote records."""
-
-
-def check_name(name: str) -> None:
-    """Raises ConfigError for what cannot be a client's public name."""
-    if not _PUBLIC_NAME.fullmatch(name):
-        raise ConfigError(
-            f"name={named(name)} is no public name",
-            fix="give up to 64 letters, digits, dots, dashes or underscores",
-        )
 
 
 class Answers(Protocol):

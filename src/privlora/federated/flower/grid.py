@@ -15,9 +15,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from privlora.errors import RunError
+from privlora.errors import ConfigError, RunError
 from privlora.federated.flower.records import (
     NAME,
+    check_name,
     message_type,
     read_reply,
     read_request,
@@ -110,13 +111,10 @@ class GridExchange:
         question = Request(client="", kind=NAME, round=0)
         self._asked.update(nodes)
         for node, reply in self._carry(dict.fromkeys(nodes, question), max(timeout, _PAUSE)):
-            known = online[node]
-            if (reply.kind, reply.round, reply.refused) != (NAME, 0, None):
-                continue
-            if known.HasField("name") and known.name != reply.client:
-                _log.warning("a SuperNode registered as %r calls itself %r", known.name, reply.client)
-                continue
-            self._names[node] = reply.client
+            if (reply.kind, reply.round, reply.refused) == (NAME, 0, None) and _may_be(
+                reply.client, online[node]
+            ):
+                self._names[node] = reply.client
 
     def _nodes(self, online: Iterable[int]) -> dict[str, int]:
         """The node of each client that can be reached and takes part."""
@@ -150,6 +148,19 @@ class GridExchange:
         """It expires: else a client that was away would work for a round that is over."""
         group, route = str(request.round), message_type(request.kind)
         return Message(write_request(request), node, route, ttl=timeout + CLOCKS, group_id=group)
+
+
+def _may_be(name: str, node: NodeInfo) -> bool:
+    """Whether a node may call itself so."""
+    try:
+        check_name(name)
+    except ConfigError as problem:
+        _log.warning("node %d: %s", node.node_id, problem)
+        return False
+    if node.HasField("name") and node.name != name:
+        _log.warning("a SuperNode registered as %r calls itself %r", node.name, name)
+        return False
+    return True
 
 
 class EmbeddedGrid(Grid):
