@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from privlora.errors import PrivloraError, RunError
-from privlora.federated.joint import vectors
-from privlora.federated.local import train_locally
+from privlora.federated.limits import Limits
 from privlora.federated.messages import Reply, Request
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
@@ -23,7 +22,8 @@ class Client:
     """name: public. folder: its own, for all its federations. path: its records' files; records: the same in memory.
 
     model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client
-    that secure sums may be over, where its owner has them from elsewhere than the server. workplaces: of the process,
+    that secure sums may be over, where its owner has them from elsewhere than the server. limits: of what all
+    federations of ``folder`` may release together; None: whatever a server's settings say. workplaces: of the process,
     by run; shared with the other clients of it.
     """
 
@@ -33,6 +33,7 @@ class Client:
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
     model: str | None = None
     pins: Mapping[str, str] | None = None
+    limits: Limits | None = None
     workplaces: dict[str, Workplace] = field(default_factory=dict, repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
 
@@ -79,6 +80,10 @@ def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> li
 
 def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
     """All works are of one run and one round."""
+    # Here, because a process that answers one other message would take longer to import them than to answer.
+    from privlora.federated.joint import vectors
+    from privlora.federated.local import train_locally
+
     jobs, workplace = [work.job for work in works], works[0].session.workplace
     replies = []
     try:

@@ -136,6 +136,7 @@ class Rounds:
         """Each client's ledger."""
         names = federation_of(self.settings).names
         values = {"run": self.history.run}
+        self.exchange.names()  # waits for those that are away, as long as for an answer
         replies = self.exchange.send([Request(name, "leave", number + 1, values=values) for name in names])
         ledgers = {
             reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None

@@ -12,11 +12,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from privlora.accounting import Ledger
+from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.desk import Desk
-from privlora.federated.local import Ended, Job
 from privlora.federated.messages import Reply, Request
 from privlora.federated.payload import SUM, clipped_share, fixed_share
 from privlora.federated.plans import (
@@ -38,6 +37,7 @@ from privlora.training.inputs import Data, load_data
 
 if TYPE_CHECKING:
     from privlora.federated.client import Client
+    from privlora.federated.local import Ended, Job
 
 
 class Session:
@@ -119,6 +119,8 @@ class Session:
             seed = settings.privacy.insecure_noise_seed
             if seed is not None:
                 seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
+            from privlora.federated.local import Job  # for training alone, since it takes long to import
+
             job = Job(self.client.name, self.data, request.round, request.tensors, beginning, ledger, seed)
         except BaseException:
             if ledger is not None:
@@ -165,12 +167,24 @@ class Session:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
             )
-        self.desk.open(settings, client_plan(settings))
+        plan = client_plan(settings)
+        if self.client.limits is not None and not self.desk.joined:
+            self.client.limits.admit(plan, self._earlier())
+        self.desk.open(settings, plan)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
             public = self._identity().public(self.client.name)
             values = {"signing": public.signing, "agreement": public.agreement}
         return Reply(self.client.name, "join", request.round, values=values)
+
+    def _earlier(self) -> list[Plan]:
+        """What this client has agreed to in other runs."""
+        ledgers = self.client.folder.glob("*/ledger.jsonl")
+        return [
+            read_ledger(path).plan
+            for path in sorted(ledgers)
+            if path != self.desk.ledger and b"\n" in path.read_bytes()
+        ]
 
     def _sketch(self, request: Request) -> Reply:
         """A later stage: algebra on what training left."""

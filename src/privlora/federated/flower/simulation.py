@@ -13,13 +13,63 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
+from privlora.config import Settings
 from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
+from privlora.federated.messages import Exchange
+from privlora.federated.rounds import RoundObserver
+from privlora.federated.run import Federated, Records, prepare
 
 
 def simulate(
+    settings: Settings,
+    *,
+    records: Records | None = None,
+    evaluation: Records | None = None,
+    observer: RoundObserver | None = None,
+    fresh: bool = True,
+    timeout: float = 3600.0,
+    workers: int = 1,
+) -> Federated:
+    """A federation in Flower's simulation engine: as `privlora.federated.run.federate`, but for who answers.
+
+    Each client is asked in a worker of Ray, which loads the base model anew for every message that needs it, so
+    model.name has to be one that workers can load. Where a client is slower than ``timeout``, its answer is lost.
+
+    Args:
+        settings: of the run; with clients that have paths, or with a number of clients among whom records are cut.
+        records: of all clients together, in memory.
+        evaluation: PUBLIC records in memory, in the place of data.evaluation.
+        observer: sees rounds end.
+        fresh: False goes on with the run in ``run.output``.
+        timeout: seconds that clients have for one answer.
+        workers: processes that answer for clients, on one core each.
+
+    Raises:
+        ConfigError: flwr's extra "simulation" is not installed.
+        RunError: the engine failed in an unexpected way.
+        PrivloraError: whatever `federate` raises.
+    """
+    _refuse_without_ray()
+    here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
+    settings = here.workplace.loaded[2]
+    places = [
+        Place(name, here.place_of(name), records=own, model=settings.model.name)
+        for name, own in here.records.items()
+    ]
+    done: list[Federated] = []
+
+    def serve(_: Settings, exchange: Exchange, __: Path) -> None:
+        done.append(here.serve(exchange, evaluation=evaluation, observer=observer))
+
+    run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
+    return done[0]
+
+
+def run_apps(
     plan: Plan,
     places: Sequence[Place],
     *,
@@ -27,7 +77,7 @@ def simulate(
     make_client: MakeClient | None = None,
     workers: int = 1,
 ) -> None:
-    """Run server and clients in Flower's simulation engine until the server has finished.
+    """Run the two apps in Flower's simulation engine until the server has finished.
 
     Args:
         plan: what the server is told.
@@ -40,10 +90,7 @@ def simulate(
         ConfigError: flwr's extra "simulation" is not installed.
         RunError: the engine or the server failed in an unexpected way; errors of privlora pass unchanged.
     """
-    if find_spec("ray") is None:
-        raise ConfigError(
-            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
-        )
+    _refuse_without_ray()
     with _own_ray():
         # Flower calls it deprecated, but has nothing else that starts apps in the caller's process.
         from flwr.simulation import run_simulation
@@ -62,6 +109,13 @@ def simulate(
             raise
         except Exception as error:
             raise RunError(f"Flower's simulation stopped: {error}", fix="the log above says where") from error
+
+
+def _refuse_without_ray() -> None:
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
+        )
 
 
 @contextlib.contextmanager
