@@ -11,6 +11,7 @@ from typing import Any
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.limits import Limits
 from privlora.federated.messages import Reply, Request
+from privlora.federated.secure import Identity
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
 
@@ -40,6 +41,16 @@ class Client:
     def answer(self, request: Request) -> Reply:
         """The reply to one request. What cannot or must not be answered is refused without a reason, and told here."""
         return answer_all({self.name: self}, [request])[0]
+
+    @property
+    def identity(self) -> Identity:
+        """Its keys for secure sums, made when they are first asked for. Other owners may pin their public fingerprint,
+        ``identity.public(name).fingerprint``."""
+        path = self.folder / "identity.key"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            Identity.create().save(path)
+        return Identity.load(path)
 
     def session(self, request: Request) -> Session:
         """Of the request's run. Raises RunError for a run without a name."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from privlora.accounting import Plan
 from privlora.accounting.accountants import epsilon
@@ -51,3 +54,12 @@ class Limits:
                 why="everything that was released of the same records adds up",
                 fix="agree on less, or raise the limits",
             )
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Waits for its turn: two runs that begin at once would each keep to limits that they exceed together."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / "joining.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -16,6 +16,7 @@ from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.desk import Desk
+from privlora.federated.limits import one_at_a_time
 from privlora.federated.messages import Reply, Request
 from privlora.federated.payload import SUM, clipped_share, fixed_share
 from privlora.federated.plans import (
@@ -28,7 +29,7 @@ from privlora.federated.plans import (
     weight_of,
 )
 from privlora.federated.rules import Tensors
-from privlora.federated.secure import Identity, Message, Participant, Phase, digest_of
+from privlora.federated.secure import Message, Participant, Phase, digest_of
 from privlora.federated.secure import Turn as Which
 from privlora.federated.secure.wire import REQUESTS
 from privlora.federated.workplace import Workplace
@@ -168,12 +169,13 @@ class Session:
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
             )
         plan = client_plan(settings)
-        if self.client.limits is not None and not self.desk.joined:
-            self.client.limits.admit(plan, self._earlier())
-        self.desk.open(settings, plan)
+        with one_at_a_time(self.client.folder):
+            if self.client.limits is not None and not self.desk.joined:
+                self.client.limits.admit(plan, self._earlier())
+            self.desk.open(settings, plan)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
-            public = self._identity().public(self.client.name)
+            public = self.client.identity.public(self.client.name)
             values = {"signing": public.signing, "agreement": public.agreement}
         return Reply(self.client.name, "join", request.round, values=values)
 
@@ -221,7 +223,7 @@ class Session:
         self.desk.begin(request)
         earlier = self.desk.survivors(request.round) if stage != "train" else None
         participant, reply = Participant.begin(
-            self._identity(),
+            self.client.identity,
             self.client.name,
             asked,
             turn=Which(self.run, request.round, stage),
@@ -246,13 +248,6 @@ class Session:
         self._keep(participant)
         return Reply(self.client.name, request.kind, request.round, values=_plain(reply))
 
-    def _identity(self) -> Identity:
-        path = self.client.folder / "identity.key"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            Identity.create().save(path)
-        return Identity.load(path)
-
     def _participant(self) -> Participant:
         kept = self.desk.secret("sum")
         if kept is None:
@@ -261,7 +256,7 @@ class Session:
                 why="without masks the server would see this client's part",
                 fix="look at the server",
             )
-        return Participant.from_bytes(kept, self._identity())
+        return Participant.from_bytes(kept, self.client.identity)
 
     def _keep(self, participant: Participant) -> None:
         self.desk.keep_secret("sum", b"" if participant.over else participant.to_bytes())

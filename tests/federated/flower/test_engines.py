@@ -1,4 +1,4 @@
-"""One federation through every engine: this process, Flower's simulation, SuperLink and SuperNodes with TLS and keys."""
+"""One federation through every engine: this process, Flower's simulation, SuperNodes with TLS and keys."""
 
 from __future__ import annotations
 

@@ -215,10 +215,29 @@ def test_a_name_that_two_give_is_nobodys() -> None:
     assert over.send([request("twin")]) == []
 
 
-def test_a_registered_name_has_to_be_the_one_that_is_given() -> None:
-    grid = Faulty(["a", "b"])
-    grid.registered = {1: "a", 2: "c"}
-    assert exchange(grid).names() == ["a"]
+def test_a_registered_name_is_not_asked_for() -> None:
+    grid = Faulty(["a", "b", "c"])
+    grid.registered = {1: "x", 2: "no public name"}
+    assert exchange(grid).names() == ["c", "x"]
+    assert [[message.metadata.dst_node_id for message in messages] for messages in grid.seen] == [[3]]
+
+
+def test_a_reply_to_an_earlier_message_does_not_count() -> None:
+    """Of a client that was slower than the timeout."""
+    grid, late = Faulty(["a", "b"]), []
+
+    def slow(message: Message) -> list[Message]:
+        if message.metadata.src_node_id == 2 and message.metadata.message_type == "train.train":
+            late.append(message)
+            return late[:-1]
+        return [message]
+
+    over = exchange(grid)
+    over.names()
+    grid.change = slow
+    for number in (1, 2):
+        assert clients(over.send([request("a", number=number), request("b", number=number)])) == ["a"]
+    assert len(late) == 2
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "", "a b", "a" * 65, "."])

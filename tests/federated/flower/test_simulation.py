@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("flwr")
 import flwr.simulation
+from flower_core import federation
 
 from privlora.errors import ConfigError, RunError
 from privlora.federated.flower import simulation
 from privlora.federated.flower.client_app import Place
 from privlora.federated.flower.server_app import Plan
-from privlora.federated.flower.simulation import simulate
+from privlora.federated.flower.simulation import run_apps, simulate
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 
 def start(tmp_path: Path) -> None:
-    simulate(Plan({}, tmp_path, 1.0, ("a",)), [Place("a", tmp_path / "a", "data")], workers=3)
+    settings = federation(tmp_path, tmp_path / "out", "tan")
+    run_apps(Plan(settings, 1.0), [Place("a", tmp_path / "a", "data")], workers=3)
 
 
 def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path) -> None:
@@ -73,3 +75,6 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(simulation, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]"):
         start(tmp_path)
+    with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]"):
+        simulate(federation(tmp_path, tmp_path / "out", "tan"))
+    assert not (tmp_path / "out").exists()
