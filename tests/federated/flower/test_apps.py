@@ -20,6 +20,7 @@ from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.cli.flower_config import parse_superlink_connection
+from flwr.common.config import parse_config_args
 
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
@@ -127,7 +128,8 @@ def test_node_configs(tmp_path: Path, changed: dict, says: str, capsys: pytest.C
 def test_what_an_owner_sets(tmp_path: Path) -> None:
     pins = tmp_path / "pins.json"
     pins.write_text('{"b": "00ff"}')
-    config = node(tmp_path, model="/model", pins=str(pins), max_epsilon=2, max_delta=1e-6)
+    given = f'name="a" folder="{tmp_path}/a" data="data-a" model="/model" pins="{pins}"'
+    config = parse_config_args([f"{given} max_epsilon=2 max_delta=1e-6"])  # of --node-config
     place = Place.read(config)
     assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, Limits(2.0, 1e-6))
     client = _core(place)

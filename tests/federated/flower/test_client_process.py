@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -168,6 +169,20 @@ def test_limits_are_of_all_runs_together(tmp_path: Path) -> None:
         assert refused == [False, fits < 2, True, False]
         ledgers = sorted(path.parent.name for path in root.glob("a/*/ledger.jsonl"))
         assert ledgers == ["run1", "run2"][:fits]
+
+
+def test_one_join_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that begin at once would both find that no other has begun."""
+    settings, folder, held = federation(tmp_path, tmp_path / "out", "tan", privacy=NOISE), tmp_path / "a", []
+
+    def admit(*_: object) -> None:
+        with open(folder / "joining.lock", "wb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(True)
+
+    monkeypatch.setattr(Limits, "admit", admit)
+    assert joined(tmp_path, settings, Limits(1, 0.1), "run1").refused is None
+    assert held == [True]
 
 
 def run_epsilon(plan) -> float:  # type: ignore[no-untyped-def]

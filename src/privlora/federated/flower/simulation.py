@@ -37,7 +37,8 @@ def simulate(
     """A federation in Flower's simulation engine: as `privlora.federated.run.federate`, but for who answers.
 
     Each client is asked in a worker of Ray, which loads the base model anew for every message that needs it, so
-    model.name has to be one that workers can load. Where a client is slower than ``timeout``, its answer is lost.
+    model.name has to be one that workers can load. Where a client is slower than ``timeout``, its answer is lost. A
+    signal ends the engine at once, and voids the round that is under way.
 
     Args:
         settings: of the run; with clients that have paths, or with a number of clients among whom records are cut.
@@ -61,11 +62,21 @@ def simulate(
         for name, own in here.records.items()
     ]
     done: list[Federated] = []
+    failed: list[PrivloraError] = []
 
     def serve(_: Settings, exchange: Exchange, __: Path) -> None:
-        done.append(here.serve(exchange, evaluation=evaluation, observer=observer))
+        try:
+            done.append(here.serve(exchange, evaluation=evaluation, observer=observer))
+        except PrivloraError as error:
+            failed.append(error)
+            raise
 
-    run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
+    try:
+        run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
+    except RunError as stopped:
+        raise (
+            failed[0] if failed else stopped
+        ) from None  # the engine may tell of another error than the first
     return done[0]
 
 
