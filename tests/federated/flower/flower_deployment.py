@@ -23,8 +23,8 @@ import psutil
 BIN = Path(sys.executable).parent
 TOOLS = ("flower-superlink", "flower-supernode", "flwr", "openssl", "ssh-keygen")
 HOST = "127.0.0.1"
-PATIENCE = 240.0
-"""Seconds after which the test gives up; an idle machine needs a tenth."""
+PATIENCE = 600.0
+"""Seconds after which the test gives up; an idle machine needs a fifth."""
 
 
 def missing() -> str | None:
