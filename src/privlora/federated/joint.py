@@ -15,6 +15,7 @@ from torch import Tensor
 from privlora.accounting import Plan
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
+from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of
 from privlora.federated.payload import SUM, lattice_of
 from privlora.federated.plans import federation_of, resolved
@@ -75,6 +76,7 @@ def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> P
     )
     joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
     coordinates = start.stacked(joint, 1)
+    refuse_foreign(jobs[0].sent, {n: tuple(t.shape) for n, t in coordinates.state_dict().items()})
     coordinates.load_state_dict({name: t.to(dtype) for name, t in jobs[0].sent.items()})
     return Parts(
         method=method,

@@ -1,65 +1,101 @@
-"""What an owner of records lets federations spend on them, whatever a server's settings say."""
+"""What a client's owner lets a server ask for: terms beyond these are refused before the client joins.
+
+The terms of a federation come from its server, which may be anybody. What a client does under them is charged to its
+ledger whatever they say; the limits say how much of that its owner accepts.
+"""
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
+from typing import Final
 
-from privlora.accounting import Plan
+from privlora.accounting import LedgerSummary, Plan
 from privlora.accounting.accountants import epsilon
-from privlora.errors import ConfigError, PrivacyError
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger_format import Unit
+from privlora.config import Settings
+from privlora.errors import PrivacyError
+from privlora.federated.plans import federation_of
+
+_Events = tuple[tuple[StepEvent, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that all federations of one client's folder may release together.
-
-    What they plan is added up (basic composition of epsilon and of delta), whether it was released or not.
-
-    Raises ConfigError for numbers that bound nothing.
+    """max_epsilon: of this run and of all others in the client's folder together, as if each went to the end of its
+    plan, or to where the client left it. max_delta: of one run. least_clients: in a round. must_be_private: refuse runs
+    without noise, or whose noise comes from a seed that the server chose. needs_secure_sums: whether the server may see
+    sums only. trusts_server: whether it may see this client's update as it is, and add the noise itself. unit: whose
+    presence has to be hidden; None: whatever the terms say. pins_model: whether the owner has to say where the base
+    model lies; else it is loaded from the hub, by the name that the server gives.
     """
 
-    epsilon: float
-    delta: float
+    max_epsilon: float = 8.0
+    max_delta: float = 1e-4
+    least_clients: int = 2
+    must_be_private: bool = True
+    needs_secure_sums: bool = False
+    trusts_server: bool = False
+    unit: Unit | None = None
+    pins_model: bool = True
 
-    def __post_init__(self) -> None:
-        if not (0 < self.epsilon < float("inf") and 0 < self.delta < 1):
-            raise ConfigError(
-                f"limits epsilon={self.epsilon:g} and delta={self.delta:g} bound nothing",
-                fix="give an epsilon above 0, and a delta between 0 and 1",
-            )
+    def refuse_terms(
+        self, settings: Settings, plan: Plan | None, others: Sequence[LedgerSummary] = ()
+    ) -> None:
+        """Raise PrivacyError for terms beyond the limits.
 
-    def admit(self, plan: Plan | None, earlier: Iterable[Plan]) -> None:
-        """Raise PrivacyError unless ``plan`` fits in beside those that were agreed to ``earlier``.
-
-        plan: of this client's ledger; None where it has none, because nothing is private or the server adds the noise.
+        plan: of this client's ledger; None where it adds no noise. others: ledgers of the client's other runs.
         """
-        if plan is None or plan.insecure_noise:
-            raise PrivacyError(
-                "the server's settings leave this client without a guarantee of its own",
-                why="its owner has set limits, and what this federation releases would have none",
-                fix="agree on settings under which the client adds noise, or remove the limits",
+        federation, privacy = federation_of(settings), settings.privacy
+        if federation.per_round < self.least_clients:
+            raise _beyond(f"rounds of {federation.per_round} clients", "least_clients")
+        if self.needs_secure_sums and not federation.secure:
+            raise _beyond("answers that the server sees one by one", "needs_secure_sums")
+        if federation.trusted_server and not self.trusts_server:
+            raise _beyond("updates that the server sees before there is noise", "trusts_server")
+        if not privacy.protects and self.must_be_private:
+            raise _beyond(
+                "no noise" if not privacy.private else "noise that the server can repeat", "must_be_private"
             )
-        plans = [plan, *earlier]
-        spent = sum(epsilon(one.events(one.steps), one.delta, adjacency=one.adjacency) for one in plans)
-        delta = sum(one.delta for one in plans)
-        # A calibrated epsilon may exceed its target in the last digits.
-        if spent > self.epsilon * (1 + 1e-6) or delta > self.delta * (1 + 1e-6):
-            raise PrivacyError(
-                f"this federation and {len(plans) - 1} earlier ones plan epsilon={spent:.4g} at delta={delta:.2g}, "
-                f"and the owner allows {self.epsilon:g} at {self.delta:g}",
-                why="everything that was released of the same records adds up",
-                fix="agree on less, or raise the limits",
-            )
+        if plan is not None:
+            self._refuse_plan(plan, [each for each in others if not each.plan.insecure_noise])
+
+    def _refuse_plan(self, plan: Plan, others: Sequence[LedgerSummary]) -> None:
+        if self.unit is not None and plan.unit != self.unit:
+            raise _beyond(f"protection of a {plan.unit}", "unit")
+        if plan.delta > self.max_delta:
+            raise _beyond(f"delta={plan.delta:g}", "max_delta")
+        if plan.insecure_noise or self.max_epsilon == float("inf"):
+            return
+        events = [*plan.events(plan.steps)]
+        for other in others:
+            events += other.plan.events(other.charges if other.closed else other.plan.steps)
+        total = _epsilon(tuple(events), plan.delta, plan.adjacency)
+        # What was calibrated to a target ends within the grid's width of it.
+        if total > self.max_epsilon * (1 + 1e-3):
+            raise _beyond(f"epsilon={total:.3g} with {len(others)} other runs", "max_epsilon")
 
 
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Waits for its turn: two runs that begin at once would each keep to limits that they exceed together."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / "joining.lock", "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+ANYTHING: Final = Limits(
+    max_epsilon=float("inf"),
+    max_delta=1.0,
+    must_be_private=False,
+    trusts_server=True,
+    pins_model=False,
+)
+"""For an owner who is also the server, and has written the settings."""
+
+
+@lru_cache(maxsize=64)
+def _epsilon(events: _Events, delta: float, adjacency: str) -> float:
+    return epsilon(list(events), delta, adjacency=adjacency)  # type: ignore[arg-type]
+
+
+def _beyond(what: str, limit: str) -> PrivacyError:
+    return PrivacyError(
+        f"the terms ask for {what}",
+        why=f"the client's owner does not allow it (limits.{limit})",
+        fix="ask for other terms, or let the owner raise the limit",
+    )

@@ -6,7 +6,7 @@ loss, no norm, no count of records and no time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -54,8 +54,8 @@ class Exchange(Protocol):
     def names(self) -> list[str]:
         """Of the clients that can be reached, sorted."""
 
-    def send(self, requests: Sequence[Request]) -> list[Reply]:
-        """The answers that came, in any order; a client that dropped out has none."""
+    def send(self, requests: Sequence[Request]) -> Iterable[Reply]:
+        """The answers, in any order, as they come: read each once, and all of them. Who dropped out has none."""
 
 
 def wrong(what: str) -> RunError:

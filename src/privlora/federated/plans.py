@@ -63,7 +63,7 @@ def with_local_method(settings: Settings) -> Settings:
         settings = settings.model_copy(update={"federation": federation})
     if federation.joint:
         method = find_method(settings.method.name)
-        if method.coordinates.dense:
+        if method.name not in joint_methods():
             raise ConfigError(
                 f"rule=joint cannot train by method {method.name!r}",
                 why="its clients would have to share a secret projection, or send whole weight matrices",
@@ -72,13 +72,11 @@ def with_local_method(settings: Settings) -> Settings:
         return settings
     rule = rule_of(federation)
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
-    usual = _usual(rule, rule_settings(settings))
+    usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
         chosen = settings.method.model_copy(update={"name": usual.name})
         return settings.model_copy(update={"method": chosen})
     method = find_method(settings.method.name)
-    # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
-    fits = [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
     if method.name not in fits:
         raise ConfigError(
             f"rule={rule.name} cannot train by method {method.name!r}",
@@ -164,13 +162,14 @@ def charges_a_round(federation: FederationSettings) -> int:
 
 
 def server_plan(settings: Settings) -> Plan | None:
-    """What a trusted server will release, with clients that it draws in secret; None where clients add the noise."""
+    """What a trusted server will release; None where clients add the noise.
+
+    Who trains in a round is public, so nothing is gained from how rarely a client is asked.
+    """
     federation = federation_of(settings)
     if not settings.privacy.private or not federation.trusted_server:
         return None
-    return _of_whole_clients(
-        settings, PoissonSampling(federation.per_round / federation.size), federation.rounds
-    )
+    return _of_whole_clients(settings, PoissonSampling(1.0), federation.rounds)
 
 
 def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:
@@ -207,13 +206,29 @@ def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, pri
             why="its server needs each client's update, and would get their sum",
             fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
         )
-    whole = private and federation.privacy_model == "client"
-    if whole and (len(rule.stages) > 1 or not rule.linear or rule.memory):
+    if private and federation.privacy_model == "client" and not hides_clients(rule):
         raise ConfigError(
             f"rule={rule.name} cannot hide whole clients",
             why="one clipped update a round is all that the noise covers, and its clients send or keep more",
             fix="fedavg, tan, alt, or another rule of one summed message",
         )
+
+
+def joint_methods() -> list[str]:
+    """What rule joint goes with: methods of low-rank factors."""
+    return [row.name for row in METHODS.values() if not row.coordinates.dense]
+
+
+def hides_clients(rule: type[Rule]) -> bool:
+    """Whether a rule goes with privacy_model=client: all that a client sends is one update, which can be clipped."""
+    return len(rule.stages) == 1 and rule.linear and not rule.memory
+
+
+def local_methods(rule: type[Rule], chosen: RuleSettings) -> tuple[Method, list[str]]:
+    """What a rule's clients train with unless told otherwise, and the names of all that they can train with."""
+    usual = _usual(rule, chosen)
+    # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
+    return usual, [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
 
 
 def _usual(rule: type[Rule], chosen: RuleSettings) -> Method:

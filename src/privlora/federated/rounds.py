@@ -5,12 +5,14 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.data.examples import Examples
+from privlora.data.sampling import PoissonSampler
 from privlora.errors import RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import History, Round
@@ -53,7 +55,7 @@ class Rounds:
     _roster: dict[str, PublicIdentity] = field(default_factory=dict, init=False)
 
     def serve(self) -> dict[str, str]:
-        """All rounds that are left; gives each client's ledger as text, empty where it has none.
+        """All rounds that are left; gives the ledgers that clients gave, as text, empty where there is none.
 
         A round that was begun and not ended, because this process died, stays void: its clients may have been charged
         for it, and are not asked twice. Raises Interrupted, after saving, on SIGINT or SIGTERM; RunError if a client
@@ -61,12 +63,15 @@ class Rounds:
         """
         federation, run = federation_of(self.settings), self.settings.run
         self._join()
+        saved = 0
         if self.folder.checkpoint.exists():
-            self.server.take_states(load_checkpoint(self.folder.checkpoint, run_id=self.history.run)[1])
+            saved, states = load_checkpoint(self.folder.checkpoint, run_id=self.history.run)
+            self.server.take_states(states)
+        self.history.void_after(saved)
         begun = self.history.begun
         if begun == 0:
             self._evaluate(0)
-        chosen = participants(federation.names, federation.per_round, federation.rounds, run.seed)
+        chosen = self._chosen()
         with stop_on_signal() as stop:
             for number, asked in enumerate(chosen, start=1):
                 if number <= begun:
@@ -79,6 +84,17 @@ class Rounds:
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
         return self._leave(federation.rounds)
+
+    def _chosen(self) -> Iterator[list[str]]:
+        """The clients of rounds 1, 2, …: by the public timetable; drawn in secret for a trusted server, whose statement
+        counts on it."""
+        federation = federation_of(self.settings)
+        names = federation.names
+        if self.ledger is None:
+            seed = self.settings.run.seed
+            return participants(names, federation.per_round, federation.rounds, seed)
+        sampler = PoissonSampler(federation.size, federation.per_round / federation.size)
+        return ([names[k] for k in sorted(sampler.draw())] for _ in range(federation.rounds))
 
     def _take(self, number: int, asked: list[str]) -> None:
         """One round: its stages, then what is saved and shown of it."""
@@ -101,12 +117,11 @@ class Rounds:
         except RunError as reason:
             self.server.take_states(before)
             void, answered = reason.what, []
-        else:
-            save_checkpoint(
-                self.folder.checkpoint, self.server.states(), Mark(number, self.history.run, None)
-            )
         done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void)
-        self.history.end(done)
+        self.history.end(done)  # first: a checkpoint of a round that did not end could not be told from it
+        if void is None:
+            mark = Mark(number, self.history.run, None)
+            save_checkpoint(self.folder.checkpoint, self.server.states(), mark)
         if self.observer is not None:
             self.observer.on_round(done, federation_of(self.settings).rounds)
 
@@ -120,7 +135,7 @@ class Rounds:
             raise RunError(
                 f"clients that cannot be reached: {', '.join(sorted(missing))}", fix="start them, then go on"
             )
-        replies = self.exchange.send([Request(name, "join", 0, values=values) for name in names])
+        replies = [*self.exchange.send([Request(name, "join", 0, values=values) for name in names])]
         joined = {reply.client for reply in replies if reply.refused is None}
         if federation_of(self.settings).secure:
             self._roster = roster_of(replies)
@@ -133,22 +148,14 @@ class Rounds:
             )
 
     def _leave(self, number: int) -> dict[str, str]:
-        """Each client's ledger."""
+        """Each client's ledger, as the client gave it; without those that gave none."""
         names = federation_of(self.settings).names
         values = {"run": self.history.run}
         self.exchange.names()  # waits for those that are away, as long as for an answer
         replies = self.exchange.send([Request(name, "leave", number + 1, values=values) for name in names])
-        ledgers = {
+        return {
             reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None
         }
-        missing = sorted(set(names) - set(ledgers))
-        if missing:
-            raise RunError(
-                f"clients that did not give their ledgers: {', '.join(missing)}",
-                why="without them the report cannot say what was released",
-                fix="start them, then `privlora resume`",
-            )
-        return ledgers
 
     def _evaluate(self, step: int) -> None:
         """Held-out loss of what would be exported now, on public records."""

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from privlora.randomness import counter_generator
+
+
+@lru_cache(maxsize=4)
+def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """All of ``participants``: by it a client knows when it may be asked, and together with whom."""
+    return tuple(map(tuple, participants(names, per_round, rounds, seed)))
 
 
 def participants(names: Sequence[str], per_round: int, rounds: int, seed: int) -> Iterator[list[str]]:

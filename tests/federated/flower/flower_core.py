@@ -77,7 +77,7 @@ class Losing:
     def send(self, requests: Sequence[Request]) -> list[Reply]:
         about = {(request.kind, request.round) for request in requests}
         self.lost = (self.lost or (self.kind, 1) in about) and all(number == 1 for _, number in about)
-        return self.exchange.send([r for r in requests if not (self.lost and r.client == self.client)])
+        return list(self.exchange.send([r for r in requests if not (self.lost and r.client == self.client)]))
 
 
 def federate_losing(settings: Settings, client: str, kind: str, patch: Any) -> run.Federated:
@@ -106,7 +106,7 @@ class Gated:
             while not (self.gates / f"{kind}-goes").exists():
                 time.sleep(0.05)
         begun = time.monotonic()
-        replies = self.exchange.send(requests)
+        replies = list(self.exchange.send(requests))
         with self.times.open("a") as file:
             row = [kind, requests[0].round, len(replies), round(time.monotonic() - begun, 1)]
             file.write(json.dumps(row) + "\n")

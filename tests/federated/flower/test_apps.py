@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import tomllib
@@ -107,10 +108,13 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ({"name": "a b"}, "no public name"),
         ({"name": ""}, "no public name"),
         ({"max_epsilom": 1.0}, "unknown keys: 'max_epsilom'"),
-        ({"max_epsilon": 1.0}, "go together"),
-        ({"max_epsilon": "1", "max_delta": 1e-5}, "go together"),
-        ({"max_epsilon": 0, "max_delta": 1e-5}, "bound nothing"),
-        ({"max_epsilon": 1.0, "max_delta": 1}, "bound nothing"),
+        ({"max_epsilon": "1"}, "max_epsilon='1' in the node config is no limit"),
+        ({"max_epsilon": float("nan")}, "is no limit"),
+        ({"max_epsilon": True}, "is no limit"),
+        ({"least_clients": 2.5}, "is no limit"),
+        ({"must_be_private": 0}, "is no limit"),
+        ({"unit": 3}, "is no limit"),
+        ({"unit": "patient"}, "is unknown"),
         ({"pins": "/nowhere.json"}, "pins in the node config cannot be read"),
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
@@ -129,13 +133,26 @@ def test_what_an_owner_sets(tmp_path: Path) -> None:
     pins = tmp_path / "pins.json"
     pins.write_text('{"b": "00ff"}')
     given = f'name="a" folder="{tmp_path}/a" data="data-a" model="/model" pins="{pins}"'
-    config = parse_config_args([f"{given} max_epsilon=2 max_delta=1e-6"])  # of --node-config
+    config = parse_config_args(  # of --node-config
+        [f"{given} max_epsilon=2 pins_model=false least_clients=3"]
+    )
     place = Place.read(config)
-    assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, Limits(2.0, 1e-6))
+    limits = Limits(max_epsilon=2, pins_model=False, least_clients=3)
+    assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, limits)
     client = _core(place)
     assert isinstance(client, Client)
     assert (client.name, client.folder, client.path) == ("a", tmp_path / "a", "data-a")
-    assert (client.model, client.pins, client.limits) == ("/model", {"b": "00ff"}, place.limits)
+    assert (client.model, client.pins, client.limits) == (place.model, place.pins, place.limits)
+
+
+def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
+    def make(place: Place) -> StubClient:
+        with open(place.folder / "turn.lock", "wb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return stub(place)
+
+    for _ in range(2):
+        assert ask(request(), node(tmp_path), make).refused is None
 
 
 def test_in_a_simulation_places_go_by_number(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +11,11 @@ pytest.importorskip("flwr")
 from flower_core import NAMES, difference, federation
 
 from privlora.config import Settings
-from privlora.errors import ConfigError, ModelError, PrivacyError, RunError
-from privlora.federated import run
+from privlora.errors import ModelError, RunError
 from privlora.federated.client import Client
 from privlora.federated.history import History
-from privlora.federated.limits import Limits
+from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange, Reply, Request
-from privlora.federated.plans import client_plan, with_local_method
 from privlora.federated.run import embedded, federate, serve_run
 from privlora.training import models
 from privlora.training.files import RunFolder
@@ -33,7 +30,7 @@ class Anew:
     def __init__(self, root: Path, settings: Settings, **owner: object) -> None:
         clients = settings.federation.clients if settings.federation else []
         self.paths = {client.name: client.path for client in clients if not isinstance(client, int)}
-        self.root, self.owner, self.model = root, owner, settings.model.name
+        self.root, self.owner, self.model = root, {"limits": ANYTHING, **owner}, settings.model.name
         self.kinds: list[str] = []
 
     def answer(self, requests: Sequence[Request]) -> list[Reply]:
@@ -123,7 +120,7 @@ def late(settings: Settings, anew: Anew, *, delivered: bool) -> Exchange:
             return inner.names()
 
         def send(self, requests: Sequence[Request]) -> list[Reply]:
-            replies = inner.send(requests)
+            replies = list(inner.send(requests))
             now = (requests[0].kind, requests[0].round)
             if now == ("train", 1):
                 held.extend(reply for reply in replies if reply.client == "b")
@@ -146,68 +143,6 @@ def test_a_late_answer_never_counts(tmp_path: Path) -> None:
     assert difference(tmp_path / "True/out", tmp_path / "False/out") == 0
 
 
-def joined(root: Path, settings: Settings, limits: Limits, run_id: str) -> Reply:
-    terms = run.public_settings(with_local_method(settings.located())).to_yaml()
-    anew = Anew(root, settings, limits=limits)
-    return anew.client("a").answer(Request("a", "join", 0, values={"run": run_id, "settings": terms}))
-
-
-def test_limits_are_of_all_runs_together(tmp_path: Path) -> None:
-    """The second run of the same size does not fit; the first may be joined again, as after a crash."""
-    settings = federation(tmp_path, tmp_path / "out", "tan", privacy=NOISE)
-    plan = client_plan(with_local_method(settings))
-    assert plan is not None
-    one = run_epsilon(plan)
-    for limits, fits in (
-        (Limits(1.5 * one, 1e-5), 1),
-        (Limits(2 * one, 1.5e-6), 1),
-        (Limits(2 * one, 2e-6), 2),
-    ):
-        root = tmp_path / f"{limits.epsilon}-{limits.delta}"
-        replies = [joined(root, settings, limits, name) for name in ("run1", "run2", "run3", "run1")]
-        refused = [reply.refused is not None for reply in replies]
-        assert refused == [False, fits < 2, True, False]
-        ledgers = sorted(path.parent.name for path in root.glob("a/*/ledger.jsonl"))
-        assert ledgers == ["run1", "run2"][:fits]
-
-
-def test_one_join_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that begin at once would both find that no other has begun."""
-    settings, folder, held = federation(tmp_path, tmp_path / "out", "tan", privacy=NOISE), tmp_path / "a", []
-
-    def admit(*_: object) -> None:
-        with open(folder / "joining.lock", "wb") as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held.append(True)
-
-    monkeypatch.setattr(Limits, "admit", admit)
-    assert joined(tmp_path, settings, Limits(1, 0.1), "run1").refused is None
-    assert held == [True]
-
-
-def run_epsilon(plan) -> float:  # type: ignore[no-untyped-def]
-    from privlora.accounting.accountants import epsilon
-
-    return epsilon(plan.events(plan.steps), plan.delta, adjacency=plan.adjacency)
-
-
-@pytest.mark.parametrize(
-    ("privacy", "more"),
-    [
-        ({"private": False}, {}),
-        ({**NOISE, "insecure_noise_seed": 1}, {}),
-        (NOISE, {"privacy_model": "client", "trusted_server": True}),
-    ],
-)
-def test_with_limits_a_client_joins_nothing_that_it_cannot_bound(
-    tmp_path: Path, privacy: dict, more: dict
-) -> None:
-    settings = federation(tmp_path, tmp_path / "out", "tan", privacy=privacy, **more)
-    assert joined(tmp_path, settings, Limits(1e6, 0.1), "run1").refused is not None
-    with pytest.raises(PrivacyError, match="without a guarantee of its own"):
-        Limits(1e6, 0.1).admit(None, [])
-
-
 def test_pinned_clients_alone_share_keys(tmp_path: Path) -> None:
     settings = federation(tmp_path, tmp_path / "out", "tan", secure_aggregation=True, rounds=1)
     known = Anew(tmp_path, settings)
@@ -218,9 +153,3 @@ def test_pinned_clients_alone_share_keys(tmp_path: Path) -> None:
         serve_run(settings, Anew(tmp_path, settings, pins=given).exchange(), out)
         (one,) = History(RunFolder(out).private / "rounds.jsonl").rounds()
         assert sorted(one.answered) == answered
-
-
-@pytest.mark.parametrize("numbers", [(0, 0.1), (float("inf"), 0.1), (float("nan"), 0.1), (1, 0), (1, 1)])
-def test_limits_that_bound_nothing(numbers: tuple) -> None:
-    with pytest.raises(ConfigError, match="bound nothing"):
-        Limits(*numbers)

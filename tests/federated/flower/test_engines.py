@@ -107,7 +107,7 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
         ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
         configs = {
             name: f'name="{name}" folder="{tmp_path / name}" data="{tmp_path / f"records/{name}.jsonl"}" '
-            f'model="{runs["sum"].model.name}"'
+            f'model="{runs["sum"].model.name}" must_be_private=false'
             for name in NAMES
         }
         for name in NAMES:

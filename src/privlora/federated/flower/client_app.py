@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from privlora.accounting.ledger_format import Unit
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
 from privlora.federated.limits import Limits
@@ -24,7 +27,7 @@ REFUSED: Final = "an error on the client's machine; its own log says which"
 
 _NEEDED: Final = ("name", "folder", "data")
 _TEXTS: Final = (*_NEEDED, "model", "pins")
-_NUMBERS: Final = ("max_epsilon", "max_delta")
+_LIMITS: Final = tuple(limit.name for limit in fields(Limits))
 
 
 class Answers(Protocol):
@@ -40,7 +43,7 @@ class Place:
 
     name: public. folder: what survives between messages. data: its records' file; records: the same in memory, in a
     simulation. model: where it has the base model, if not where the server's settings say. pins: the fingerprint of
-    each client that secure sums may be over, by name. limits: of what all federations may release together.
+    each client that secure sums may be over, by name. limits: of what a server may ask for.
     """
 
     name: str
@@ -49,31 +52,31 @@ class Place:
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
     model: str | None = None
     pins: Mapping[str, str] | None = None
-    limits: Limits | None = None
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         check_name(self.name)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
-        """From the node config: texts name, folder, data, model, pins (a file), numbers max_epsilon and max_delta.
+        """From the node config: texts name, folder, data, model, pins (a file), and whatever `Limits` has.
 
         Raises:
             ConfigError: a key is missing, unknown or wrong, or a path is relative.
         """
-        unknown = sorted(set(config) - {*_TEXTS, *_NUMBERS})
+        unknown = sorted(set(config) - {*_TEXTS, *_LIMITS})
         if unknown:
             raise ConfigError(
                 f"the node config has unknown keys: {', '.join(map(named, unknown))}",
                 why="a limit that is misspelt would limit nothing",
-                fix=f"keys are {', '.join((*_TEXTS, *_NUMBERS))}",
+                fix=f"keys are {', '.join((*_TEXTS, *_LIMITS))}",
             )
         missing = [key for key in _NEEDED if key not in config]
         missing += [key for key in _TEXTS if key in config and not isinstance(config[key], str)]
         if missing:
             raise ConfigError(
                 f"the node config lacks {', '.join(missing)}",
-                fix="""start flower-supernode with --node-config 'name="…" folder="/…" data="/…"'""",
+                fix="""start flower-supernode with --node-config 'name="…" folder="/…" data="/…" model="/…"'""",
             )
         if not Path(config["folder"]).is_absolute():
             raise ConfigError("folder in the node config is relative", fix="give an absolute path")
@@ -103,17 +106,38 @@ def _pins(path: Path) -> dict[str, str]:
     return pins
 
 
-def _limits(config: Mapping[str, Any]) -> Limits | None:
-    given = [config[key] for key in _NUMBERS if key in config]
-    if not given:
-        return None
-    if len(given) < len(_NUMBERS) or not all(type(value) in (int, float) for value in given):
-        raise ConfigError(
-            "max_epsilon and max_delta in the node config are two numbers, which go together",
-            why="an epsilon without its delta says nothing",
-            fix="give both, or neither",
+def _limits(config: Mapping[str, Any]) -> Limits:
+    given = {key: config[key] for key in _LIMITS if key in config}
+    usual = Limits()
+    for key, value in given.items():
+        wanted = (
+            (str,)
+            if key == "unit"
+            else (int, float)
+            if key.startswith("max_")
+            else (type(getattr(usual, key)),)
         )
-    return Limits(*map(float, given))
+        if type(value) not in wanted or value != value:
+            raise ConfigError(
+                f"{key}={named(value)} in the node config is no limit",
+                why="what cannot be compared limits nothing",
+                fix="see docs/federated-deployment.md for the limits and their types",
+            )
+    unit = given.get("unit")
+    if unit is not None and unit not in get_args(Unit):
+        raise ConfigError(
+            f"unit={named(unit)} in the node config is unknown", fix=f"one of {', '.join(get_args(Unit))}"
+        )
+    return Limits(**given)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits for its turn: Flower starts a process a message, those of several runs at once."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / "turn.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 MakeClient = Callable[[Place], Answers]
@@ -158,7 +182,8 @@ def _answer(message: Message, place: Place, make_client: MakeClient | None) -> R
             return Reply(place.name, NAME, 0)
         if request.client != place.name:
             return _refusal(place.name, message, f"this client is called {place.name}")
-        reply = (make_client or _core)(place).answer(request)
+        with _alone(place.folder):
+            reply = (make_client or _core)(place).answer(request)
         write_reply(reply)  # what cannot be sent is known here, and not in Flower
         return reply
     except Exception:  # noqa: BLE001 - Flower would send the text of any exception to the server

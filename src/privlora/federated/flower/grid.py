@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from privlora.errors import ConfigError, RunError
 from privlora.federated.flower.records import (
     NAME,
+    Arrays,
     check_name,
     message_type,
     read_reply,
@@ -33,6 +35,8 @@ CLOCKS: Final = 300.0
 """Seconds by which two machines' clocks may differ; Flower compares them when a message expires."""
 
 _PAUSE: Final = 1.0
+
+_PORTION: Final = 16  # clients of one process whose passes are taken together
 
 
 class GridExchange:
@@ -79,8 +83,8 @@ class GridExchange:
                 return sorted(found)
             self._pause(_PAUSE)
 
-    def send(self, requests: Sequence[Request]) -> list[Reply]:
-        """The answers that came within ``timeout``, one at most of each client.
+    def send(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """The answers that came within ``timeout``, one at most of each client, read one by one.
 
         An error in place of a reply, a reply that cannot be read, one of another client, kind or round, and a second
         one of the same client are dropped.
@@ -94,14 +98,17 @@ class GridExchange:
         self._ask(online, [node for node in online if node not in self._asked], self.timeout)
         nodes = self._nodes(online)
         sent = {nodes[request.client]: request for request in requests if request.client in nodes}
-        replies: dict[int, Reply] = {}
+        return self._answers(sent)
+
+    def _answers(self, sent: dict[int, Request]) -> Iterator[Reply]:
+        answered: set[int] = set()
         for node, reply in self._carry(sent, self.timeout):
             asked = sent[node]
             if (reply.client, reply.kind, reply.round) != (asked.client, asked.kind, asked.round):
                 _log.warning("%s answered something else; it is dropped", asked.client)
-            else:
-                replies.setdefault(node, reply)
-        return list(replies.values())
+            elif node not in answered:
+                answered.add(node)
+                yield reply
 
     def _online(self) -> dict[int, NodeInfo]:
         return {node.node_id: node for node in self.grid.get_nodes()}
@@ -134,7 +141,8 @@ class GridExchange:
         """Requests by node, and what can be read of the answers. What an error says stays unread: it may be private."""
         if not sent:
             return
-        messages = [self._message(node, request, timeout) for node, request in sent.items()]
+        arrays: Arrays = {}  # what all are sent is written once, however many they are
+        messages = [self._message(node, request, timeout, arrays) for node, request in sent.items()]
         for message in self.grid.send_and_receive(messages, timeout=timeout):
             node = message.metadata.src_node_id
             if node not in sent or message.has_error():
@@ -146,10 +154,10 @@ class GridExchange:
                 _log.warning("%s", problem)
 
     @staticmethod
-    def _message(node: int, request: Request, timeout: float) -> Message:
+    def _message(node: int, request: Request, timeout: float, arrays: Arrays) -> Message:
         """It expires: else a client that was away would work for a round that is over."""
         group, route = str(request.round), message_type(request.kind)
-        return Message(write_request(request), node, route, ttl=timeout + CLOCKS, group_id=group)
+        return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
 
 
 def _is_public(node: int, name: str) -> bool:
@@ -170,7 +178,9 @@ class EmbeddedGrid(Grid):
         answer_all: from requests, all that were sent together, to the replies of those that did not drop out.
     """
 
-    def __init__(self, clients: Sequence[str], answer_all: Callable[[list[Request]], list[Reply]]) -> None:
+    def __init__(
+        self, clients: Sequence[str], answer_all: Callable[[list[Request]], Iterable[Reply]]
+    ) -> None:
         self._clients = dict(enumerate(clients, start=1))
         self._answer_all = answer_all
         self._pushed: dict[str, Message] = {}
@@ -221,14 +231,23 @@ class EmbeddedGrid(Grid):
             else:
                 asked[name] = message
         replies = self._answer_all([read_request(message) for message in asked.values()]) if asked else []
-        answers += [Message(write_reply(r), reply_to=asked[r.client]) for r in replies if r.client in asked]
+        for reply in replies:
+            try:
+                answers.append(Message(write_reply(reply), reply_to=asked[reply.client]))
+            except (KeyError, RunError):
+                _log.warning("an answer that no message can carry is dropped")
         return answers
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push, then pull. ``timeout`` is without effect: nothing is waited for."""
-        return self.pull_messages(self.push_messages(messages))
+        """Push, then pull, some at a time: replies are made when they are read, and memory is that of so many clients.
+
+        ``timeout`` is without effect: nothing is waited for.
+        """
+        waiting = iter(messages)
+        while portion := list(islice(waiting, _PORTION)):
+            yield from self.pull_messages(self.push_messages(portion))
 
 
 def _identify(run: Run) -> None:

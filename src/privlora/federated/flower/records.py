@@ -33,6 +33,9 @@ DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in 
 _PUBLIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+Arrays = dict[int, Array]
+
+
 class _About(TypedDict):
     format: int
     client: str
@@ -67,9 +70,10 @@ def message_type(kind: str) -> str:
     return _ROUTES[kind]
 
 
-def write_request(request: Request) -> RecordDict:
-    """Raises RunError for what no message can carry."""
-    return _write(request, {})
+def write_request(request: Request, arrays: Arrays | None = None) -> RecordDict:
+    """arrays: of tensors that were written before, by `id`; they must still be alive. Raises RunError for what no
+    message can carry."""
+    return _write(request, {}, arrays)
 
 
 def write_reply(reply: Reply) -> RecordDict:
@@ -91,10 +95,16 @@ def read_reply(message: Message) -> Reply:
     return Reply(about["client"], about["kind"], about["round"], tensors, values, about.get("refused"))
 
 
-def _write(message: Request | Reply, more: Mapping[str, Number]) -> RecordDict:
+def _write(message: Request | Reply, more: Mapping[str, Number], arrays: Arrays | None = None) -> RecordDict:
     message_type(message.kind)
     about = {"format": FORMAT, "client": message.client, "kind": message.kind, "round": message.round, **more}
-    tensors = {name: _array(name, message.tensors[name]) for name in sorted(message.tensors)}
+    written: Arrays = {} if arrays is None else arrays
+    tensors = {}
+    for name in sorted(message.tensors):
+        tensor = message.tensors[name]
+        if id(tensor) not in written:
+            written[id(tensor)] = _array(name, tensor)
+        tensors[name] = written[id(tensor)]
     return RecordDict(
         {"about": _config(about), "tensors": ArrayRecord(tensors), "values": _config(message.values)}
     )

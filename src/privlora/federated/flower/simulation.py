@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,15 +19,17 @@ from privlora.config import Settings
 from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
+from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange
 from privlora.federated.rounds import RoundObserver
-from privlora.federated.run import Federated, Records, prepare
+from privlora.federated.run import Federated, prepare
+from privlora.federated.sources import Records
 
 
 def simulate(
     settings: Settings,
     *,
-    records: Records | None = None,
+    records: Records | Mapping[str, Records] | None = None,
     evaluation: Records | None = None,
     observer: RoundObserver | None = None,
     fresh: bool = True,
@@ -42,7 +44,7 @@ def simulate(
 
     Args:
         settings: of the run; with clients that have paths, or with a number of clients among whom records are cut.
-        records: of all clients together, in memory.
+        records: in memory: of all clients together, to be cut, or each client's by its name.
         evaluation: PUBLIC records in memory, in the place of data.evaluation.
         observer: sees rounds end.
         fresh: False goes on with the run in ``run.output``.
@@ -58,7 +60,7 @@ def simulate(
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
     places = [
-        Place(name, here.place_of(name), records=own, model=settings.model.name)
+        Place(name, here.place_of(name), records=own, model=settings.model.name, limits=ANYTHING)
         for name, own in here.records.items()
     ]
     done: list[Federated] = []

@@ -3,6 +3,7 @@
 ``docs/secure-aggregation.md`` says against whom this holds. ``Participant`` is a client, ``Collector`` the server.
 """
 
+import privlora.federated.secure.packages  # noqa: F401 - refuses where they are missing
 from privlora.federated.secure.collector import Collector
 from privlora.federated.secure.fixed import FixedPoint, Layout, decode, digest_of, encode
 from privlora.federated.secure.keys import Identity, PublicIdentity
