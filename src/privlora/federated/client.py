@@ -15,10 +15,9 @@ import torch
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.errors import PrivloraError, RunError
-from privlora.federated.joint import vectors
 from privlora.federated.limits import Limits
-from privlora.federated.local import train_locally
 from privlora.federated.messages import REFUSED, Reply, Request
+from privlora.federated.secure import Identity
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
 from privlora.training.files import temporary_files
@@ -50,6 +49,16 @@ class Client:
     def answer(self, request: Request) -> Reply:
         """The reply to one request. What cannot or must not be answered is refused without a reason, and told here."""
         return answer_all({self.name: self}, [request])[0]
+
+    @property
+    def identity(self) -> Identity:
+        """Its keys for secure sums, made when they are first asked for. Other owners may pin their public fingerprint,
+        ``identity.public(name).fingerprint``."""
+        path = self.folder / "identity.key"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            Identity.create().save(path)
+        return Identity.load(path)
 
     def session(self, request: Request) -> Session:
         """Of the request's run. Raises RunError for a run without a name."""
@@ -147,6 +156,10 @@ def _same(one: Request, other: Request) -> bool:
 
 
 def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
+    # Here, because a process that answers one other message would take longer to import them than to answer.
+    from privlora.federated.joint import vectors
+    from privlora.federated.local import train_locally
+
     jobs, workplace = [work.job for work in works], works[0].session.workplace
     replies = []
     try:

@@ -21,6 +21,7 @@ from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import Settings, load_settings
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.messages import KINDS, Request
+from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
 
 _FOLDER, _FILE = 0o700, 0o600
@@ -201,6 +202,22 @@ class Desk:
     def forget_secrets(self) -> None:
         for path in self.root.glob("*.secret"):
             path.unlink()
+
+    def keep_sizes(self, groups: Sequence[Sizes]) -> None:
+        """(L, m, n) of each group of the adapter."""
+        write_atomically(self.root / "sizes.json", json.dumps(list(groups)) + "\n")
+
+    def sizes(self) -> list[Sizes] | None:
+        """What ``keep_sizes`` kept. Raises RunError for a damaged file."""
+        path = self.root / "sizes.json"
+        if not path.exists():
+            return None
+        try:
+            return [(int(count), int(m), int(n)) for count, m, n in json.loads(path.read_text())]
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(
+                f"{str(path)!r} is damaged ({type(error).__name__})", fix="remove it: training makes it anew"
+            ) from None
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""

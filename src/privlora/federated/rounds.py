@@ -171,6 +171,7 @@ class Rounds:
         """Each client's ledger, as the client gave it; without those that gave none."""
         names = federation_of(self.settings).names
         values = {"run": self.history.run}
+        self.exchange.names()  # waits for those that are away, as long as for an answer
         replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
         return {reply.client: str(reply.values["ledger"]) for reply in replies}
 

@@ -11,10 +11,10 @@ import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import Settings
+from privlora.config import Settings, load_settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
-from privlora.errors import PrivacyError
+from privlora.errors import PrivacyError, RunError
 from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
 from privlora.federated.history import History
@@ -40,7 +40,7 @@ from privlora.reporting import publish
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
-from privlora.training.inputs import load_data, tokenise
+from privlora.training.inputs import Data, load_data, tokenise
 from privlora.training.models import unchanged_afterwards
 
 CLIENTS: Final = "clients"
@@ -180,6 +180,91 @@ def federate(
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
+    here = prepare(settings, model, tokenizer, records=records, evaluation=evaluation, fresh=fresh)
+    loaded, tokenizer, settings = here.workplace.loaded
+    shared = {here.run: Workplace(public_settings(settings), loaded, tokenizer)}
+    clients = {
+        name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
+        for name, own in here.records.items()
+    }
+
+    def answer(requests: Sequence[Request]) -> Iterator[Reply]:
+        for reply in answer_all(clients, requests):
+            if watch is not None:
+                watch([reply])
+            yield reply
+
+    return here.serve(embedded(list(clients), answer), evaluation=evaluation, observer=observer)
+
+
+def serve_run(
+    settings: Settings, exchange: Exchange, folder: Path, observer: RoundObserver | None = None
+) -> Federated:
+    """A federation's server without any client's records: begins a run in ``folder``, or goes on with the one there.
+
+    settings: of the run; run.output is of no effect. For the rest see `Rounds.serve`.
+
+    Raises PrivloraError subclasses; RunError where ``folder`` holds a run with other settings.
+    """
+    settings = with_local_method(settings.located())
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder)})})
+    place, workplace = RunFolder(folder), Workplace(settings)
+    fresh = not place.settings.exists()
+    if not fresh and load_settings(place.settings) != workplace.loaded[2]:
+        raise RunError(
+            f"{str(folder)!r} holds a run with other settings",
+            why="its clients have agreed to those, and its ledgers speak of them",
+            fix="go on with the same settings, or set run.output to another folder",
+        )
+    here = _opened(place, workplace, {}, None, fresh=fresh)
+    return here.serve(exchange, observer=observer)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose folder is there. records: of each client, where they are at hand. workplace: of the server."""
+
+    folder: RunFolder
+    workplace: Workplace
+    records: Mapping[str, Records]
+
+    def place_of(self, client: str) -> Path:
+        """The folder of a client that is on this machine."""
+        return self.folder.root / CLIENTS / client
+
+    @property
+    def run(self) -> str:
+        """By which clients know the run."""
+        return History(self.folder.private / "rounds.jsonl").run
+
+    def serve(
+        self,
+        exchange: Exchange,
+        *,
+        evaluation: Records | None = None,
+        observer: RoundObserver | None = None,
+    ) -> Federated:
+        """See `serve`."""
+        return serve(
+            self.workplace.loaded[2],
+            exchange,
+            self.folder,
+            workplace=self.workplace,
+            evaluation=evaluation,
+            observer=observer,
+        )
+
+
+def prepare(
+    settings: Settings,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    *,
+    records: Records | Mapping[str, Records] | None = None,
+    evaluation: Records | None = None,
+    fresh: bool = True,
+) -> Prepared:
+    """A run whose clients are all on this machine, up to its folder; for the arguments see `federate`."""
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         folder.refuse_if_used()
@@ -191,30 +276,25 @@ def federate(
     own = records_of(settings, records)
     union = [record for records in own.values() for record in records]
     data = load_data(settings, tokenizer, union, evaluation, model=loaded)
-    identity = identify(data, loaded)
-    client_plan(settings, loaded)  # refuses settings under which nothing can be planned
+    here = _opened(folder, workplace, own, data, fresh=fresh)
+    _refuse_forgotten(folder, here.run)
+    return here
+
+
+def _opened(
+    folder: RunFolder, workplace: Workplace, records: Mapping[str, Records], data: Data | None, *, fresh: bool
+) -> Prepared:
+    """The run's folder: made, or found to be of the same model and records."""
+    model, _, settings = workplace.loaded
+    identity = identify(data, model)
+    client_plan(settings, model)  # refuses settings under which nothing can be planned
     if fresh:
         folder.create(protects=settings.privacy.protects)
         keep_identity(folder, identity)
         write_atomically(folder.settings, settings.to_yaml())
     else:
         refuse_others(folder, identity)
-    run = History(folder.private / "rounds.jsonl").run
-    _refuse_forgotten(folder, run)
-    shared = {run: Workplace(public_settings(settings), loaded, tokenizer)}
-    clients = {
-        name: Client(name, folder.root / CLIENTS / name, records=records, workplaces=shared, limits=ANYTHING)
-        for name, records in own.items()
-    }
-
-    def answer(requests: Sequence[Request]) -> Iterator[Reply]:
-        for reply in answer_all(clients, requests):
-            if watch is not None:
-                watch([reply])
-            yield reply
-
-    exchange = embedded(list(own), answer)
-    return serve(settings, exchange, folder, workplace=workplace, evaluation=evaluation, observer=observer)
+    return Prepared(folder, workplace, records)
 
 
 def refuse_without_flower() -> None:

@@ -17,7 +17,6 @@ from privlora.config import FederationSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
 from privlora.federated.desk import Desk
-from privlora.federated.local import Ended, Job
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
 from privlora.federated.payload import clipped_share, fixed_share
 from privlora.federated.plans import (
@@ -33,8 +32,9 @@ from privlora.federated.plans import (
     with_local_method,
 )
 from privlora.federated.rules import Tensors
+from privlora.federated.rules.base import Sizes
 from privlora.federated.schedule import timetable
-from privlora.federated.secure import Identity, Message, Participant, Phase, digest_of
+from privlora.federated.secure import Message, Participant, Phase, digest_of
 from privlora.federated.secure import Turn as Which
 from privlora.federated.secure.wire import REQUESTS
 from privlora.federated.workplace import Workplace
@@ -44,6 +44,7 @@ from privlora.training.inputs import Data, load_data
 
 if TYPE_CHECKING:
     from privlora.federated.client import Client
+    from privlora.federated.local import Ended, Job
 
 
 class Session:
@@ -133,6 +134,8 @@ class Session:
             seed = settings.privacy.insecure_noise_seed
             if seed is not None:
                 seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
+            from privlora.federated.local import Job  # for training alone, since it takes long to import
+
             job = Job(self.client.name, self.data, request.round, request.tensors, beginning, ledger, seed)
         except BaseException:
             if ledger is not None:
@@ -223,7 +226,7 @@ class Session:
         self.desk.open(settings, plan)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
-            public = self._identity().public(self.client.name)
+            public = self.client.identity.public(self.client.name)
             values = {"signing": public.signing, "agreement": public.agreement}
         return Reply(self.client.name, "join", request.round, values=values)
 
@@ -282,9 +285,17 @@ class Session:
         if self.federation.joint:
             return
         rule, settings = rule_of(self.federation), rule_settings(self.settings)
-        groups = self.workplace.groups
+        groups = self._groups()
         expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
         refuse_foreign(request.tensors, expected)
+
+    def _groups(self) -> list[Sizes]:
+        """Of the adapter. Training keeps them, so that a later stage needs no model."""
+        kept = self.desk.sizes()
+        if kept is None:
+            kept = self.workplace.groups
+            self.desk.keep_sizes(kept)
+        return kept
 
     # --- secure sums ---
 
@@ -304,7 +315,7 @@ class Session:
         self.desk.begin(request)
         earlier = self.desk.survivors(request.round) if stage != "train" else None
         participant, reply = Participant.begin(
-            self._identity(),
+            self.client.identity,
             self.client.name,
             asked,
             turn=Which(self.run, request.round, stage),
@@ -332,16 +343,10 @@ class Session:
             self.desk.keep_survivors(request.round, participant.survivors)
         return Reply(self.client.name, request.kind, request.round, values=_plain(reply))
 
-    def _identity(self) -> Identity:
-        path = self.client.folder / "identity.key"
-        if not path.exists():
-            Identity.create().save(path)
-        return Identity.load(path)
-
     def _participant(self, request: Request) -> Participant:
         """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
         kept = self.desk.secret("sum")
-        found = None if kept is None else Participant.from_bytes(kept, self._identity())
+        found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
         turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
         if found is None or found.terms.turn != turn:
             raise PrivacyError(

@@ -42,8 +42,8 @@ _PORTION: Final = 16  # clients of one process whose passes are taken together
 class GridExchange:
     """Carries messages over a grid of Flower: the core's ``Exchange``.
 
-    A client is found by its public name, which it gives when it is asked; where a SuperNode was registered with a
-    name, that name has to be the same. Names that two nodes give are used by neither.
+    A client is found by its public name: that under which its SuperNode was registered, or else the one that it gives
+    when it is asked. A client answers to its own name only. Names that two nodes have are used by neither.
 
     Args:
         grid: any of Flower's.
@@ -115,12 +115,14 @@ class GridExchange:
 
     def _ask(self, online: dict[int, NodeInfo], nodes: Sequence[int], timeout: float) -> None:
         """Learn the names of ``nodes``. ``online``: what Flower knows of each."""
-        question = Request(client="", kind=NAME, round=0)
         self._asked.update(nodes)
-        for node, reply in self._carry(dict.fromkeys(nodes, question), max(timeout, _PAUSE)):
-            if (reply.kind, reply.round, reply.refused) == (NAME, 0, None) and _may_be(
-                reply.client, online[node]
-            ):
+        registered = {node: online[node].name for node in nodes if online[node].HasField("name")}
+        self._names.update({node: name for node, name in registered.items() if _is_public(node, name)})
+        question = Request(client="", kind=NAME, round=0)
+        asked = [node for node in nodes if node not in registered]
+        for node, reply in self._carry(dict.fromkeys(asked, question), max(timeout, _PAUSE)):
+            named = (reply.kind, reply.round, reply.refused) == (NAME, 0, None)
+            if named and _is_public(node, reply.client):
                 self._names[node] = reply.client
 
     def _nodes(self, online: Iterable[int]) -> dict[str, int]:
@@ -158,15 +160,12 @@ class GridExchange:
         return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
 
 
-def _may_be(name: str, node: NodeInfo) -> bool:
-    """Whether a node may call itself so."""
+def _is_public(node: int, name: str) -> bool:
+    """Whether a client may be called so."""
     try:
         check_name(name)
     except ConfigError as problem:
-        _log.warning("node %d: %s", node.node_id, problem)
-        return False
-    if node.HasField("name") and node.name != name:
-        _log.warning("a SuperNode registered as %r calls itself %r", node.name, name)
+        _log.warning("node %d: %s", node, problem)
         return False
     return True
 
@@ -179,7 +178,9 @@ class EmbeddedGrid(Grid):
         answer_all: from requests, all that were sent together, to the replies of those that did not drop out.
     """
 
-    def __init__(self, clients: Sequence[str], answer_all: Callable[[list[Request]], list[Reply]]) -> None:
+    def __init__(
+        self, clients: Sequence[str], answer_all: Callable[[list[Request]], Iterable[Reply]]
+    ) -> None:
         self._clients = dict(enumerate(clients, start=1))
         self._answer_all = answer_all
         self._pushed: dict[str, Message] = {}
