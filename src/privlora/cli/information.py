@@ -66,10 +66,12 @@ def demo(
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with quiet_libraries():
         if federated:
-            from privlora.demo.federated import main as show
-        else:
-            from privlora.demo.run import main as show
+            from privlora.demo.federated import main as together
 
-        result = show(output, console)
+            result = together(output, console)
+        else:
+            from privlora.demo.run import main
+
+            result = main(output, console)
     if as_json:
         emit(result)
