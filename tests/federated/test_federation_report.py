@@ -93,6 +93,8 @@ def test_the_statement_says_against_whom(name: str, said: str, tmp_path: Path) -
     assert said in page
     assert said in card
     assert report["statement"]["unit"] == report["federation"]["privacy_model"]
+    shares = report["federation"]["noise_by"] == "shares"
+    assert ("Against one of these clients, which knows its own share, epsilon is" in page) == shares
 
 
 def test_an_open_federation_promises_nothing(tmp_path: Path) -> None:

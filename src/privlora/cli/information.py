@@ -70,8 +70,8 @@ def demo(
 
             result = together(output, console)
         else:
-            from privlora.demo.run import main as alone
+            from privlora.demo.run import main
 
-            result = alone(output, console)
+            result = main(output, console)
     if as_json:
         emit(result)

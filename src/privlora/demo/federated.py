@@ -29,7 +29,8 @@ from privlora.training.inputs import tokenise
 EPSILON, DELTA = 3.0, 1e-5
 _RECORDS_PER_PATIENT = 1
 _NAMES = [clinic.name for clinic in CLINICS]
-_RATE = 6e-3
+# Chosen on notes of another seed, for all five together; who trains alone takes the same.
+_RATE = 0.012
 # Of a clinic's message, how many numbers are shown.
 _SHOWN = 4
 
@@ -84,7 +85,7 @@ def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> d
     sizes = sizes or Sizes()
     root = fresh_folder(output, Path("runs/demo-federated"))
     notes = {name: clinic_records(i, sizes.notes, seed=1) for i, name in enumerate(_NAMES)}
-    held_out = {name: clinic_records(i, sizes.held_out, seed=2) for i, name in enumerate(_NAMES)}
+    held_out = {name: clinic_records(i, sizes.held_out, seed=3) for i, name in enumerate(_NAMES)}
     _introduce(console, notes, sizes)
     alone = {}
     console.rule(f"each clinic alone, ε = {EPSILON:g} for every patient (δ = {DELTA:g})")
@@ -225,7 +226,7 @@ def _table(losses: dict[str, dict[str, float]]) -> Table:
     table.add_row(
         "mean of five", *(f"{fmean(row[column] for row in losses.values()):.3f}" for column in columns)
     )
-    table.caption = f"every trained adapter at ε = {EPSILON:g} for every patient, by the same number of steps"
+    table.caption = f"every trained adapter at ε = {EPSILON:g} for every patient, by the same steps and rate"
     return table
 
 

@@ -67,10 +67,6 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
             noise, norm = number(s["noise_multiplier"]), f"clipping norm C = {wording.clip_norm(report)}"
             rate = f"sampling rate q = {number(s['sampling']['sample_rate'])}"
             figures += [(noise, "noise multiplier σ", norm), (charged, "releases", rate)]
-    if "federation" in report:
-        facts = report["federation"]
-        done = f"{facts['rounds']['done']} of {facts['rounds']['planned']} rounds by {facts['rule']['name']}"
-        figures.append((f"{facts['size']} clients", "trained together", done))
     if rows:
         before, after = rows[0], rows[-1]
         figures.append(

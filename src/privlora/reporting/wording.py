@@ -61,6 +61,9 @@ def from_whom(federation: Mapping[str, Any]) -> str:
     text = f"This holds against {federation['holds_against']}."
     if federation["noise_by"] == "client":
         text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
+    if federation["colluding"]:
+        known = rounded_up(federation["colluding"][0]["epsilon"])
+        text += f" Against one of these clients, which knows its own share, epsilon is {known}."
     return text
 
 
