@@ -118,14 +118,15 @@ def _clients(
         return spent[steps]
 
     rows = []
+    secret = federation_of(settings).trusted_server  # the statement counts on nobody knowing who was drawn
     for name in federation_of(settings).names:
         ledger = ledgers.get(name)
         rows.append(
             {
                 "name": name,
                 "weight": weight_of(settings, name),
-                "rounds_asked": sum(name in one.asked for one in rounds),
-                "rounds_answered": sum(name in one.answered for one in rounds),
+                "rounds_asked": None if secret else sum(name in one.asked for one in rounds),
+                "rounds_answered": None if secret else sum(name in one.answered for one in rounds),
                 "steps_charged": None if ledger is None else ledger.charges,
                 "steps_planned": None if ledger is None else ledger.plan.steps,
                 "epsilon": None if ledger is None else cost(ledger, ledger.charges),
@@ -138,6 +139,7 @@ def _clients(
 
 def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str, Any]:
     void = [one for one in rounds if one.void is not None]
+    told = () if federation.trusted_server else rounds  # else it would say whom the server drew
     return {
         "planned": federation.rounds,
         "done": len(rounds) - len(void),
@@ -153,14 +155,14 @@ def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str
                 "bytes_up": one.up,
                 "void": one.void,
             }
-            for one in rounds
+            for one in told
         ],
     }
 
 
 def _bytes(settings: Settings, server: Server, rounds: Sequence[Round]) -> dict[str, Any]:
     """Of a client in a round, the mean over rounds that are not void; and how many numbers the rule's formula asks."""
-    done = [one for one in rounds if one.void is None]
+    done = [one for one in rounds if one.void is None and one.asked]
     if not done:
         return dict.fromkeys(("down", "up", "formula_down", "formula_up"))
     sizes = [_formula(settings, server, one) for one in done]

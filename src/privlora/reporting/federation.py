@@ -65,7 +65,8 @@ def never_released(facts: Facts) -> list[str]:
     return [
         client["name"]
         for client in facts["clients"]
-        if client["steps_charged"] == 0 or (client["steps_charged"] is None and not client["rounds_answered"])
+        if client["steps_charged"] == 0
+        or (client["steps_charged"] is None and client["rounds_answered"] == 0)
     ]
 
 
@@ -113,6 +114,8 @@ def _rounds(rounds: Facts) -> str:
 
 
 def _dropped(rounds: Facts) -> str:
+    if not rounds["log"]:
+        return "not told: who trains in a round is the server's secret"
     count = sum(len(one["dropped"]) for one in rounds["log"])
     return (
         "none" if not count else f"{count} answers of clients that were asked did not come, or did not count"
