@@ -133,11 +133,11 @@ def test_the_formula_is_the_rules(tmp_path: Path) -> None:
     assert 0 < one["formula_up"] < both["formula_up"]
 
 
-def test_a_trusted_server_does_not_count_on_a_schedule_that_is_public() -> None:
-    """Clients follow from the public seed, so asking few of them a round saves no budget."""
+def test_a_trusted_server_draws_clients_in_secret_and_tells_nobody_whom() -> None:
+    """That few are asked saves budget as long as nobody knows who."""
     trusted = {"rule": "fedavg", "privacy_model": "client", "trusted_server": True}
-    plans = [server_plan(settings_for(NOISE, **trusted, clients_per_round=n)) for n in (2, 4)]
-    for plan in plans:
+    plans = {n: server_plan(settings_for(NOISE, **trusted, clients_per_round=n)) for n in (2, 4)}
+    for asked, plan in plans.items():
         assert plan is not None
-        assert plan.event.to_dict()["sampling"] == {"kind": "poisson", "sample_rate": 1.0}
+        assert plan.event.to_dict()["sampling"] == {"kind": "poisson", "sample_rate": asked / 4}
         assert plan.steps == ROUNDS

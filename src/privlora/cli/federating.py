@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,12 +31,36 @@ def federate(
     list_rules: Annotated[
         bool, typer.Option("--list-rules", help="Show how what clients send can be put together.")
     ] = False,
+    engine: Annotated[
+        Literal["embedded", "simulation"],
+        typer.Option(
+            help="embedded: all clients in this process. simulation: in workers of Flower's simulation."
+        ),
+    ] = "embedded",
+    app: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-app",
+            metavar="FOLDER",
+            help="Write a Flower app for machines of their own.",
+            show_default=False,
+        ),
+    ] = None,
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="With --write-app: where the SuperLink answers.")
+    ] = "127.0.0.1:8000",
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --write-app: the authority of its certificate.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train one adapter from the records of several owners, as the group federation of CONFIG says.
 
-    All clients are in this process, each with a folder of its own; the server sees nothing but their messages.
-    Leaves an adapter, a report and each client's ledger in run.output.
+    Each client has a folder of its own, and the server sees nothing but their messages. Leaves an adapter, a report
+    and each client's ledger in run.output.
     """
     if list_rules:
         show_rules(as_json)
@@ -45,9 +69,26 @@ def federate(
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
     settings = load_settings(config, overrides or ())
     federation_in(settings)
+    if app is not None:
+        _write(app, settings, superlink, root_certificates, as_json)
+        return
     folder = RunFolder(Path(settings.run.output))
     folder.refuse_if_used()
-    _run(folder, settings, as_json, fresh=True)
+    _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
+
+
+def _write(
+    app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
+) -> None:
+    with quiet_libraries():
+        from privlora.federated.flower.app import write_app
+
+        folder = write_app(app, settings, superlink=superlink, root_certificates=root_certificates)
+    if as_json:
+        emit({"app": str(folder)})
+        return
+    out().print(f"{'app:':<10}{folder}")
+    out().print(f"{'next:':<10}{folder / 'README.md'} says what each machine runs")
 
 
 def federation_in(settings: Settings) -> FederationSettings:
@@ -66,11 +107,18 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)
 
 
-def _run(folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool) -> None:
+def _run(
+    folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool, simulated: bool = False
+) -> None:
     with quiet_libraries():
         from privlora.federated.plans import client_plan, server_plan, with_local_method
-        from privlora.federated.run import federate as start
         from privlora.federated.words import in_a_line
+
+        start: Callable[..., Federated]
+        if simulated:
+            from privlora.federated.flower.simulation import simulate as start
+        else:
+            from privlora.federated.run import federate as start
 
         settings = with_local_method(settings)
         plan, own = client_plan(settings), server_plan(settings)
