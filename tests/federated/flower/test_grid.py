@@ -108,18 +108,18 @@ def test_requests_arrive_together_and_whole() -> None:
     grid = EmbeddedGrid(["b", "a"], lambda requests: seen.append(requests) or echo(requests))
     over = exchange(grid)
     assert over.names() == ["a", "b"]
-    replies = over.send([request("a"), request("b")])
+    replies = [*over.send([request("a"), request("b")])]
     assert clients(replies) == ["a", "b"]
     assert [sorted(r.client for r in batch) for batch in seen] == [["a", "b"]]
     assert seen[0][0].tensors["x"].tolist() == [1, 1]
-    assert over.send([]) == []
+    assert [*over.send([])] == []
     assert clients(over.send([request("a"), request("elsewhere")])) == ["a"]
 
 
 def test_messages_say_their_round_and_expire() -> None:
     grid = Faulty(["a"])
     over = exchange(grid, seconds=7)
-    over.send([request("a", "sketch", 4)])
+    list(over.send([request("a", "sketch", 4)]))
     metadata = grid.seen[-1][0].metadata
     assert (metadata.message_type, metadata.group_id) == (message_type("sketch"), "4")
     assert metadata.ttl == 7 + CLOCKS
@@ -157,7 +157,7 @@ def test_an_error_in_place_of_a_reply() -> None:
     over = exchange(grid)
     over.names()
     grid.change = lambda message: [_failed(message)]
-    assert over.send([request("a")]) == []
+    assert [*over.send([request("a")])] == []
 
 
 def _failed(message: Message) -> Message:
@@ -212,7 +212,7 @@ def test_names_waits_for_who_is_invited_but_not_for_ever() -> None:
 def test_a_name_that_two_give_is_nobodys() -> None:
     over = exchange(Faulty(["a", "twin", "twin"]))
     assert over.names() == ["a"]
-    assert over.send([request("twin")]) == []
+    assert [*over.send([request("twin")])] == []
 
 
 def test_a_registered_name_has_to_be_the_one_that_is_given() -> None:
