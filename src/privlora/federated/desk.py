@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import Settings, load_settings
+from privlora.config import Settings, settings_from
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.messages import KINDS, Request
 from privlora.federated.rules.base import Sizes
@@ -78,11 +80,17 @@ class Desk:
         """The public settings that this client has agreed to. Raises RunError before it has joined."""
         if not self.joined:
             raise RunError("asked to train before it joined", fix="join the federation first")
-        return load_settings(self._settings)
+        try:
+            text = self._settings.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(
+                f"cannot read {str(self._settings)!r} ({type(error).__name__})", fix="restore it"
+            ) from None
+        return read_terms(text)
 
-    def open(self, settings: Settings, plan: Plan | None) -> None:
+    def open(self, settings: Settings, plan: Plan | None, text: str | None = None) -> None:
         """Join: ledger and note first, so that whoever has joined has them. Joining again on the same terms changes
-        nothing.
+        nothing. text: of the settings, where it is at hand.
 
         Raises PrivacyError on other terms, or for files that do not belong together.
         """
@@ -100,7 +108,7 @@ class Desk:
             Ledger.create(self.ledger, plan).close()
             self.ledger.chmod(_FILE)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
-        self._write(self._settings, settings.to_yaml())
+        self._write(self._settings, settings.to_yaml() if text is None else text)
 
     def begin(self, request: Request) -> None:
         """Note that ``request`` is being answered, before anything is done for it.
@@ -260,6 +268,18 @@ class Desk:
                     why="two clients, or a client and its copy, could charge one ledger without knowing",
                     fix="put the folder itself there",
                 )
+
+
+@lru_cache(maxsize=4)
+def read_terms(text: str) -> Settings:
+    """The settings that a text holds; read once for all clients of a process. Raises RunError or ConfigError."""
+    try:
+        content = yaml.safe_load(text)
+    except (RecursionError, yaml.YAMLError):
+        content = None
+    if not isinstance(content, dict):
+        raise RunError("the server's settings are not readable", fix="look at the server")
+    return settings_from(content, source="the server's settings")
 
 
 def _place_of(request: Request) -> tuple[int, int, int]:

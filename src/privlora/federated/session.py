@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from privlora.accounting import Ledger
-from privlora.config import FederationSettings, Settings, settings_from
+from privlora.config import FederationSettings, Settings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
-from privlora.federated.desk import Desk
+from privlora.federated.desk import Desk, read_terms
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
 from privlora.federated.payload import clipped_share, fixed_share
 from privlora.federated.plans import (
@@ -206,13 +205,8 @@ class Session:
         return answer
 
     def _join(self, request: Request) -> Reply:
-        try:
-            content = yaml.safe_load(str(request.values["settings"]))
-        except (KeyError, RecursionError, yaml.YAMLError):
-            raise RunError("the server's settings are not readable", fix="look at the server") from None
-        if not isinstance(content, dict):
-            raise RunError("the server's settings are not readable", fix="look at the server")
-        settings = settings_from(content, source="the server's settings")
+        text = str(request.values.get("settings", ""))
+        settings = read_terms(text)
         federation = federation_of(settings)
         if with_local_method(settings) != settings:
             raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
@@ -223,7 +217,7 @@ class Session:
         self._refuse_model(settings)
         plan = client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
-        self.desk.open(settings, plan)
+        self.desk.open(settings, plan, text)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)

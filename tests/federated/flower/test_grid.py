@@ -110,7 +110,7 @@ def test_requests_arrive_together_and_whole() -> None:
     grid = EmbeddedGrid(["b", "a"], lambda requests: seen.append(requests) or echo(requests))
     over = exchange(grid)
     assert over.names() == ["a", "b"]
-    replies = over.send([request("a"), request("b")])
+    replies = [*over.send([request("a"), request("b")])]
     assert clients(replies) == ["a", "b"]
     assert [sorted(r.client for r in batch) for batch in seen] == [["a", "b"]]
     assert seen[0][0].tensors["x"].tolist() == [1, 1]

@@ -154,7 +154,7 @@ class GridExchange:
                 _log.warning("%s", problem)
 
     @staticmethod
-    def _message(node: int, request: Request, timeout: float, arrays: Arrays) -> Message:
+    def _message(node: int, request: Request, timeout: float, arrays: Arrays | None = None) -> Message:
         """It expires: else a client that was away would work for a round that is over."""
         group, route = str(request.round), message_type(request.kind)
         return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
