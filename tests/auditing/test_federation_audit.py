@@ -5,7 +5,9 @@ Noise is seeded, so each test comes out alike whenever it is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,20 @@ import torch
 from tiny_models import tiny_llama, tiny_tokenizer
 from torch import Tensor
 
-from privlora.auditing.federation import FederationAudit, audit_federation
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.auditing.bounds import Errors
+from privlora.auditing.federation import FederationAudit, Scores, audit_federation, bound_of, worlds_of
 from privlora.auditing.loud_records import Mark, loud, opposites
-from privlora.auditing.rehearsal import rehearsed, stage_of
+from privlora.auditing.rehearsal import Rehearsal, rehearsed, stage_of
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError
-from privlora.federated.plans import with_local_method
+from privlora.federated.payload import lattice_of
+from privlora.federated.plans import federation_of, with_local_method
 from privlora.federated.rules.averaging import FedSa, Scaffold
 from privlora.federated.server import RuleServer
+from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate, GaussianMechanism, NoiseSource
 
 SIGMA = 0.5
@@ -52,9 +58,9 @@ def audited(settings: Settings, trials: int, **options: Any) -> FederationAudit:
     [
         ("tan", 200, {}),
         ("fedavg", 300, {}),
-        ("joint", 100, {}),
-        ("joint", 100, {"clients": 3, "survivors": 2}),
-        ("tan", 100, {"privacy_model": "client", "clients": 3, "survivors": 2}),
+        ("joint", 60, {}),
+        ("joint", 60, {"clients": 3, "survivors": 2}),
+        ("tan", 60, {"privacy_model": "client", "clients": 3, "survivors": 2}),
     ],
 )
 def test_an_honest_federation_is_within_its_claim_and_the_bound_is_tight(
@@ -90,6 +96,57 @@ def test_the_worst_case_of_a_statement_is_played() -> None:
     assert list(clear.attackers.values()) == ["the server"]
     # A secure sum of releases counts on no noise but the victim's.
     assert len(stage_of(federation("tan", clients=5, secure_aggregation=True)).silent) == 1
+
+
+@contextmanager
+def rehearsal(settings: Settings, folder: Path, present: bool) -> Iterator[Rehearsal]:
+    stage = stage_of(settings)
+    chosen = rehearsed(settings, stage, rounds=10)
+    workplace = Workplace(chosen, tiny_llama(num_hidden_layers=1, vocab_size=61), tiny_tokenizer())
+    yield Rehearsal(chosen, stage, folder, workplace, dict.fromkeys(stage.victims, present))
+
+
+def test_colluding_clients_add_no_noise(tmp_path: Path) -> None:
+    settings = with_local_method(federation("joint", clients=3, survivors=2))
+    with rehearsal(settings, tmp_path, False) as played:
+        opened = [played.play()[0].messages["sum of train sum"] for _ in range(4)]
+        plan = played.statement().plan
+    spread = torch.stack(opened).std(dim=0).mean().item()
+    lattice = lattice_of(federation_of(played.settings), plan, {"sum": (len(opened[0]),)})
+    assert lattice is not None
+    assert spread == pytest.approx(lattice.share_std * 2**0.5, rel=0.15)  # of two shares, not of three
+
+
+def test_worlds_have_noise_of_their_own(tmp_path: Path) -> None:
+    settings = with_local_method(federation("joint"))
+    stage = stage_of(settings)
+    chosen = rehearsed(settings, stage, rounds=10)
+    workplace = Workplace(chosen, tiny_llama(num_hidden_layers=1, vocab_size=61), tiny_tokenizer())
+    worlds = worlds_of(chosen, stage, tmp_path, workplace)
+    one, other = (world.play()[0] for world in worlds)
+    assert (one.present, other.present) == (False, True)
+    moved = other.messages["sum of train sum"] - one.messages["sum of train sum"]
+    noise = one.messages["sum of train sum"]
+    assert float(moved.norm()) > float(noise.norm())
+
+
+def test_bounds_are_for_the_kind_of_release_that_is_claimed() -> None:
+    errors = Errors(100, 1000, 100, 1000)
+    known, sampled = (bound_of(StepEvent(PoissonSampling(q), 0.5), 1, errors, 1e-5, 0.95) for q in (1.0, 0.9))
+    # As many right guesses are harder where the canary is not in each batch.
+    assert 5 < known < sampled
+    assert bound_of(StepEvent(PoissonSampling(1.0), 0.5), 4, errors, 1e-5, 0.95) == known
+
+
+def test_the_fitted_rule_is_judged_on_other_trials() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = Scores({"x": torch.ones(50, dtype=torch.float64)}, pilot=10)
+    for _ in range(60):
+        for present in (False, True):
+            seen = {"x": torch.randn(50, generator=generator, dtype=torch.float64)}
+            scores.take(seen, present=present)
+    absent, present_scores, pilot = scores.worlds()["learnt"]
+    assert (len(absent), len(present_scores), pilot) == (50, 50, 0)
 
 
 # --- pipelines that are broken ---

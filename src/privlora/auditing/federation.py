@@ -153,8 +153,8 @@ def audit_federation(
     workplace = Workplace(chosen, model, tokenizer)
     with tempfile.TemporaryDirectory(prefix="privlora-audit-", dir=_memory()) as folder:
         along = _contributions(settings, stage, Path(folder) / "quiet", workplace)
-        scores = {view: _Scores(along[view], min(_PILOT, trials // 4)) for view in stage.attackers}
-        worlds = _worlds(chosen, stage, Path(folder), workplace)
+        scores = {view: Scores(along[view], min(_PILOT, trials // 4)) for view in stage.attackers}
+        worlds = worlds_of(chosen, stage, Path(folder), workplace)
         try:
             for done, pair in enumerate(_trials(worlds, trials), start=1):
                 for seen in pair:
@@ -200,7 +200,7 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def _worlds(settings: Settings, stage: Stage, folder: Path, workplace: Workplace) -> list[Rehearsal]:
+def worlds_of(settings: Settings, stage: Stage, folder: Path, workplace: Workplace) -> list[Rehearsal]:
     """One with half of the victims in each world, or one for each world where there is one victim."""
     if len(stage.victims) > 1:
         halves = {name: bool(number % 2) for number, name in enumerate(stage.victims)}
@@ -247,7 +247,7 @@ def _contributions(
         method = method.model_copy(update={"optimizer": None, **changes})
     quiet = quiet.model_copy(update={"privacy": privacy, "method": method})
     place = Workplace(quiet, *workplace.loaded[:2])
-    worlds = _worlds(quiet, stage, folder, place)
+    worlds = worlds_of(quiet, stage, folder, place)
     try:
         absent, present = next(_trials(worlds, 1))
     finally:
@@ -274,7 +274,7 @@ def _contributions(
     return found
 
 
-class _Scores:
+class Scores:
     """Of all trials of one view, as they come: worlds False and True.
 
     along: what the canary adds. pilot: trials of each world to learn from; nothing else of them is kept.
@@ -329,8 +329,8 @@ class _Scores:
         for name in self._sums[False][0]:
             means = [self._sums[world][0][name] / self.pilot for world in (False, True)]
             squares = [self._sums[world][1][name] / self.pilot for world in (False, True)]
-            spread = sum((s - m.square()).clamp_min(0) for s, m in zip(squares, means, strict=True)) / 2
-            floor = 1e-12 * float(sum(squares).mean()) + 1e-300  # type: ignore[union-attr]
+            spread = (squares[0] - means[0].square() + squares[1] - means[1].square()) / 2
+            floor = 1e-12 * float((squares[0] + squares[1]).mean()) + 1e-300
             rule[name] = (means[1] - means[0]) / spread.clamp_min(floor)
             middle += float(rule[name] @ (means[0] + means[1])) / 2
         self.middle = middle
@@ -338,13 +338,13 @@ class _Scores:
 
 
 def _judge(
-    kept: _Scores, stage: Stage, view: str, event: StepEvent, releases: int, delta: float, confidence: float
+    kept: Scores, stage: Stage, view: str, event: StepEvent, releases: int, delta: float, confidence: float
 ) -> ViewAudit:
     found = []
     for name, (absent, present, pilot) in kept.worlds().items():
         threshold = kept.middle if name == "learnt" else None
         errors = judged_errors(absent, present, pilot, threshold=threshold)
-        bound = _bound(event, releases, errors, delta, 1 - (1 - confidence) * _STATISTICS[name])
+        bound = bound_of(event, releases, errors, delta, 1 - (1 - confidence) * _STATISTICS[name])
         judged = (absent[pilot:], present[pilot:])
         found.append(
             ViewAudit(
@@ -360,7 +360,7 @@ def _judge(
     return max(found, key=lambda audit: audit.epsilon_lower)
 
 
-def _bound(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:
+def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:
     """Epsilon of the largest noise that so many right guesses rule out."""
     if event.sampling == PoissonSampling(1.0):
         return gaussian_epsilon(accuracy_mu(errors, confidence), delta)
