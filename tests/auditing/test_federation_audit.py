@@ -241,7 +241,7 @@ def test_a_broadcast_that_shows_a_client_is_convicted(monkeypatch: pytest.Monkey
         name = min(found)
         if last:
             flat = last.pop()[: found[name].numel()]
-            found[name] = found[name] + 0.01 * flat.reshape(found[name].shape).to(found[name])
+            found[name] = found[name] + 1e3 * flat.reshape(found[name].shape).to(found[name])
         return found
 
     monkeypatch.setattr(ClippedUpdate, "clipped", kept)
