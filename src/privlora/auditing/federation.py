@@ -58,7 +58,8 @@ _VIEWS = {"messages": 0.8, "broadcasts": 0.2}  # where there are both
 _PILOT = 200  # trials of each world to learn from, or a quarter of all if that is less
 _QUIET = 1e-4  # noise multiplier of the rounds that show what the canary adds
 _LARGEST_MU = 12.0
-_LINEAR = {"factors": "dp-sgd", "one-factor": "lora-fa"}  # methods whose moves are linear in a release
+# Optimizers whose moves are linear in a release, the better first.
+_LINEAR = ("sgd", "lora-fa")
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,15 @@ def _contributions(
     if federation_of(quiet).privacy_model == "record":
         # Others scale entries by themselves, so what they do with noise is something else.
         row = METHODS[method.name]
-        changes: dict[str, Any] = {"learning_rate": 0.1, "clipping": method.clipping or row.clipping}
-        changes |= (
-            {"optimizer": "sgd"} if "sgd" in row.optimizers else {"name": _LINEAR.get(row.space, row.name)}
-        )
-        method = method.model_copy(update={"optimizer": None, **changes})
+        linear = [
+            (other.name, optimizer)
+            for optimizer in _LINEAR
+            for other in (row, *METHODS.values())
+            if other.coordinates is row.coordinates and optimizer in other.optimizers
+        ]
+        name, optimizer = linear[0] if linear else (row.name, row.optimizer)
+        changes = {"name": name, "optimizer": optimizer, "clipping": method.clipping or row.clipping}
+        method = method.model_copy(update={"learning_rate": 0.1, **changes})
     quiet = quiet.model_copy(update={"privacy": privacy, "method": method})
     place = Workplace(quiet, *workplace.loaded[:2])
     worlds = worlds_of(quiet, stage, folder, place)
