@@ -36,7 +36,7 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever is imported or calibrated once is done before any process is forked."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("privlora.federated.run.publish", lambda *_: None)
+        patch.setattr("privlora.federated.run.publish", lambda *_, **__: None)
         run(settings_of(tmp_path_factory.mktemp("warm") / "run", "fedask", secure_aggregation=True))
 
 
