@@ -22,6 +22,7 @@ from privlora.auditing.loud_records import Mark, loud, opposites
 from privlora.config import AT_CLIENTS, Settings, settings_from
 from privlora.errors import ConfigError, RunError
 from privlora.federated.client import Client, answer_all
+from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request
 from privlora.federated.plans import (
     JOINT,
@@ -301,7 +302,7 @@ class Rehearsal:
         user = self.settings.privacy.user_column
         records = [{"text": text, **({user: text} if user else {})} for text in texts]
         kind = _Colluder if name in self.stage.silent else Client
-        return kind(name, self.folder / name, records=records)
+        return kind(name, self.folder / name, records=records, limits=ANYTHING)  # the attacker's own records
 
     def _join(self) -> None:
         self.close()
