@@ -186,7 +186,7 @@ def test_a_round_that_died_is_void_and_said_so(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("privlora.federated.client.train_locally", die)
+        patch.setattr("privlora.federated.local.train_locally", die)
         stopped = call(capsys, "federate", config)
     assert stopped.code == 130
     assert "before it could save. Continue with `privlora resume" in stopped.err.splitlines()[-1]

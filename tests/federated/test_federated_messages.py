@@ -82,7 +82,8 @@ def _check_ledger(text: str) -> None:
     """Its lines are the plan and one charge a release; the only clock is the day it was begun on."""
     if not text:
         return
-    first, *charges = map(json.loads, text.splitlines())
+    first, *charges, last = map(json.loads, text.splitlines())
+    assert set(last) == {"type", "prev"}
     day = datetime.now(UTC).date().toordinal()
     assert abs(datetime.fromisoformat(first["created"]).date().toordinal() - day) <= 1
     assert all(set(line) == {"type", "step", "event", "salt", "prev"} for line in charges)

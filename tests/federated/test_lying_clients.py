@@ -213,7 +213,7 @@ def test_who_joins_with_keys_that_are_none_does_not_join(
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("privlora.federated.run.publish", lambda *_: None)
+        patch.setattr("privlora.federated.run.publish", lambda *_, **__: None)
         run(settings_of(folder, "tan"))
     return folder
 
@@ -250,8 +250,9 @@ def test_a_ledger_that_cannot_be_right_is_left_out(lie: str, ended: Path, tmp_pa
     assert LEDGERS[lie](given[LIAR]) != given[LIAR]
     history = History(ended / "private/rounds.jsonl")
     told = {**given, LIAR: LEDGERS[lie](given[LIAR])}
-    summary = keep_ledgers(folder, settings, history, plan, told)
-    assert summary.charges == ROUNDS
+    found = keep_ledgers(folder, settings, history, plan, told)
+    assert LIAR not in found
+    assert read_ledger(folder.ledger).charges == found["client-1"].charges == ROUNDS
     assert not (folder.release / f"ledger-{LIAR}.jsonl").exists()
     assert (folder.release / "ledger-client-1.jsonl").read_text() == given["client-1"]
     with pytest.raises(RunError, match="did not give their ledgers"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from federated_cases import Federation, owners, settings_of
 
-from privlora.errors import ConfigError, PrivloraError
+from privlora.errors import ConfigError
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import with_local_method
 
@@ -17,11 +17,11 @@ NAMES = ["owner-0", "owner-1", "owner-2", "owner-3"]
 
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "several joint steps": ("joint", {"local_steps": 2}, "does not protect what a client"),
-    "shares of noise in the clear": ("joint", {"secure_aggregation": False}, "part of the noise"),
+    "shares of noise in the clear": ("joint", {"secure_aggregation": False}, "share of the noise"),
     "shares of clients' noise in the clear": (
         "tan",
         {"privacy_model": "client", "secure_aggregation": False},
-        "part of the noise",
+        "share of the noise",
     ),
     "few survivors": ("joint", {"survivors": 2}, "above half"),
     "more survivors than clients": ("joint", {"survivors": 5}, "above half"),
@@ -129,8 +129,7 @@ def test_a_round_is_not_opened_twice_as_another_stage(tmp_path: Path) -> None:
     )
     leave = made.exchange.drop
     made.exchange.drop = lambda request: request.kind == "leave"
-    with pytest.raises(PrivloraError):
-        made.run()
+    made.run()
     made.exchange.drop = leave
     client, charged = made.clients["owner-0"], made.ledger_of("owner-0").charges
     (share,) = [r for r in made.exchange.requests("share") if r.client == "owner-0"]

@@ -403,11 +403,6 @@ class Settings(Group):
             raise ValueError(
                 "give data.path with the number of clients to cut it into, or each client a path of its own"
             )
-        if self.privacy.private and federation.distributed and not federation.secure:
-            raise ValueError(
-                "secure_aggregation=false where each client adds a share of the noise: the server would see what a "
-                "part of the noise does not hide. Fix: remove it, or choose a rule whose clients add all of it"
-            )
         if federation.secure and self.privacy.private and federation.per_round < 2:
             raise ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"

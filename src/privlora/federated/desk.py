@@ -213,7 +213,7 @@ class Desk:
 
     def keep_sizes(self, groups: Sequence[Sizes]) -> None:
         """(L, m, n) of each group of the adapter."""
-        write_atomically(self.root / "sizes.json", json.dumps(list(groups)) + "\n")
+        self._write(self.root / "sizes.json", json.dumps(list(groups)) + "\n")
 
     def sizes(self) -> list[Sizes] | None:
         """What ``keep_sizes`` kept. Raises RunError for a damaged file."""

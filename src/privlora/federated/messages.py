@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.federated.secure import wire
+from privlora.federated import fields
 
 Number = int | float | str | bytes
 
@@ -79,8 +79,8 @@ def _plain(fields: Mapping[str, type]) -> Mapping[str, type]:
     return {name: kind for name, kind in fields.items() if kind is not np.ndarray}
 
 
-_IN_SUMS: Final = {phase: {**_RUN, "stage": str, **wire.REQUESTS[phase]} for phase in wire.PHASES}
-_OF_SUMS: Final = {phase: _plain(wire.REPLIES[phase]) for phase in wire.PHASES}
+_IN_SUMS: Final = {phase: {**_RUN, "stage": str, **fields.REQUESTS[phase]} for phase in fields.PHASES}
+_OF_SUMS: Final = {phase: _plain(fields.REPLIES[phase]) for phase in fields.PHASES}
 
 REQUESTS: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
     False: {"join": {**_RUN, "settings": str}, "train": _RUN, "sketch": _RUN, "leave": _RUN},

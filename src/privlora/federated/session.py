@@ -16,6 +16,7 @@ from privlora.config import FederationSettings, Settings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
 from privlora.federated.desk import Desk, read_terms
+from privlora.federated.fields import REQUESTS
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
 from privlora.federated.payload import clipped_share, fixed_share
 from privlora.federated.plans import (
@@ -35,7 +36,6 @@ from privlora.federated.rules.base import Sizes
 from privlora.federated.schedule import timetable
 from privlora.federated.secure import Message, Participant, Phase, digest_of
 from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.wire import REQUESTS
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import NoiseSource
 from privlora.names import is_local
