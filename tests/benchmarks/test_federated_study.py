@@ -1,0 +1,161 @@
+"""The federated study and what rounds cost: rates, resuming, tables, formulas; the page quotes what came out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privlora.federated.rules import RULES, RuleSettings
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "federated"
+ASSETS = Path(os.environ.get("PRIVLORA_ASSETS") or ROOT.parent / "shared") / "assets"
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "federated")
+
+
+@pytest.fixture
+def study() -> Any:
+    return importlib.import_module("study")
+
+
+@pytest.fixture
+def study_tables() -> Any:
+    return importlib.import_module("study_tables")
+
+
+@pytest.mark.parametrize("best", range(6))
+def test_the_best_rate_of_the_grid_is_found_from_any_side(study: Any, best: int) -> None:
+    tried = []
+
+    def loss(rate: float) -> float:
+        tried.append(rate)
+        return abs(study.RATES.index(rate) - best)
+
+    assert study.best_rate(loss) == study.RATES[best]
+    assert len(set(tried)) <= 5
+
+
+def test_the_rate_stays_if_both_neighbours_are_worse_or_equal(study: Any) -> None:
+    assert study.best_rate(lambda rate: 0.0) == study.RATES[study.FIRST_RATE]
+
+
+class _Runner:
+    def __init__(self) -> None:
+        self.ran: list[Any] = []
+
+    def run(self, cell: Any) -> dict[str, Any]:
+        self.ran.append(cell)
+        return {"loss": 1.0 + len(self.ran)}
+
+
+def test_finished_cells_are_not_run_again(study: Any, tmp_path: Path) -> None:
+    path = tmp_path / "study.jsonl"
+    cell = study.selection("reviews", "tan", 0.016)
+    first = study.Study(path, _Runner())
+    first.append({"machine": {}})
+    assert first.run(cell) == first.run(cell) == 2.0
+    again = study.Study(path, _Runner())
+    assert again.run(cell) == 2.0
+    assert again.runner.ran == []
+    again.run(replace(cell, epsilon=1.0))
+    assert len(again.runner.ran) == 1
+    assert len(study.read_rows(path)) == 2
+
+
+def test_controls_in_one_place_are_run_once_for_all_splits(study: Any) -> None:
+    chosen = Namespace(epsilons=[3.0], splits=["iid", "domain"], per_round=4, seeds=list(study.SEEDS))
+    rates = {"tan": 0.01, "central prism": 0.01, "each alone": 0.01, "zero training": 0.0}
+    cells = study.planned("reviews", rates, chosen)
+    count = {row: sum(cell.row == row for cell in cells) for row in rates}
+    seeds = len(study.SEEDS)
+    assert count == {
+        "tan": 2 * seeds,
+        "central prism": seeds,
+        "each alone": 2 * seeds,
+        "zero training": 1,
+    }
+    assert {cell.per_round for cell in cells if cell.row == "tan"} == {4}
+    assert {cell.per_round for cell in cells if cell.row != "tan"} == {10}
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def _row(name: str, split: str, seed: int, loss: float, **more: Any) -> dict[str, Any]:
+    cell = {
+        "task": "reviews",
+        "row": name,
+        "split": split,
+        "epsilon": 3.0,
+        "per_round": 10,
+        "seed": seed,
+        "rate": 0.01,
+        "role": "report",
+    }
+    return {"cell": cell, "loss": loss, **more}
+
+
+def test_tables_hold_means_standard_errors_and_gaps(study_tables: Any) -> None:
+    rows = [_row("tan", "iid", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0))]
+    rows += [_row("tan", "domain", seed, loss) for seed, loss in enumerate((3.0, 4.0, 5.0))]
+    rows += [_row("central prism", "iid", seed, loss) for seed, loss in enumerate((0.0, 1.0, 2.0))]
+    rows += [_row("fedsa", "iid", 0, 9.0, of_clients=[1.0, 2.0])]
+    (table,) = study_tables.tables(rows)
+    text = study_tables.markdown(table)
+    # A standard deviation of 1 over three seeds: 0.577 each, 0.816 of the difference, 2 / 0.816 = 2.4.
+    line = "| tan | 0.01 | 2.000 ± 0.577 | 4.000 ± 0.577 | 3.000 ± 0.577 | +2.000 (+2.4 SE) |"
+    assert line in text.splitlines()
+    assert "| fedsa | 0.01 | 1.500 |  |  |  |" in text.splitlines()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_formulas_of_messages_are_what_rules_say(rule: str) -> None:
+    cost = importlib.import_module("cost")
+    sizes, settings = (3, 90, 80), RuleSettings(rank=2)
+    for number in (1, 2, 3):
+        down, up = RULES[rule].message_sizes([sizes], settings, number, cost.CLIENTS)
+        assert cost.formulas(rule, number, *sizes, settings.rank) == (down, up)
+
+
+@pytest.mark.parametrize("row", ["tan", "each alone", "central prism"])
+def test_a_cell_runs(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ASSETS.is_dir():
+        pytest.skip("the study's model and records are not here")
+    cells = importlib.import_module("study_cells")
+    monkeypatch.setattr(cells, "ROUNDS", 1)
+    monkeypatch.setattr(cells, "LOCAL_STEPS", 1)
+    monkeypatch.setattr(cells, "STEPS", 1)
+    monkeypatch.setattr(cells, "EVALUATION", 20)
+    study = importlib.import_module("study")
+    found = cells.Runner(ASSETS).run(study.selection("reviews", row, 0.01))
+    assert 3.0 < found["loss"] < 6.0
+    assert found["noise_multiplier"] > 0
+
+
+@pytest.fixture
+def page() -> str:
+    return (ROOT / "docs" / "federated-results.md").read_text(encoding="utf-8")
+
+
+def test_the_page_quotes_the_tables(page: str, study: Any, study_tables: Any) -> None:
+    rows = study.read_rows(RESULTS / "study.jsonl")
+    for table in study_tables.tables(rows):
+        if table.task == "reviews":
+            assert study_tables.markdown(table) in page
+    assert study_tables.page(rows) == (RESULTS / "study.md").read_text(encoding="utf-8")
+
+
+def test_counted_bytes_are_those_of_the_formulas() -> None:
+    counted = json.loads((RESULTS / "cost.json").read_text(encoding="utf-8"))["bytes"]
+    for rule in RULES:
+        # The name of the run, 32 letters, goes down with each request.
+        assert counted[rule]["other_bytes"] == [[32 * 10 * len(RULES[rule].stages), 0]] * 3, rule
