@@ -117,3 +117,33 @@ def call(capsys: pytest.CaptureFixture[str], *argv: object) -> Outcome:
     code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
     return Outcome(code, captured.out, captured.err)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file's content and every folder (None), by relative path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def refuses(
+    capsys: pytest.CaptureFixture[str], folder: Path, argv: list[object], *words: str, quiet: bool = True
+) -> None:
+    """The command refuses in one line that holds ``words``, and changes nothing in ``folder``."""
+    before = tree(folder)
+    outcome = call(capsys, *argv)
+    check(outcome, *words)
+    if quiet:
+        assert outcome.err.count("\n") == 1, outcome.err
+    assert tree(folder) == before
+
+
+def check(outcome: Outcome, *words: str) -> None:
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert outcome.code == 2, outcome
+    assert len(errors) == 1, outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+    for word in words:
+        assert word in errors[0]

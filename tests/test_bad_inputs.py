@@ -16,7 +16,18 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
-from cli_cases import Outcome, call, record, run_settings, save_tiny_model, write_config, write_records
+from cli_cases import (
+    Outcome,
+    call,
+    check,
+    record,
+    refuses,
+    run_settings,
+    save_tiny_model,
+    tree,
+    write_config,
+    write_records,
+)
 from transformers import AutoModelForCausalLM
 
 import privlora
@@ -48,36 +59,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     write_records(tmp_path / "records.jsonl")
     return tmp_path
-
-
-def tree(folder: Path) -> dict[str, bytes | None]:
-    """Every file's content and every folder (None), by relative path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
-
-
-def refuses(
-    capsys: pytest.CaptureFixture[str], folder: Path, argv: list[object], *words: str, quiet: bool = True
-) -> None:
-    """The command refuses in one line that holds ``words``, and changes nothing in ``folder``."""
-    before = tree(folder)
-    outcome = call(capsys, *argv)
-    check(outcome, *words)
-    if quiet:
-        assert outcome.err.count("\n") == 1, outcome.err
-    assert tree(folder) == before
-
-
-def check(outcome: Outcome, *words: str) -> None:
-    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    assert outcome.code == 2, outcome
-    assert len(errors) == 1, outcome.err
-    assert "Traceback" not in outcome.err
-    assert outcome.out == ""
-    for word in words:
-        assert word in errors[0]
 
 
 def refuses_settings(

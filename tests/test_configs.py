@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from cli_cases import NAMES, call, record, save_tiny_model, task_record, write_records
+from federation_cases import write_clients
 from safetensors.torch import load_file
 
+from privlora.accounting import read_ledger
 from privlora.config import Settings, load_settings
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
@@ -22,18 +24,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     """A small model and generated records in place of the example's; the rest stays as it is written."""
     path = settings.data.path
-    suffix = Path(path if isinstance(path, str) else path[0]).suffix
+    suffix = Path(path if isinstance(path, str) else path[0]).suffix or ".jsonl"
     make = record if settings.data.task is None else task_record
-    small = {
+    small: dict[str, object] = {
         "model.name": model,
-        "data.path": write_records(folder / f"records{suffix}", make=make),
         "data.max_length": min(settings.data.max_length, 128),  # the small model's positions
         "adapter.r": 4,
-        "privacy.steps": 4,
-        "privacy.expected_batch_size": 4,
+        "privacy.expected_batch_size": 4 if settings.federation is None else 8,
         "privacy.public_dataset_size": 40 if settings.privacy.unit == "record" else len(NAMES),
         "run.output": folder / "run",
     }
+    federation = settings.federation
+    if federation is None or isinstance(federation.clients, int):
+        small["data.path"] = write_records(folder / f"records{suffix}", make=make)
+    if federation is None:
+        small["privacy.steps"] = 4
+    else:
+        small["federation.rounds"] = 4 // federation.local_steps
+        if not isinstance(federation.clients, int):
+            small["federation.clients"] = json.dumps(write_clients(folder))
     if settings.data.evaluation is not None:
         small["data.evaluation"] = write_records(folder / f"public{suffix}", 6, first=100, make=make)
     if settings.adapter.public_text is not None:
@@ -51,6 +60,10 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     return [f"{key}={value}" for key, value in small.items()]
 
 
+def command(settings: Settings) -> str:
+    return "train" if settings.federation is None else "federate"
+
+
 def test_there_are_recipes() -> None:
     assert len(CONFIGS) >= 8
 
@@ -58,21 +71,23 @@ def test_there_are_recipes() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_the_command_that_runs_it_stands_at_its_top(config: Path) -> None:
     top = config.read_text().split("\nmodel:")[0]
-    assert f"privlora train configs/{config.name}" in top
+    assert f"privlora {command(load_settings(config))} configs/{config.name}" in top
     assert all(line.startswith("#") for line in top.strip().splitlines())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_it_runs(config: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = load_settings(config)
-    ended = call(capsys, "train", config, *overrides(settings, model, tmp_path), "--json")
+    ended = call(capsys, command(settings), config, *overrides(settings, model, tmp_path), "--json")
     assert ended.code == 0, ended.err
     release = Path(ended.json["adapter"])
-    assert ended.json["steps"] == 4
+    if settings.federation is None:
+        assert ended.json["steps"] == 4
     assert ended.json["private"] is settings.privacy.private
     if settings.privacy.private:
         assert 0.1 < ended.json["epsilon"] <= 0.5
-        assert len(Path(ended.json["ledger"]).read_text().splitlines()) == 4 + 2  # the plan and the end
+        ledger = read_ledger(ended.json["ledger"])
+        assert (ledger.charges, ledger.closed) == (4, True)
     assert any(bool(tensor.any()) for tensor in load_file(release / "adapter_model.safetensors").values())
     # The exported rank of dense updates grows by r a step, up to the layers' sizes.
     dense = settings.method.name == "projected"

@@ -1,4 +1,4 @@
-"""Every code block of the README and of the Python guide runs, and so does the README's YAML."""
+"""Every code block of the README and of the guides runs, and so does their YAML."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import privlora.methods
 from privlora.api import train_run
 from privlora.config import load_settings
 from privlora.demo import model_path, private_records
+from privlora.federated.run import federate
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +30,7 @@ def blocks(page: str, language: str) -> list[str]:
         "docs/projection-accounting.md",
         "docs/projection-studies.md",
         "docs/audit.md",
+        "docs/federated.md",
     ],
 )
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +56,20 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.epsilon is not None
     assert 0 < result.epsilon <= 3
     assert (result.release / "report.html").exists()
+
+
+def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (yaml,) = blocks("docs/federated.md", "yaml")
+    Path("clinics.yaml").write_text(yaml, encoding="utf-8")
+    for seed, name in enumerate(("north", "south", "west", "public_notes")):
+        lines = (json.dumps(record) for record in private_records(40, seed))
+        Path(f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    small = [f"model.name={model_path()}", "federation.rounds=2", "privacy.expected_batch_size=24"]
+    settings = load_settings("clinics.yaml", [*small, "privacy.public_dataset_size=120"])
+    result = federate(settings)
+    assert result.epsilon is not None
+    assert 0 < result.epsilon <= 3
+    assert sorted(path.name for path in result.release.glob("ledger-*")) == [
+        f"ledger-{name}.jsonl" for name in ("north", "south", "west")
+    ]

@@ -26,7 +26,15 @@ LAYERS = (
     {"demo"},
     {"cli"},
 )
-FRONT_DOOR = ("__version__", "Result", "fine_tune", "resume_run", "train_run")
+FRONT_DOOR = (
+    "__version__",
+    "Result",
+    "federate",
+    "fine_tune",
+    "resume_federation",
+    "resume_run",
+    "train_run",
+)
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 

@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any
 from privlora.version import __version__
 
 if TYPE_CHECKING:
-    from privlora.api import Result, fine_tune, resume_run, train_run
+    from privlora.api import Result, federate, fine_tune, resume_federation, resume_run, train_run
 
-__all__ = ["Result", "__version__", "fine_tune", "resume_run", "train_run"]
+__all__ = [
+    "Result",
+    "__version__",
+    "federate",
+    "fine_tune",
+    "resume_federation",
+    "resume_run",
+    "train_run",
+]
 
 
 def __getattr__(name: str) -> Any:
     # torch and transformers take seconds to import; accounting commands do not need them.
-    if name in ("Result", "fine_tune", "resume_run", "train_run"):
+    if name in __all__:  # all but __version__, which is here
         from privlora import api
 
         return getattr(api, name)

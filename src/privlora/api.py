@@ -1,4 +1,4 @@
-"""Fine-tune in one call: ``fine_tune`` in Python, ``train_run`` and ``resume_run`` behind the command line."""
+"""One call in Python: ``fine_tune``, ``federate``; and what is behind the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
-from privlora.errors import ConfigError, RunError
+from privlora.errors import ConfigError, RunError, named
 from privlora.reporting import publish
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, write_atomically
@@ -22,6 +22,10 @@ from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+
+if TYPE_CHECKING:
+    from privlora.federated.rounds import RoundObserver
+    from privlora.federated.run import Federated
 
 
 @dataclass(frozen=True)
@@ -75,36 +79,17 @@ def fine_tune(
 
     Raises PrivloraError subclasses that say what to mend.
     """
-    if not isinstance(model, str | Path | torch.nn.Module):
-        raise ConfigError(
-            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
-        )
-    groups = {"privacy": privacy, "columns": columns, "adapter": adapter, "loading": loading, "run": run}
-    for name, group in {**groups, "method": {} if isinstance(method, str) else method}.items():
-        _refuse_no_mapping(name, group)
-    for name in ("path", "evaluation"):
-        if name in (columns or {}):
-            raise ConfigError(
-                f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
-            )
     path, records = _given(data, "data")
-    evaluation_path, evaluation_records = (
-        (None, None) if evaluation is None else _given(evaluation, "evaluation")
-    )
-    settings = settings_from(
-        {
-            "model": {
-                "name": _name_of(model) if isinstance(model, torch.nn.Module) else str(model),
-                **(loading or {}),
-            },
-            "data": {"path": path, "evaluation": evaluation_path, **(columns or {})},
-            "privacy": dict(privacy),
-            "adapter": dict(adapter or {}),
-            "method": {"name": method} if isinstance(method, str) else dict(method),
-            "run": {"output": str(output), **(run or {})},
-        },
-        source="fine_tune",
-    )
+    public, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    groups = {
+        "privacy": privacy,
+        "columns": columns,
+        "adapter": adapter,
+        "loading": loading,
+        "method": {"name": method} if isinstance(method, str) else method,
+        "run": run,
+    }
+    settings = _settings(model, {"path": path, "evaluation": public}, groups, output, source="fine_tune")
     return train_run(
         settings,
         model=model if isinstance(model, torch.nn.Module) else None,
@@ -115,7 +100,136 @@ def fine_tune(
     )
 
 
+def _settings(
+    model: str | Path | torch.nn.Module,
+    data: Mapping[str, Any],
+    groups: Mapping[str, Any],
+    output: str | Path,
+    *,
+    source: str,
+) -> Settings:
+    """Settings from the arguments of a call. data: where the records are. Raises ConfigError."""
+    if not isinstance(model, str | Path | torch.nn.Module):
+        raise ConfigError(
+            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
+        )
+    for name, group in groups.items():
+        _refuse_no_mapping(name, group)
+    columns = groups["columns"] or {}
+    for name in ("path", "evaluation"):
+        if name in columns:
+            raise ConfigError(
+                f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
+            )
+    name = _name_of(model) if isinstance(model, torch.nn.Module) else str(model)
+    content = {
+        "model": {"name": name, **(groups["loading"] or {})},
+        "data": {**data, **columns},
+        "run": {"output": str(output), **(groups["run"] or {})},
+    }
+    more = {name: groups.get(name) for name in ("privacy", "adapter", "method", "federation")}
+    return settings_from(
+        content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
+    )
+
+
+def federate(
+    model: str | Path | torch.nn.Module,
+    data: Source | Mapping[str, Source],
+    *,
+    federation: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    tokenizer: Any = None,
+    evaluation: Source | None = None,
+    columns: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None,
+    method: str | Mapping[str, Any] | None = None,
+    output: str | Path = "runs/run",
+    run: Mapping[str, Any] | None = None,
+    observer: RoundObserver | None = None,
+) -> Federated:
+    """A federation whose clients are all in this process; what ``privlora federate`` does. The result is a plain peft
+    adapter and each client's ledger in ``output/release``, or in ``output/not-private`` where nothing protects them.
+
+    data: a mapping from each client's public name to its records, each as in `fine_tune`; or one source that is cut
+        into ``federation["clients"]`` parts, for studies and rehearsals.
+    federation: fields of FederationSettings, for example ``dict(rule="tan", rounds=20, local_steps=4)``; without
+        ``clients`` where ``data`` names them.
+    privacy: as in `fine_tune`, without steps, which follow; public_dataset_size and expected_batch_size are of all
+        clients together.
+    method: a row's name or fields of MethodSettings; None takes what goes with the rule.
+    For the rest see `fine_tune`.
+
+    Raises PrivloraError subclasses that say what to mend.
+    """
+    from privlora.federated.run import federate as run_federation
+
+    public, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    sources: dict[str, Any] = {"evaluation": public}
+    _refuse_no_mapping("federation", federation)
+    terms: dict[str, Any] = dict(federation)
+    records: Any = None
+    if isinstance(data, Mapping):
+        if "clients" in terms:
+            raise ConfigError(
+                "data names the clients, and so does federation", fix="remove federation['clients']"
+            )
+        given = {name: _given(source, f"data[{named(name)}]") for name, source in data.items()}
+        terms["clients"] = [
+            {"name": name, "path": None if path == IN_MEMORY else path} for name, (path, _) in given.items()
+        ]
+        records = {name: found for name, (_, found) in given.items() if found is not None}
+    else:
+        sources["path"], records = _given(data, "data")
+    groups = {
+        "privacy": privacy,
+        "columns": columns,
+        "adapter": adapter,
+        "loading": loading,
+        "method": {"name": method} if isinstance(method, str) else method,
+        "run": run,
+        "federation": terms,
+    }
+    return run_federation(
+        _settings(model, sources, groups, output, source="federate"),
+        model=model if isinstance(model, torch.nn.Module) else None,
+        tokenizer=tokenizer,
+        records=records,
+        evaluation=evaluation_records,
+        observer=observer,
+    )
+
+
+def resume_federation(
+    root: str | Path,
+    *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Any = None,
+    evaluation: Any = None,
+    observer: RoundObserver | None = None,
+) -> Federated:
+    """Continue a federation after an interruption or a crash. A round that had not ended is void: what its clients
+    were charged for it stays charged, and they are not asked again.
+
+    records: in memory, a list that is cut anew or a mapping from each client's name. For the rest see `resume_run`.
+    """
+    from privlora.federated.run import federate as run_federation
+
+    return run_federation(
+        _settings_of(RunFolder(Path(root)), evaluation),
+        model=model,
+        tokenizer=tokenizer,
+        records=records,
+        evaluation=evaluation,
+        observer=observer,
+        fresh=False,
+    )
+
+
 _EXAMPLES = {
+    "federation": "dict(rule='tan', rounds=20, local_steps=4)",
     "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
     "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
     "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
@@ -163,6 +277,7 @@ def train_run(
     records, evaluation: in memory, instead of data.path and data.evaluation. on_data: told what the records are, which
     is private, once they are found fit.
     """
+    settings.refuse_a_federation()
     RunFolder(Path(settings.run.output)).refuse_if_used()
     settings = settings.located()
     _check_sources(settings, records, evaluation)
@@ -186,23 +301,28 @@ def resume_run(
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     folder = RunFolder(Path(root))
+    settings = _settings_of(folder, evaluation)
+    if settings.federation is not None:
+        raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
+    _check_sources(settings, records, evaluation)
+    plan = None
+    if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
+        plan = plan_privacy(settings, model)[0]
+    return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=False)
+
+
+def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
+    """Those that the run was started with. Raises RunError without any, or where they name no evaluation records."""
     if not folder.settings.exists():
-        raise RunError(f"no run in {str(root)!r}", fix="give the folder that `privlora train` created")
+        raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
     settings = load_settings(folder.settings)
-    settings = settings.model_copy(
-        update={"run": settings.run.model_copy(update={"output": str(folder.root)})}
-    )
     if evaluation is not None and settings.data.evaluation is None:
         raise RunError(
             "this run has no evaluation records, so it takes none when it is resumed",
             why="their loss would be published, and the run's settings say that there is none",
             fix="leave evaluation out; `privlora evaluate` measures a finished run",
         )
-    _check_sources(settings, records, evaluation)
-    plan = None
-    if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
-        plan = plan_privacy(settings, model)[0]
-    return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=False)
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder.root)})})
 
 
 def _check_sources(settings: Settings, records: Any, evaluation: Any) -> None:
@@ -261,4 +381,4 @@ def _name_of(model: torch.nn.Module) -> str:
     return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or "unnamed")
 
 
-__all__ = ["Parts", "Result", "fine_tune", "resume_run", "train_run"]
+__all__ = ["Parts", "Result", "federate", "fine_tune", "resume_federation", "resume_run", "train_run"]

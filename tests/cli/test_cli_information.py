@@ -37,17 +37,24 @@ def test_a_report_is_written_again(
     assert call(capsys, "report", run, "--json").json == {"report": str(written)}
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("privlora.demo.run", []), ("privlora.demo.federated", ["--federated"])]
+)
 def test_the_demo_is_wired(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def show(output: Path | None, console: Console) -> dict[str, Any]:
         console.print("[bold]live[/]")
         return {"output": str(output), "loss": float("nan")}
 
-    module = types.ModuleType("privlora.demo.run")
+    module = types.ModuleType(name)
     monkeypatch.setattr(module, "main", show, raising=False)
-    monkeypatch.setitem(sys.modules, "privlora.demo.run", module)
-    assert call(capsys, "demo").out == "live\n"
-    ended = call(capsys, "demo", "--output", tmp_path, "--json")
+    monkeypatch.setitem(sys.modules, name, module)
+    assert call(capsys, "demo", *options).out == "live\n"
+    ended = call(capsys, "demo", *options, "--output", tmp_path, "--json")
     assert ended.json == {"output": str(tmp_path), "loss": None}
     assert ended.err == "live\n"

@@ -18,6 +18,7 @@ from privlora.cli import app, main
 COMMANDS = [
     "demo",
     "train",
+    "federate",
     "resume",
     "plan",
     "evaluate",

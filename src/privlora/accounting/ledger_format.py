@@ -247,7 +247,7 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
                 reader = _Reader(record)
             else:
                 reader.advance(record, head)
-        except (ValueError, KeyError, TypeError, AttributeError, PrivacyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PrivacyError) as error:
             raise PrivacyError(
                 f"{path}: line {number} is not what was written: {error}",
                 why="a changed ledger no longer shows what was released",

@@ -119,7 +119,7 @@ def audit_step(
     alone = replace(claimed, sampling=PoissonSampling(1.0))
     bounds = {}
     for name, (absent, present) in worlds.items():
-        errors = _errors(absent, present, pilot)
+        errors = judged_errors(absent, present, pilot)
         certain = 1 - (1 - confidence) * _SHARES[name]
         bounds[name] = _epsilon_lower(alone, errors, scores.shares(mechanism, pilot), delta, certain)
     best = max(bounds, key=lambda name: bounds[name])
@@ -208,12 +208,17 @@ def _products(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> list[fl
     return [float(x @ y) for x, y in zip(xs, ys, strict=True)]
 
 
-def _errors(absent: Floats, present: Floats, pilot: int) -> Errors:
-    """Of a threshold from the pilot; the side on which ``present`` lies is learnt too."""
-    middles = np.median(absent[:pilot]), np.median(present[:pilot])
-    sign = 1.0 if middles[1] >= middles[0] else -1.0
-    # Between the two medians: the best place for equal spreads, and robust with few pilot trials.
-    threshold = sign * (middles[0] + middles[1]) / 2
+def judged_errors(absent: Floats, present: Floats, pilot: int, *, threshold: float | None = None) -> Errors:
+    """Of a threshold from the first ``pilot`` trials; the side on which ``present`` lies is learnt too.
+
+    threshold: from elsewhere, with ``present`` above it; never from the trials that are judged.
+    """
+    sign = 1.0
+    if threshold is None:
+        middles = np.median(absent[:pilot]), np.median(present[:pilot])
+        sign = 1.0 if middles[1] >= middles[0] else -1.0
+        # Between the two medians: the best place for equal spreads, and robust with few pilot trials.
+        threshold = sign * (middles[0] + middles[1]) / 2
     return Errors(
         int((sign * absent[pilot:] > threshold).sum()),
         len(absent) - pilot,

@@ -57,7 +57,7 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
             for stage, found in zip(("before", "after"), audit.membership, strict=True)
         }
         figure = roc_picture(scores, claim, audit.membership[1].epsilon_lower)
-    return _write(
+    return write_page(
         RunFolder(Path(audit.run)),
         audit.to_dict(),
         heading="What the run gives away",
@@ -84,7 +84,7 @@ def write_one_run(
         ("AUC of the scores", number(audit.area)),
         ("audited", describe_events(events)),
     ]
-    return _write(
+    return write_page(
         RunFolder(root),
         {**audit.to_dict(), "violated": audit.violated, "kind": kind},
         heading="Audit of one run by its canaries",
@@ -115,7 +115,7 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
     ]
     folder = RunFolder(root)
     folder.create()
-    return _write(
+    return write_page(
         folder,
         audit.to_dict(),
         heading="Audit of one configuration by shadow adapters",
@@ -268,7 +268,7 @@ def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple
     return tables
 
 
-def _write(folder: RunFolder, content: Mapping[str, Any], **shown: Any) -> tuple[Path, Path]:
+def write_page(folder: RunFolder, content: Mapping[str, Any], **shown: Any) -> tuple[Path, Path]:
     """content: of the JSON. shown: what audit.html.j2 needs."""
     page = fill(
         "audit.html.j2",

@@ -16,10 +16,12 @@ from privlora.cli.auditing import audit
 from privlora.cli.comparing import compare
 from privlora.cli.diagnosing import diagnose
 from privlora.cli.evaluation import evaluate
+from privlora.cli.federating import federate
 from privlora.cli.information import demo, methods, report
 from privlora.cli.models import export
 from privlora.cli.planning import plan
-from privlora.cli.training import Stopped, resume, train
+from privlora.cli.resuming import resume
+from privlora.cli.training import Stopped, train
 from privlora.errors import PrivloraError
 from privlora.version import __version__
 
@@ -36,6 +38,7 @@ app = typer.Typer(
 for command in (
     demo,
     train,
+    federate,
     resume,
     plan,
     evaluate,

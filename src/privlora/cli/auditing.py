@@ -20,7 +20,7 @@ def audit(
         Path,
         typer.Argument(
             metavar="TARGET",
-            help="Folder of a finished run, or with --one-run or --shadows a CONFIG.",
+            help="Folder of a finished run, the CONFIG of a federation, or with --one-run or --shadows any CONFIG.",
             show_default=False,
         ),
     ],
@@ -58,10 +58,24 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    attacker: Annotated[
+        str | None,
+        typer.Option(help="Of a federation: server (default) or client.", show_default=False),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a federation: rounds with and as many without the canary; 1000.", show_default=False
+        ),
+    ] = None,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Of a federation: draw units at the run's rate.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="With --one-run; run.output-audit. With --shadows; run.output-shadows.", show_default=False
+            help="With --one-run and of a federation; run.output-audit. With --shadows; run.output-shadows.",
+            show_default=False,
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of every lower bound.")] = 0.95,
@@ -72,6 +86,15 @@ def audit(
     trial = {"--kind": kind, "--output": output, "overrides": overrides or None}
     if one_run and shadows is not None:
         raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
+    rounds = {"--attacker": attacker, "--trials": trials, "--sampled": sampled or None}
+    if not one_run and shadows is None and target.is_file():
+        settings = load_settings(target, overrides or ())
+        if settings.federation is not None:
+            _refuse({**files, "--kind": kind, "--canaries": canaries}, "does not go with a federation")
+            folder = Path(f"{settings.run.output}-audit") if output is None else output
+            _federation(settings, folder, attacker or "server", trials or 1000, sampled, confidence, as_json)
+            return
+    _refuse(rounds, "goes with the configuration of a federation")
     mode = "--one-run" if one_run else "--shadows"
     if one_run or shadows is not None:
         _refuse(files if one_run else {**files, "--canaries": canaries}, f"does not go with {mode}")
@@ -245,6 +268,54 @@ def _shadows(
     if found.violated:
         out().print("VIOLATED: the configuration leaks more than it claims")
     _close(page)
+
+
+def _federation(
+    settings: Settings,
+    folder: Path,
+    attacker: str,
+    trials: int,
+    sampled: bool,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    with quiet_libraries():
+        from rich.progress import Progress
+
+        from privlora.auditing.federation import audit_federation
+        from privlora.auditing.federation_page import write_federation
+        from privlora.training.files import RunFolder
+
+        RunFolder(folder).refuse_if_used()
+        with (
+            _stoppable("nothing was written; such an audit keeps no state, so run the command again"),
+            Progress(console=err(), transient=True) as bar,
+        ):
+            task = bar.add_task("rounds with and without a canary", total=None)
+            found = audit_federation(
+                settings,
+                attacker=attacker,
+                trials=trials,
+                sampled=sampled,
+                confidence=confidence,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        page, series = write_federation(found, folder)
+    if as_json:
+        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
+        return
+    out().print(f"claimed:     epsilon {found.epsilon_claimed:.4f}, delta {found.delta:g}, of one round")
+    for view in found.views:
+        out().print(
+            f"lower bound: epsilon {view.epsilon_lower:.4f} for {view.attacker}, who sees {view.view} "
+            f"({view.correct} right of {view.judged})"
+        )
+    out().print(
+        "VIOLATED: the federation leaks more than it claims"
+        if found.violated
+        else f"within the claim ({confidence:.0%} confidence)"
+    )
+    out().print(f"page:        {page}")
 
 
 def _settings(config: Path, overrides: list[str] | None, output: Path | None, suffix: str) -> Settings:

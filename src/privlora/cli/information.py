@@ -56,14 +56,22 @@ def demo(
     output: Annotated[
         Path | None, typer.Option(help="Where to keep the runs; else a new folder.", show_default=False)
     ] = None,
+    federated: Annotated[
+        bool, typer.Option("--federated", help="Five clinics: each alone, and all together.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train privately and otherwise on generated records, and show what each model gives away."""
     # Made before stdout is redirected; the demo prints tables and colours.
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with quiet_libraries():
-        from privlora.demo.run import main
+        if federated:
+            from privlora.demo.federated import main as together
 
-        result = main(output, console)
+            result = together(output, console)
+        else:
+            from privlora.demo.run import main
+
+            result = main(output, console)
     if as_json:
         emit(result)

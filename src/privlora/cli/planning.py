@@ -34,6 +34,9 @@ def plan(
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
     settings = load_settings(config, overrides or ())
+    if settings.federation is not None:
+        _plan_federation(settings, cross_check, as_json)
+        return
     with quiet_libraries():
         from privlora.cli.memory import estimate_memory
         from privlora.methods import find_method
@@ -68,6 +71,17 @@ def plan(
         emit(content)
     else:
         _show(content, planned, memory)
+
+
+def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
+    with quiet_libraries():
+        from privlora.cli.federation_plan import plan_federation
+
+        content, rows = plan_federation(*_local_model(settings), _opinions if cross_check else None)
+    if as_json:
+        emit(content)
+    else:
+        _print(rows, content["not_protected"])
 
 
 def _local_model(settings: Settings) -> tuple[Settings, Any]:
@@ -146,9 +160,13 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
         else epsilon(planned.phases, planned.delta, adjacency=_REPLACE_ONE),
     }
     if cross_check:
-        accountants: tuple[Accountant, ...] = ("rdp", "prv")
-        cost["cross_check"] = {name: _second_opinion(name, planned) for name in accountants}
+        cost["cross_check"] = _opinions(planned)
     return cost
+
+
+def _opinions(planned: Plan) -> dict[str, Any]:
+    accountants: tuple[Accountant, ...] = ("rdp", "prv")
+    return {name: _second_opinion(name, planned) for name in accountants}
 
 
 def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
@@ -191,10 +209,14 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
     rows.append(("memory", _memory_line(memory)))
+    _print(rows, content["not_protected"])
+
+
+def _print(rows: list[tuple[str, str]], limits: list[str]) -> None:
     for name, text in rows:
         out().print(f"{name:<12}{text}")
     out().print("not protected:")
-    for sentence in content["not_protected"]:
+    for sentence in limits:
         out().print(f"  - {sentence}")
 
 

@@ -1,8 +1,9 @@
-"""``privlora train`` and ``privlora resume``."""
+"""``privlora train``, and going on with a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,7 @@ class Stopped(Exception):
 def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
     settings = load_settings(config, overrides or ())
+    settings.refuse_a_federation()
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
@@ -50,15 +52,8 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     _show(folder, result, as_json)
 
 
-def resume(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of the interrupted run.", show_default=False)
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Continue an interrupted run with fresh noise; what was charged stays charged."""
-    folder = RunFolder(run)
-    settings = load_run_settings(folder)
+def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
+    """Resume a run, and show what it leaves."""
     with quiet_libraries():
         from privlora.api import resume_run
         from privlora.training.assembly import plan_privacy
@@ -67,7 +62,7 @@ def resume(
         if settings.privacy.private:
             plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
         result = _observed(
-            folder, plan, lambda observer: resume_run(run, observer=observer, on_data=_show_data)
+            folder, plan, lambda observer: resume_run(folder.root, observer=observer, on_data=_show_data)
         )
     _show(folder, result, as_json)
 
@@ -80,21 +75,28 @@ def load_run_settings(folder: RunFolder) -> Settings:
 
 
 def _observed(folder: RunFolder, plan: Plan | None, start: Callable[[Observer], Result]) -> Result:
-    import torch
-
-    from privlora.training.loop import Interrupted
     from privlora.training.progress import RichObserver
 
     console = err()
     console.print(f"plan: {describe(plan)}" if plan is not None else "NOT PRIVATE: no clipping, no noise")
+    with explained_stops(folder), RichObserver(console, plan) as observer:
+        return start(observer)
+
+
+@contextlib.contextmanager
+def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
+    """Inside, an interruption and full memory end in a message that says how to go on. step: what is counted."""
+    import torch
+
+    from privlora.training.loop import Interrupted
+
     try:
-        with RichObserver(console, plan) as observer:
-            return start(observer)
+        yield
     except (Interrupted, KeyboardInterrupt) as stop:
         if not folder.settings.exists():
             raise Stopped("before the run started; nothing was released") from None
         when = (
-            f"after step {stop.step}, which is saved"
+            f"after {step} {stop.step}, which is saved"
             if isinstance(stop, Interrupted)
             else "before it could save"
         )
@@ -128,15 +130,7 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
 
         plan = read_ledger(folder.ledger).plan
         words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {describe(plan)}"
-        statement |= {
-            "epsilon": result.epsilon,
-            "delta": result.delta,
-            "unit": plan.unit,
-            "adjacency": plan.adjacency,
-            **event_or_phases(plan.phases),
-            "accountant": "pld",
-            "versions": accountant_versions(),
-        }
+        statement |= {"epsilon": result.epsilon, "delta": result.delta, **promised(plan)}
     if as_json:
         emit({**places, "steps": result.steps, **statement})
         return
@@ -144,6 +138,17 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
         if place is not None:
             out().print(f"{name + ':':<10}{place}")
     out().print(f"{'promise:':<10}{words}")
+
+
+def promised(plan: Plan) -> dict[str, Any]:
+    """All that an epsilon depends on, for --json."""
+    return {
+        "unit": plan.unit,
+        "adjacency": plan.adjacency,
+        **event_or_phases(plan.phases),
+        "accountant": "pld",
+        "versions": accountant_versions(),
+    }
 
 
 def describe(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -49,7 +50,8 @@ class FederationSettings(Group):
     local_steps: int = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
     clients_per_round: int | None = Field(default=None, ge=1)
-    """How many train in a round, each equally often; null: all."""
+    """How many train in a round, each equally often; null: all. With trusted_server the expected number of clients that
+    it draws in secret, each with the same probability."""
     rule: str = "joint"
     """How what clients send is put together (``privlora federate --list-rules``)."""
     privacy_model: Literal["record", "client"] = "record"
@@ -111,14 +113,29 @@ class FederationSettings(Group):
         """Whether the server sees sums only."""
         return self.distributed if self.secure_aggregation is None else self.secure_aggregation
 
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _number_or_owners(cls, clients: Any) -> Any:
+        owners = isinstance(clients, list | tuple) and all(
+            isinstance(client, Mapping | ClientSettings) for client in clients
+        )
+        if not owners and type(clients) is not int:
+            raise ValueError(
+                "it is neither a number of clients nor a list of them. Fix: write clients: 3, or one "
+                "line “- {name: north, path: north.jsonl}” for each"
+            )
+        return clients
+
     @field_validator("clients")
     @classmethod
     def _several(cls, clients: int | list[ClientSettings]) -> int | list[ClientSettings]:
         names = [] if isinstance(clients, int) else [client.name for client in clients]
         if (clients if isinstance(clients, int) else len(clients)) < 2:
-            raise ValueError("a federation has at least 2 clients")
+            raise ValueError("a federation has at least 2 clients. Fix: `privlora train` serves one")
         if len(set(names)) < len(names):
-            raise ValueError("two clients have the same name, so one would be charged for the other")
+            raise ValueError(
+                "two clients have the same name, so one would be charged for the other. Fix: rename one"
+            )
         return clients
 
     @model_validator(mode="after")
@@ -131,16 +148,19 @@ class FederationSettings(Group):
             ),
             (
                 (self.split == "iid") != (self.column is None),
-                "column goes with split=dirichlet or split=column",
+                "column goes with split=dirichlet and split=column, and they with it. Fix: name the column to cut by",
             ),
-            ((self.split == "dirichlet") != (self.alpha is not None), "alpha goes with split=dirichlet"),
+            (
+                (self.split == "dirichlet") != (self.alpha is not None),
+                "alpha goes with split=dirichlet, and it with alpha. Fix: alpha: 0.5 gives clients uneven shares",
+            ),
             (
                 self.per_round > self.size,
-                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients",
+                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients. Fix: remove it",
             ),
             (
                 self.weights is not None and (len(self.weights) != self.size or min(self.weights) <= 0),
-                f"weights must be {self.size} positive numbers, one for each client",
+                f"weights must be {self.size} positive numbers, one for each client. Fix: remove them",
             ),
             (
                 self.joint and self.local_steps != 1,
@@ -157,20 +177,27 @@ class FederationSettings(Group):
             ),
             (
                 self.trusted_server and self.privacy_model != "client",
-                "trusted_server goes with privacy_model=client: records are hidden by the client itself",
+                "trusted_server goes with privacy_model=client, and records are hidden by the client itself. Fix: "
+                "remove either",
             ),
             (
                 self.trusted_server and self.secure_aggregation,
                 "trusted_server adds noise to updates that it sees. Fix: remove it, so that clients add their shares",
             ),
             (
+                self.privacy_model == "client" and self.weights is not None,
+                "privacy_model=client clips all clients to one norm and adds them up, so they have no weights. "
+                "Fix: remove weights",
+            ),
+            (
                 self.survivors is not None and not self.secure,
-                "survivors goes with secure sums",
+                "survivors goes with secure sums. Fix: remove it, or add secure_aggregation: true",
             ),
             (
                 self.survivors is not None and not self.per_round / 2 < self.survivors <= self.per_round,
                 f"survivors must be above half of the {self.per_round} clients of a round, and at most all of them: "
-                "with less, a server could open two sums of one round",
+                "with less, a server could open two sums of one round. "
+                f"Fix: {self.per_round // 2 + 1} to {self.per_round}",
             ),
         ]
         for wrong, what in problems:

@@ -13,7 +13,7 @@ from privlora.config.base import Group
 from privlora.config.federation import FederationSettings
 from privlora.data.records import shown
 from privlora.data.tasks import TASKS
-from privlora.errors import named, nearest
+from privlora.errors import ConfigError, named, nearest
 from privlora.names import in_full
 
 _ONE_LINE = 10_000  # a path is found whole in the file
@@ -340,14 +340,13 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        steps, own = 1, False
+        steps, own = 1, isinstance(given.get("clients"), list | tuple)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):
             pass  # found again, and told, where the group is checked
         else:
             steps = federation.participations * federation.local_steps
-            own = not isinstance(federation.clients, int)
         filled = {
             group: dict(inner) if isinstance(inner, Mapping) else inner for group, inner in values.items()
         }
@@ -376,7 +375,7 @@ class Settings(Group):
                 "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt. "
                 "Fix: use flat or spectral, or remove privacy.clip_quantile"
             )
-        private = _shared(self.adapter.public_text, self.data.path)
+        private = _shared(self.adapter.public_text, [*_paths(self.data.path), *self._paths_of_clients()])
         if private is not None:
             raise ValueError(
                 f"adapter.public_text names {private!r}, which is private: the start would reveal it. "
@@ -404,8 +403,43 @@ class Settings(Group):
             raise ValueError(
                 "give data.path with the number of clients to cut it into, or each client a path of its own"
             )
+        if federation.secure and self.privacy.private and federation.per_round < 2:
+            raise ValueError(
+                "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
+            )
         if self.privacy.clip_quantile is not None or self.privacy.max_batch_size is not None:
             raise ValueError("clip_quantile and max_batch_size do not go with a federation. Fix: remove them")
+        if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
+            raise ValueError(
+                "federation.secure_aggregation=false, and each client adds only a share of the noise, which protects "
+                "nobody by itself. Fix: remove it, or choose a rule whose clients add all of it (rule: tan)"
+            )
+        own = self._paths_of_clients()
+        twice = next((path for at, path in enumerate(own) if _shared(path, own[:at]) is not None), None)
+        if twice is not None:
+            raise ValueError(
+                f"federation.clients name {shown(twice)!r} twice, so each of its records would be released by two "
+                "ledgers that do not know of each other. Fix: give each client records of its own"
+            )
+        public = _shared(self.data.evaluation, own)
+        if public is not None:
+            raise ValueError(
+                f"data.evaluation names {public!r}, which is a client's and private: its held-out loss would be "
+                "published. Fix: give public records, or none"
+            )
+
+    def _paths_of_clients(self) -> list[str]:
+        clients = [] if self.federation is None else self.federation.clients
+        return [path for one in clients for path in _paths(one.path)] if isinstance(clients, list) else []
+
+    def refuse_a_federation(self) -> None:
+        """Raise ConfigError for settings of several owners, where a run in one place is meant."""
+        if self.federation is not None:
+            raise ConfigError(
+                "these settings have a group federation, so their records stay with several owners",
+                fix="use `privlora federate` (in Python `privlora.federate`), or remove the group to train in one "
+                "place",
+            )
 
     def located(self) -> Settings:
         """The same settings, in which local folders of models and adapters are named from the root on."""

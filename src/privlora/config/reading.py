@@ -107,16 +107,31 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
 
 
 def _readable(error: ValidationError, source: str) -> ConfigError:
-    """The first problem. Deeper parts of a location are branches of a union, which say nothing to a user."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][:2])
+    """The first problem. Of a value that may be several things, the one that was read furthest."""
+    errors = error.errors()
+    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    where = _place(first["loc"])
     prefix = f"{source}: {where}" if where else source
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"{prefix} is an unknown setting", fix="remove it, or check its spelling")
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return ConfigError(f"{prefix} must be a group of settings", fix="write each setting as key: value")
     hidden = first["type"] == "value_error" or _RECORDS.intersection(first["loc"])
     shown = "" if hidden else f"={named(first['input'])}"
     return ConfigError(f"{prefix}{shown}: {message}")
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Group, setting, and of a list of groups which one and what of it; branches of a union say nothing to a user."""
+    where = ".".join(str(part) for part in location[:2])
+    for at, part in enumerate(location[2:], start=2):
+        if isinstance(part, int):
+            inner = "".join(f".{name}" for name in location[at + 1 : at + 2])
+            return f"{where}[{part}]{inner}"
+    return where
 
 
 class _StrictLoader(yaml.SafeLoader):

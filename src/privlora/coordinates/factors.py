@@ -22,6 +22,7 @@ class FactorCoordinates(Coordinates):
     """
 
     described: ClassVar[str] = "in the entries of both LoRA factors"
+    state_parts: ClassVar[tuple[str, ...]] = ("left", "right")
     # Which of left (0) and right (1) is trained.
     sides: tuple[int, ...] = (0, 1)
     noise_law = "In factor coordinates it depends on the factors: τ·s·√(m‖right‖² + n‖left‖²), here at the final state."

@@ -44,6 +44,7 @@ class TangentCoordinates(Coordinates):
     """
 
     described: ClassVar[str] = "in isometric coordinates of the tangent space at the low-rank update"
+    state_parts: ClassVar[tuple[str, ...]] = ("U", "S", "V")
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
     that were shown. Raises RunError if ``output`` is given and not empty.
     """
     torch.set_num_threads(1)  # on a model this small a second thread mostly waits for the first
-    root = _fresh_folder(output)
+    root = fresh_folder(output, Path("runs/demo"))
     canaries = make_canaries(CANARIES, seed=11)
     records = private_records(RECORDS, seed=1) + [r for canary in canaries for r in canary.records()]
     held_out: list[dict[str, str]] = private_records(HELD_OUT, seed=2)
@@ -149,12 +149,13 @@ def _tell_where(console: Console, folder: RunFolder, secrets: Path) -> None:
     )
 
 
-def _fresh_folder(output: Path | None) -> Path:
+def fresh_folder(output: Path | None, usual: Path) -> Path:
+    """Where a demo writes: ``output``, or the usual place, which is emptied. RunError if ``output`` is not empty."""
     if output is not None:
         if output.exists() and any(output.iterdir()):
             raise RunError(f"{str(output)!r} is not empty", fix="give a new folder")
         return output
-    root = Path("runs/demo")
+    root = usual
     if root.exists():
         # The demo's data are generated, so nothing is forgotten; the rename keeps a half-deleted run out of the way.
         stale = Path(tempfile.mkdtemp(prefix=".demo-", dir=root.parent))

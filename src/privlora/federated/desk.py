@@ -1,29 +1,57 @@
 """A client's own files of one federation: its ledger, what it has answered, what it keeps. None of them leave it.
 
-A fresh process may start for each message, so everything that must survive one lies here.
+A fresh process may start for each message, so everything that must survive one lies here. The note of what was answered
+is on the disk before anything is done for a message, and it says how many charges the ledger showed when the last
+answer left: a ledger that was cut, restored from an older copy or exchanged does not fit the note, and neither does a
+folder of which a copy went on elsewhere and came back in part.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from privlora.accounting import Ledger, Plan, read_ledger
-from privlora.config import Settings, load_settings
+from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
+from privlora.config import Settings, settings_from
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.messages import KINDS, Request
+from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
+
+_FOLDER, _FILE = 0o700, 0o600
+_STAGES = ("train", "sketch")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was asked last, and what the ledger showed when an answer left last.
+
+    round, stage, kind: in the order in which an honest server asks. charge: hash of the ledger's line number
+    ``charges``; None before the first.
+    """
+
+    round: int = 0
+    stage: int = 0
+    kind: int = 0
+    charges: int = 0
+    charge: str | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.round, self.stage, self.kind
 
 
 @dataclass(frozen=True)
 class Desk:
-    """FOLDER/RUN of one client. Only its owner can read it."""
+    """FOLDER/RUN of one client. Only its owner can read it. Used under the client's lock (`Client.locked`)."""
 
     root: Path
 
@@ -36,6 +64,14 @@ class Desk:
         return self.root / "settings.yaml"
 
     @property
+    def _answered(self) -> Path:
+        return self.root / "answered.json"
+
+    @property
+    def _survivors(self) -> Path:
+        return self.root / "survivors.json"
+
+    @property
     def joined(self) -> bool:
         return self._settings.exists()
 
@@ -44,63 +80,108 @@ class Desk:
         """The public settings that this client has agreed to. Raises RunError before it has joined."""
         if not self.joined:
             raise RunError("asked to train before it joined", fix="join the federation first")
-        return load_settings(self._settings)
+        try:
+            text = self._settings.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(
+                f"cannot read {str(self._settings)!r} ({type(error).__name__})", fix="restore it"
+            ) from None
+        return read_terms(text)
 
-    def open(self, settings: Settings, plan: Plan | None) -> None:
-        """Join: the ledger first, so that whoever has joined has one. Joining again on the same terms changes nothing.
+    def open(self, settings: Settings, plan: Plan | None, text: str | None = None) -> None:
+        """Join: ledger and note first, so that whoever has joined has them. Joining again on the same terms changes
+        nothing. text: of the settings, where it is at hand.
 
-        Raises PrivacyError on other terms.
+        Raises PrivacyError on other terms, or for files that do not belong together.
         """
+        self._refuse_links()
         if self.joined:
             if self.settings != settings:
-                raise PrivacyError(
-                    "asked to join the same run on other terms",
-                    why="its ledger states what was agreed to at first",
-                    fix="start a new run for other settings",
-                )
+                raise _other_terms()
+            self.opened(plan is not None, closed=True)
             return
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if plan is not None and not (self.ledger.exists() and b"\n" in self.ledger.read_bytes()):
+        self.root.mkdir(parents=True, exist_ok=True, mode=_FOLDER)
+        if self.ledger.exists() and b"\n" in self.ledger.read_bytes():
+            if plan is None or read_ledger(self.ledger).plan != plan:
+                raise _other_terms()
+        elif plan is not None:
             Ledger.create(self.ledger, plan).close()
-        write_atomically(self._settings, settings.to_yaml())
+            self.ledger.chmod(_FILE)
+        self._write(self._answered, json.dumps(asdict(Note())) + "\n")
+        self._write(self._settings, settings.to_yaml() if text is None else text)
 
     def begin(self, request: Request) -> None:
         """Note that ``request`` is being answered, before anything is done for it.
 
-        Raises PrivacyError for one that came before, or that comes after a later one.
+        Raises PrivacyError for one that came before, or that comes after a later one; for a later stage of a round
+        whose first stage was not answered; and for files that do not belong together.
         """
-        stage = str(request.values.get("stage", request.kind))
-        now = [request.round, 1 if stage == "sketch" else 0, KINDS.index(request.kind)]
-        if now <= self._last():
+        self._refuse_links()
+        note, place = self._note(), _place_of(request)
+        if place <= note.place:
             raise PrivacyError(
                 f"asked again for {request.kind} of round {request.round}",
                 why="two answers to one question could be taken apart, and would both be charged",
                 fix="go on with the next round",
             )
-        write_atomically(self._answered, json.dumps(now) + "\n")
+        if place[1] and (note.round != request.round or (note.stage, note.kind) < (0, KINDS.index("train"))):
+            raise PrivacyError(
+                f"asked for a later stage of round {request.round} without its first one",
+                why="what this client keeps is of another round, and was summed over other clients",
+                fix="go on with the next round",
+            )
+        if place[0] > note.round:
+            self.forget_secrets()  # of a sum that was never finished
+        self._keep_note(Note(*place, note.charges, note.charge))
 
-    def _last(self) -> list[int]:
-        if not self._answered.exists():
-            return [0, 0, 0]
+    def opened(self, private: bool, *, closed: bool = False) -> LedgerSummary | None:
+        """What the ledger says, held against the note. private: whether there has to be one. closed: it may be over.
+
+        Raises PrivacyError for a ledger that is missing, is older than the note, or is not the one it speaks of.
+        """
+        note = self._note()
+        if not private:
+            return None
+        if not self.ledger.exists():
+            raise _lost(f"{str(self.ledger)!r} is missing")
+        summary = read_ledger(self.ledger)
+        hashes = summary.charge_hashes
+        if summary.charges < note.charges:
+            raise _lost(
+                f"{str(self.ledger)!r} shows {summary.charges} charges, and this client answered after {note.charges}"
+            )
+        if note.charges and hashes[note.charges - 1] != note.charge:
+            raise _lost(f"{str(self.ledger)!r} is not the ledger that this client's answers were charged to")
+        if summary.closed and not closed:
+            raise RunError("asked to train after it left", fix="start a new federation")
+        return summary
+
+    def charged(self, summary: LedgerSummary) -> None:
+        """Note what the ledger shows; before the answer that was charged for leaves."""
+        note, hashes = self._note(), summary.charge_hashes
+        self._keep_note(Note(*note.place, len(hashes), hashes[-1] if hashes else None))
+
+    def _note(self) -> Note:
         try:
-            number, stage, kind = json.loads(self._answered.read_text())
-            return [int(number), int(stage), int(kind)]
+            note = Note(**json.loads(self._answered.read_text(encoding="utf-8")))
+            numbers = (*note.place, note.charges)
+            if not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError
+            return note
         except (OSError, ValueError, TypeError) as error:
             raise PrivacyError(
-                f"{str(self._answered)!r} is damaged ({type(error).__name__})",
+                f"{str(self._answered)!r} is missing or damaged ({type(error).__name__})",
                 why="what this client has answered is not known any more",
                 fix="restore it, or leave this federation",
             ) from None
 
-    @property
-    def _answered(self) -> Path:
-        return self.root / "answered.json"
+    def _keep_note(self, note: Note) -> None:
+        self._write(self._answered, json.dumps(asdict(note)) + "\n")
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Tensors for a later message."""
-        write_atomically(
-            self.root / f"{name}.safetensors", save({k: t.contiguous() for k, t in tensors.items()})
-        )
+        content = save({k: t.contiguous() for k, t in tensors.items()})
+        self._write(self.root / f"{name}.safetensors", content)
 
     def kept(self, name: str) -> dict[str, Tensor]:
         """What was kept, or nothing."""
@@ -120,26 +201,110 @@ class Desk:
         if not content:
             path.unlink(missing_ok=True)
             return
-        write_atomically(path, content)
-        path.chmod(0o600)
+        self._write(path, content)
 
     def secret(self, name: str) -> bytes | None:
         path = self.root / f"{name}.secret"
         return path.read_bytes() if path.exists() else None
 
+    def forget_secrets(self) -> None:
+        for path in self.root.glob("*.secret"):
+            path.unlink()
+
+    def keep_sizes(self, groups: Sequence[Sizes]) -> None:
+        """(L, m, n) of each group of the adapter."""
+        self._write(self.root / "sizes.json", json.dumps(list(groups)) + "\n")
+
+    def sizes(self) -> list[Sizes] | None:
+        """What ``keep_sizes`` kept. Raises RunError for a damaged file."""
+        path = self.root / "sizes.json"
+        if not path.exists():
+            return None
+        try:
+            return [(int(count), int(m), int(n)) for count, m, n in json.loads(path.read_text())]
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(
+                f"{str(path)!r} is damaged ({type(error).__name__})", fix="remove it: training makes it anew"
+            ) from None
+
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""
-        write_atomically(self.root / "survivors.json", json.dumps([number, *names]) + "\n")
+        self._write(self._survivors, json.dumps([number, *names]) + "\n")
 
     def survivors(self, number: int) -> list[str]:
-        """Whom the last secure sum of this round was over; nobody, if there was none."""
-        path = self.root / "survivors.json"
-        kept = json.loads(path.read_text()) if path.exists() else [0]
-        return [str(name) for name in kept[1:]] if kept[0] == number else []
+        """Whom the last secure sum of this round was over; nobody, if there was none. Raises RunError."""
+        if not self._survivors.exists():
+            return []
+        try:
+            first, *names = json.loads(self._survivors.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise RunError(
+                f"{str(self._survivors)!r} is damaged ({type(error).__name__})",
+                why="whom the round's first sum was over is not known any more",
+                fix="go on with the next round",
+            ) from None
+        return [str(name) for name in names] if first == number else []
 
-    def statement(self) -> str:
-        """The ledger as text, which is public; empty without one."""
-        if not self.ledger.exists():
+    def leave(self, private: bool) -> str:
+        """End: the ledger is closed, so that nothing more is released in this run; secrets go. Gives the ledger as
+        text, which is public; empty without one. Leaving again changes nothing."""
+        self.forget_secrets()
+        self._survivors.unlink(missing_ok=True)
+        summary = self.opened(private, closed=True)
+        if summary is None:
             return ""
-        read_ledger(self.ledger)
+        if not summary.closed:
+            Ledger.open(self.ledger).finish()
         return self.ledger.read_text(encoding="utf-8")
+
+    def _write(self, path: Path, content: str | bytes) -> None:
+        write_atomically(path, content, mode=_FILE)
+
+    def _refuse_links(self) -> None:
+        for path in (self.root, self.ledger):
+            if path.is_symlink():
+                raise PrivacyError(
+                    f"{str(path)!r} is a link",
+                    why="two clients, or a client and its copy, could charge one ledger without knowing",
+                    fix="put the folder itself there",
+                )
+
+
+@lru_cache(maxsize=4)
+def read_terms(text: str) -> Settings:
+    """The settings that a text holds; read once for all clients of a process. Raises RunError or ConfigError."""
+    try:
+        content = yaml.safe_load(text)
+    except (RecursionError, yaml.YAMLError):
+        content = None
+    if not isinstance(content, dict):
+        raise RunError("the server's settings are not readable", fix="look at the server")
+    return settings_from(content, source="the server's settings")
+
+
+def _place_of(request: Request) -> tuple[int, int, int]:
+    """When an honest server asks this. Raises PrivacyError for a stage that is not the kind's own."""
+    told = request.values.get("stage", request.kind if request.kind in _STAGES else None)
+    if told not in _STAGES or (request.kind in _STAGES and told != request.kind):
+        raise PrivacyError(
+            f"asked for {request.kind} in an unknown stage",
+            why="a stage is answered once, and under one name",
+            fix="look at the server",
+        )
+    return request.round, _STAGES.index(told), KINDS.index(request.kind)
+
+
+def _other_terms() -> PrivacyError:
+    return PrivacyError(
+        "asked to join the same run on other terms",
+        why="its ledger states what was agreed to at first",
+        fix="start a new run for other settings",
+    )
+
+
+def _lost(what: str) -> PrivacyError:
+    return PrivacyError(
+        what,
+        why="this client would release more than its ledger, and so its epsilon, says",
+        fix="restore the latest ledger, or leave this federation; what it released is spent",
+    )

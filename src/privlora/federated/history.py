@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from privlora.errors import RunError
 from privlora.training.files import append_line, read_lines
 
 _ID = 16  # bytes
+STOPPED: Final = "the server stopped"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,23 @@ class History:
                 fix="restore it; clients know the run by it",
             ) from None
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One server serves a run at a time. Raises RunError while another one does."""
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._rows = read_lines(self._path)
+            yield
+        except BlockingIOError:
+            raise RunError(
+                f"another process serves the run of {str(self._path)!r}",
+                why="two servers would ask clients for different rounds at once",
+                fix="wait for it, or end it",
+            ) from None
+        finally:
+            os.close(descriptor)
+
     @property
     def begun(self) -> int:
         """The last round that was begun; one that was not ended is void."""
@@ -57,17 +78,22 @@ class History:
         self._append(asdict(one))
 
     def rounds(self) -> list[Round]:
-        """All that were begun, in order."""
-        ended = {row["step"]: row for row in self._rows if "answered" in row}
-        found = []
+        """All that were begun, in order; the last line on a round counts."""
+        found: dict[int, Round] = {}
         for row in self._rows[1:]:
             number = row["step"]
             if "answered" in row:
                 names = {name: tuple(row[name]) for name in ("asked", "answered")}
-                found.append(Round(**{**row, **names}))
-            elif number not in ended:
-                found.append(Round(number, tuple(row["asked"]), (), 0, 0, "the server stopped"))
-        return found
+                found[number] = Round(**{**row, **names})
+            else:
+                found[number] = Round(number, tuple(row["asked"]), (), 0, 0, STOPPED)
+        return list(found.values())
+
+    def void_after(self, number: int) -> None:
+        """Nothing came of rounds after ``number`` that ended well: the state that they led to was never saved."""
+        for one in self.rounds():
+            if one.step > number and one.void is None:
+                self.end(replace(one, answered=(), void=STOPPED))
 
     def _append(self, row: dict[str, Any]) -> None:
         append_line(self._path, row)

@@ -15,8 +15,10 @@ from torch import Tensor
 from privlora.accounting import Plan
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
-from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of
-from privlora.federated.payload import SUM, lattice_of
+from privlora.federated.broadcast import refuse_foreign
+from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of, rates
+from privlora.federated.messages import SUM
+from privlora.federated.payload import lattice_of
 from privlora.federated.plans import federation_of, resolved
 from privlora.federated.rules import Tensors
 from privlora.federated.server import Server
@@ -75,6 +77,7 @@ def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> P
     )
     joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
     coordinates = start.stacked(joint, 1)
+    refuse_foreign(jobs[0].sent, {n: tuple(t.shape) for n, t in coordinates.state_dict().items()})
     coordinates.load_state_dict({name: t.to(dtype) for name, t in jobs[0].sent.items()})
     return Parts(
         method=method,
@@ -142,7 +145,8 @@ class JointServer(Server):
         assert self._total is not None
         total, self._total = self._total, None
         release = self._mechanism.release(total, number, shares=present)
-        self.parts.move(release, self.parts.learning_rate(number))
+        # Schedules run over all rounds, and a client is not in each of them.
+        self.parts.move(release, rates(self.parts.settings, number)(1))
 
     def states(self) -> States:
         return self.parts.states()

@@ -83,7 +83,7 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
     model, _, settings = workplace.loaded
     mine, federation = client_settings(settings), federation_of(settings)
     beginnings = [job.beginning for job in jobs if job.beginning is not None]
-    rates = _rates(settings, jobs[0].number)
+    rate = rates(settings, jobs[0].number)
     sigma = None if jobs[0].ledger is None else jobs[0].ledger.plan.phases[-1][0].noise_multiplier
     if federation.privacy_model == "client":
         sigma = None  # noise is added to whole updates
@@ -100,15 +100,15 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
             end_to_end([job.data.examples for job in jobs]),
             members_of(jobs, mine, charged=sigma is not None),
             noise_multiplier=sigma,
-            learning_rate=rates,
+            learning_rate=rate,
         )
         team.take(federation.local_steps)
     tau = 0.0 if sigma is None else sigma * mine.privacy.clip_norm / mine.privacy.b
-    travelled = sum(rates(step) for step in range(1, federation.local_steps + 1)) / (tau or 1.0)
+    travelled = sum(rate(step) for step in range(1, federation.local_steps + 1)) / (tau or 1.0)
     return [Ended(state, travelled) for state in team.states()]
 
 
-def _rates(settings: Settings, number: int) -> Callable[[int], float]:
+def rates(settings: Settings, number: int) -> Callable[[int], float]:
     """The learning rate of steps 1, 2, … of a round."""
     federation, hyper = federation_of(settings), resolved(settings)
     before, steps = (number - 1) * federation.local_steps, federation.rounds * federation.local_steps

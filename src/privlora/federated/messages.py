@@ -6,28 +6,28 @@ loss, no norm, no count of records and no time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from privlora.errors import RunError
+from privlora.federated import fields
 
 Number = int | float | str | bytes
 
+SUM: Final = "sum"
+"""The one tensor of an answer that goes into a sum: (entries,) ring integers; float64 where nothing is hidden."""
 
-@dataclass(frozen=True)
-class Fields:
-    """What messages of one kind hold: names of tensors, where "*" stands for a group's number, and of plain values."""
-
-    tensors: frozenset[str] = frozenset()
-    values: frozenset[str] = frozenset()
+REFUSED: Final = "refused"
+"""All that a client says where it does not answer."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """From the server to one client. kind: a name in REQUESTS. round: 1, 2, …; 0 before the first."""
+    """From the server to one client. kind: one of KINDS. round: 1, 2, …; 0 before the first."""
 
     client: str
     kind: str
@@ -38,7 +38,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """From a client to the server. refused: why there is no answer; in words that hold nothing private."""
+    """From a client to the server. refused: REFUSED in the place of an answer; else None."""
 
     client: str
     kind: str
@@ -54,8 +54,8 @@ class Exchange(Protocol):
     def names(self) -> list[str]:
         """Of the clients that can be reached, sorted."""
 
-    def send(self, requests: Sequence[Request]) -> list[Reply]:
-        """The answers that came, in any order; a client that dropped out has none."""
+    def send(self, requests: Sequence[Request]) -> Iterable[Reply]:
+        """The answers, in any order, as they come: read each once, and all of them. Who dropped out has none."""
 
 
 def wrong(what: str) -> RunError:
@@ -66,6 +66,91 @@ def wrong(what: str) -> RunError:
 
 KINDS: Final = ("join", "share", "train", "sketch", "agree", "unmask", "leave")
 """In the order in which a client meets them; "share", "agree" and "unmask" belong to secure sums."""
+
+
+TRAINING: Final = ("train", "sketch")
+"""The kinds of messages that are stages of a round, and hold tensors."""
+
+_RUN: Final[Mapping[str, type]] = {"run": str}
+
+
+def _plain(fields: Mapping[str, type]) -> Mapping[str, type]:
+    """The fields of a secure sum that travel as values; its vector is the tensor SUM."""
+    return {name: kind for name, kind in fields.items() if kind is not np.ndarray}
+
+
+_IN_SUMS: Final = {phase: {**_RUN, "stage": str, **fields.REQUESTS[phase]} for phase in fields.PHASES}
+_OF_SUMS: Final = {phase: _plain(fields.REPLIES[phase]) for phase in fields.PHASES}
+
+REQUESTS: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
+    False: {"join": {**_RUN, "settings": str}, "train": _RUN, "sketch": _RUN, "leave": _RUN},
+    True: {
+        "join": {**_RUN, "settings": str},
+        "share": _IN_SUMS["share"],
+        "train": _IN_SUMS["mask"],
+        "sketch": _IN_SUMS["mask"],
+        "agree": _IN_SUMS["agree"],
+        "unmask": _IN_SUMS["unmask"],
+        "leave": _RUN,
+    },
+}
+"""The values of every request by kind, and their types; True: where sums are secure."""
+
+REPLIES: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
+    False: {"join": {}, "train": {}, "sketch": {}, "leave": {"ledger": str}},
+    True: {
+        "join": {"signing": bytes, "agreement": bytes},
+        "share": _OF_SUMS["share"],
+        "train": _OF_SUMS["mask"],
+        "sketch": _OF_SUMS["mask"],
+        "agree": _OF_SUMS["agree"],
+        "unmask": _OF_SUMS["unmask"],
+        "leave": {"ledger": str},
+    },
+}
+"""The values of every reply by kind, and their types. Only "train" and "sketch" hold tensors: those that the rule's
+shapes name, or SUM alone where sums are secure or the rule is joint."""
+
+
+def refuse_unlisted(message: Request | Reply, secure: bool, tensors: Iterable[str] = ()) -> None:
+    """Raise RunError unless a message holds exactly what is listed for its kind, and a refusal nothing at all.
+
+    tensors: names; those of any group are those of each.
+    """
+    table = REQUESTS if isinstance(message, Request) else REPLIES
+    listed = table[secure].get(message.kind)
+    if listed is None:
+        raise _unlisted(message, "a kind of message that is not listed")
+    if isinstance(message, Reply) and message.refused is not None:
+        if message.refused != REFUSED or message.tensors or message.values:
+            raise _unlisted(message, "more than a refusal")
+        return
+    if {name: type(value) for name, value in message.values.items()} != dict(listed):
+        raise _unlisted(message, "other values than are listed")
+    due = set(_by_group(tensors).values())
+    if set(_by_group(message.tensors).values()) != due:
+        raise _unlisted(message, "other tensors than are listed")
+
+
+def _by_group(names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """What each group has, under the group's number."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        group, point, own = name.partition(".")
+        if point and group.isdecimal():
+            found.setdefault(group, set()).add(own)
+        else:
+            found.setdefault("", set()).add(name)
+    return {group: frozenset(own) for group, own in found.items()}
+
+
+def _unlisted(message: Request | Reply, what: str) -> RunError:
+    kind = message.kind if message.kind in KINDS else "an unknown kind"
+    return RunError(
+        f"{what}, in {kind} of round {message.round}",
+        why="what is not listed could hold anything, also what is private",
+        fix="use one version of privlora everywhere",
+    )
 
 
 def size(message: Request | Reply) -> int:

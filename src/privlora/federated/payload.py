@@ -15,9 +15,6 @@ from privlora.federated.rules import Tensors
 from privlora.federated.secure import FixedPoint, Layout, encode
 from privlora.mechanisms import ClippedUpdate, Lattice, NoiseSource, Noising, lattice_for
 
-SUM = "sum"
-"""The one tensor of an answer that goes into a sum: (entries,) ring integers; float64 where nothing is hidden."""
-
 FIXED_BITS = 64
 # Of an entry of an update that clients have noised themselves.
 _LIMIT = 2.0**12

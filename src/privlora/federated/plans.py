@@ -9,6 +9,7 @@ from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
 from privlora.errors import ConfigError, named, nearest
+from privlora.federated.messages import SUM
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
@@ -59,11 +60,11 @@ def with_local_method(settings: Settings) -> Settings:
     federation = federation_of(settings)
     if federation.secure_aggregation is None and not settings.privacy.private:
         # Without noise there are no shares of it that only a sum would hide.
-        federation = federation.model_copy(update={"secure_aggregation": False})
+        federation = federation.model_copy(update={"secure_aggregation": False, "survivors": None})
         settings = settings.model_copy(update={"federation": federation})
     if federation.joint:
         method = find_method(settings.method.name)
-        if method.coordinates.dense:
+        if method.name not in joint_methods():
             raise ConfigError(
                 f"rule=joint cannot train by method {method.name!r}",
                 why="its clients would have to share a secret projection, or send whole weight matrices",
@@ -72,13 +73,11 @@ def with_local_method(settings: Settings) -> Settings:
         return settings
     rule = rule_of(federation)
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
-    usual = _usual(rule, rule_settings(settings))
+    usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
         chosen = settings.method.model_copy(update={"name": usual.name})
         return settings.model_copy(update={"method": chosen})
     method = find_method(settings.method.name)
-    # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
-    fits = [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
     if method.name not in fits:
         raise ConfigError(
             f"rule={rule.name} cannot train by method {method.name!r}",
@@ -158,9 +157,29 @@ def weight_of(settings: Settings, client: str) -> float:
     return 1.0 if federation.weights is None else federation.weights[federation.names.index(client)]
 
 
+def stages_of(federation: FederationSettings) -> tuple[str, ...]:
+    """The stages of a round, in order."""
+    return ("train",) if federation.joint else rule_of(federation).stages
+
+
+def tensors_of(settings: Settings, stage: str, number: int) -> tuple[set[str], set[str]]:
+    """Names of the tensors that a client is sent in a stage of round ``number``, and that it answers; of one group."""
+    federation = federation_of(settings)
+    if federation.joint:
+        parts = find_method(settings.method.name).coordinates.state_parts
+        return {f"0.{name}" for name in parts}, {SUM}
+    sent, answered = rule_of(federation).shapes(stage, number, [(1, 1, 1)], rule_settings(settings))
+    return set(sent), {SUM} if federation.secure else set(answered)
+
+
 def charges_a_round(federation: FederationSettings) -> int:
     """How many releases a client's ledger is charged for in a round."""
     return 1 if federation.privacy_model == "client" else federation.local_steps
+
+
+def client_rate(federation: FederationSettings) -> float:
+    """The probability with which a trusted server draws each client in a round."""
+    return federation.per_round / federation.size
 
 
 def server_plan(settings: Settings) -> Plan | None:
@@ -168,9 +187,7 @@ def server_plan(settings: Settings) -> Plan | None:
     federation = federation_of(settings)
     if not settings.privacy.private or not federation.trusted_server:
         return None
-    return _of_whole_clients(
-        settings, PoissonSampling(federation.per_round / federation.size), federation.rounds
-    )
+    return _of_whole_clients(settings, PoissonSampling(client_rate(federation)), federation.rounds)
 
 
 def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:
@@ -201,19 +218,35 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
 
 def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, private: bool) -> None:
     """Raise ConfigError for a rule that cannot give what is promised."""
+    if private and federation.privacy_model == "client" and not hides_clients(rule):
+        raise ConfigError(
+            f"rule={rule.name} cannot hide whole clients",
+            why="one clipped update a round is all that the noise covers, and its clients send or keep more",
+            fix="fedavg, tan, alt, or another rule of one summed message",
+        )
     if federation.secure and not rule.linear:
         raise ConfigError(
             f"rule={rule.name} cannot be summed securely",
             why="its server needs each client's update, and would get their sum",
             fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
         )
-    whole = private and federation.privacy_model == "client"
-    if whole and (len(rule.stages) > 1 or not rule.linear or rule.memory):
-        raise ConfigError(
-            f"rule={rule.name} cannot hide whole clients",
-            why="one clipped update a round is all that the noise covers, and its clients send or keep more",
-            fix="fedavg, tan, alt, or another rule of one summed message",
-        )
+
+
+def joint_methods() -> list[str]:
+    """What rule joint goes with: methods of low-rank factors."""
+    return [row.name for row in METHODS.values() if not row.coordinates.dense]
+
+
+def hides_clients(rule: type[Rule]) -> bool:
+    """Whether a rule goes with privacy_model=client: all that a client sends is one update, which can be clipped."""
+    return len(rule.stages) == 1 and rule.linear and not rule.memory
+
+
+def local_methods(rule: type[Rule], chosen: RuleSettings) -> tuple[Method, list[str]]:
+    """What a rule's clients train with unless told otherwise, and the names of all that they can train with."""
+    usual = _usual(rule, chosen)
+    # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
+    return usual, [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
 
 
 def _usual(rule: type[Rule], chosen: RuleSettings) -> Method:

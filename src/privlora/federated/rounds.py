@@ -5,24 +5,29 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.data.examples import Examples
-from privlora.errors import RunError
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import History, Round
-from privlora.federated.messages import Exchange, Request
-from privlora.federated.plans import federation_of, public_settings
-from privlora.federated.schedule import participants
+from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
+from privlora.federated.plans import client_rate, federation_of, public_settings
+from privlora.federated.schedule import participants, secret_participants
 from privlora.federated.secure import PublicIdentity
 from privlora.federated.server import Server
 from privlora.federated.turn import Turn, roster_of
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.loop import Interrupted, stop_on_signal
+
+_log = logging.getLogger(__name__)
 
 
 class RoundObserver(Protocol):
@@ -53,7 +58,7 @@ class Rounds:
     _roster: dict[str, PublicIdentity] = field(default_factory=dict, init=False)
 
     def serve(self) -> dict[str, str]:
-        """All rounds that are left; gives each client's ledger as text, empty where it has none.
+        """All rounds that are left; gives the ledgers that clients gave, as text, empty where there is none.
 
         A round that was begun and not ended, because this process died, stays void: its clients may have been charged
         for it, and are not asked twice. Raises Interrupted, after saving, on SIGINT or SIGTERM; RunError if a client
@@ -61,14 +66,16 @@ class Rounds:
         """
         federation, run = federation_of(self.settings), self.settings.run
         self._join()
+        saved = 0
         if self.folder.checkpoint.exists():
-            self.server.take_states(load_checkpoint(self.folder.checkpoint, run_id=self.history.run)[1])
+            saved, states = load_checkpoint(self.folder.checkpoint, run_id=self.history.run)
+            self.server.take_states(states)
+        self.history.void_after(saved)
         begun = self.history.begun
         if begun == 0:
             self._evaluate(0)
-        chosen = participants(federation.names, federation.per_round, federation.rounds, run.seed)
         with stop_on_signal() as stop:
-            for number, asked in enumerate(chosen, start=1):
+            for number, asked in enumerate(self._participants(), start=1):
                 if number <= begun:
                     continue
                 self._take(number, asked)
@@ -79,6 +86,23 @@ class Rounds:
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
         return self._leave(federation.rounds)
+
+    def _participants(self) -> Iterator[list[str]]:
+        """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
+        federation, privacy = federation_of(self.settings), self.settings.privacy
+        if self.ledger is None:
+            names, seed = federation.names, self.settings.run.seed
+            return participants(names, federation.per_round, federation.rounds, seed)
+        sampler = PoissonSampler(
+            federation.size, client_rate(federation), insecure_seed=privacy.insecure_noise_seed
+        )
+        if sampler.sampling != self.ledger.plan.event.sampling:
+            raise PrivacyError(
+                "clients are drawn in another way than the ledger's plan says",
+                why="the stated epsilon holds for what is charged",
+                fix="resume with the settings of the first run",
+            )
+        return secret_participants(federation.names, sampler, federation.rounds)
 
     def _take(self, number: int, asked: list[str]) -> None:
         """One round: its stages, then what is saved and shown of it."""
@@ -101,12 +125,11 @@ class Rounds:
         except RunError as reason:
             self.server.take_states(before)
             void, answered = reason.what, []
-        else:
-            save_checkpoint(
-                self.folder.checkpoint, self.server.states(), Mark(number, self.history.run, None)
-            )
         done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void)
-        self.history.end(done)
+        self.history.end(done)  # first: a checkpoint of a round that did not end could not be told from it
+        if void is None:
+            mark = Mark(number, self.history.run, None)
+            save_checkpoint(self.folder.checkpoint, self.server.states(), mark)
         if self.observer is not None:
             self.observer.on_round(done, federation_of(self.settings).rounds)
 
@@ -120,8 +143,8 @@ class Rounds:
             raise RunError(
                 f"clients that cannot be reached: {', '.join(sorted(missing))}", fix="start them, then go on"
             )
-        replies = self.exchange.send([Request(name, "join", 0, values=values) for name in names])
-        joined = {reply.client for reply in replies if reply.refused is None}
+        replies = self._answers([Request(name, "join", 0, values=values) for name in names])
+        joined = {reply.client for reply in replies}
         if federation_of(self.settings).secure:
             self._roster = roster_of(replies)
             joined &= set(self._roster)
@@ -132,22 +155,25 @@ class Rounds:
                 fix="see what these clients logged",
             )
 
+    def _answers(self, requests: list[Request]) -> list[Reply]:
+        """Replies that are listed and no refusals."""
+        secure, found = federation_of(self.settings).secure, []
+        for reply in self.exchange.send(requests):
+            try:
+                refuse_unlisted(reply, secure)
+            except RunError as unlisted:
+                _log.warning("the answer of %s is dropped: %s", reply.client, unlisted)
+            else:
+                found += [reply] if reply.refused is None else []
+        return found
+
     def _leave(self, number: int) -> dict[str, str]:
-        """Each client's ledger."""
+        """Each client's ledger, as the client gave it; without those that gave none."""
         names = federation_of(self.settings).names
         values = {"run": self.history.run}
-        replies = self.exchange.send([Request(name, "leave", number + 1, values=values) for name in names])
-        ledgers = {
-            reply.client: str(reply.values.get("ledger", "")) for reply in replies if reply.refused is None
-        }
-        missing = sorted(set(names) - set(ledgers))
-        if missing:
-            raise RunError(
-                f"clients that did not give their ledgers: {', '.join(missing)}",
-                why="without them the report cannot say what was released",
-                fix="start them, then `privlora resume`",
-            )
-        return ledgers
+        self.exchange.names()  # waits for those that are away, as long as for an answer
+        replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
+        return {reply.client: str(reply.values["ledger"]) for reply in replies}
 
     def _evaluate(self, step: int) -> None:
         """Held-out loss of what would be exported now, on public records."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import Settings
+from privlora.config import Settings, load_settings
 from privlora.data.examples import Examples
-from privlora.data.partition import cut
-from privlora.data.records import as_records, load_records
-from privlora.errors import ConfigError
+from privlora.data.records import load_records
+from privlora.errors import PrivacyError, RunError
 from privlora.federated.client import Client, answer_all
+from privlora.federated.facts import federation_facts
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
+from privlora.federated.ledgers import keep_ledgers
+from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
     client_plan,
@@ -31,16 +33,18 @@ from privlora.federated.plans import (
 )
 from privlora.federated.rounds import RoundObserver, Rounds
 from privlora.federated.server import RuleServer, Server
+from privlora.federated.sources import Records, records_of, refuse_missing_sources
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.reporting import publish
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
-from privlora.training.inputs import load_data, tokenise
+from privlora.training.inputs import Data, load_data, tokenise
 from privlora.training.models import unchanged_afterwards
 
-Records = Sequence[Mapping[str, Any]]
+CLIENTS: Final = "clients"
+"""Where clients of one process have their folders, beside release/ and private/."""
 
 # Without effect in one process, where nothing is waited for.
 _TIMEOUT = 60.0
@@ -93,32 +97,48 @@ def serve(
     settings: those of the run, with its local method. workplace: of the server, with its model. evaluation: PUBLIC
     records in memory, in the place of data.evaluation. For the rest see `Rounds.serve`.
     """
+    history = History(folder.private / "rounds.jsonl")
+    with history.locked(), unchanged_afterwards(workplace.loaded[0]):
+        folder.remove_leftovers()
+        return _serve(settings, exchange, folder, history, workplace, evaluation, observer)
+
+
+def _serve(
+    settings: Settings,
+    exchange: Exchange,
+    folder: RunFolder,
+    history: History,
+    workplace: Workplace,
+    evaluation: Records | None,
+    observer: RoundObserver | None,
+) -> Federated:
     model, tokenizer, settings = workplace.loaded
     plan, own = client_plan(settings, model), server_plan(settings)
-    with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer))
-        parts.adapter.detach()  # clients of this process need the model as it is
-        server = server_of(settings, parts, plan)
-        ledger = None if own is None else _ledger(folder, own)
-        try:
-            rounds = Rounds(
-                settings,
-                exchange,
-                server,
-                folder,
-                History(folder.private / "rounds.jsonl"),
-                plan=plan,
-                ledger=ledger,
-                evaluation=_examples(settings, tokenizer, evaluation),
-                observer=observer,
-            )
-            ledgers = rounds.serve()
-        finally:
-            if ledger is not None:
-                ledger.close()
-        summary = _keep_ledgers(folder, ledgers) if plan is not None else _own(folder, own)
-        folder.hide_settings()
-        publish(folder, server.parts, summary)
+    parts = build_parts(settings, model, PublicStart(tokenizer))
+    parts.adapter.detach()  # clients of this process need the model as it is
+    server = server_of(settings, parts, plan)
+    ledger = None if own is None else _ledger(folder, own)
+    try:
+        rounds = Rounds(
+            settings,
+            exchange,
+            server,
+            folder,
+            history,
+            plan=plan,
+            ledger=ledger,
+            evaluation=_examples(settings, tokenizer, evaluation),
+            observer=observer,
+        )
+        ledgers = rounds.serve()
+    finally:
+        if ledger is not None:
+            ledger.close()
+    found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
+    summary = read_ledger(folder.ledger) if found else _own(folder, own)
+    folder.hide_settings()
+    facts = federation_facts(settings, server, history.rounds(), found)
+    publish(folder, server.parts, summary, federation=facts)
     if summary is None or summary.plan.insecure_noise:
         return Federated(folder.release, rounds.history.begun, None, None)
     return Federated(folder.release, rounds.history.begun, summary.epsilon(), summary.plan.delta)
@@ -130,18 +150,6 @@ def _ledger(folder: RunFolder, plan: Plan) -> Ledger:
 
 def _own(folder: RunFolder, plan: Plan | None) -> LedgerSummary | None:
     return None if plan is None else read_ledger(folder.ledger)
-
-
-def _keep_ledgers(folder: RunFolder, ledgers: Mapping[str, str]) -> LedgerSummary:
-    """Every client's ledger beside the report, whose statement is that of the client which released most."""
-    found = {}
-    for name, text in ledgers.items():
-        path = folder.release / f"ledger-{name}.jsonl"
-        write_atomically(path, text)
-        found[name] = read_ledger(path)
-    most = max(found, key=lambda name: found[name].charges)
-    write_atomically(folder.ledger, ledgers[most])
-    return read_ledger(folder.ledger)
 
 
 def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) -> Examples | None:
@@ -156,66 +164,156 @@ def federate(
     *,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
-    records: Records | None = None,
+    records: Records | Mapping[str, Records] | None = None,
     evaluation: Records | None = None,
     observer: RoundObserver | None = None,
     fresh: bool = True,
+    watch: Callable[[Sequence[Reply]], None] | None = None,
 ) -> Federated:
     """A federation whose clients are all in this process, side by side on one frozen model.
 
     Each client has a folder of its own in ``run.output``/clients, and the server sees nothing but their messages.
 
-    model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut. fresh: False goes on
-    with the run in ``run.output``.
+    model, tokenizer, records, evaluation: in memory; records: of all clients together, to be cut, or each client's by
+    its name. fresh: False goes on with the run in ``run.output``. watch: is shown answers as they reach the server, to
+    demonstrate what they are.
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
+    here = prepare(settings, model, tokenizer, records=records, evaluation=evaluation, fresh=fresh)
+    loaded, tokenizer, settings = here.workplace.loaded
+    shared = {here.run: Workplace(public_settings(settings), loaded, tokenizer)}
+    clients = {
+        name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
+        for name, own in here.records.items()
+    }
+
+    def answer(requests: Sequence[Request]) -> Iterator[Reply]:
+        for reply in answer_all(clients, requests):
+            if watch is not None:
+                watch([reply])
+            yield reply
+
+    return here.serve(embedded(list(clients), answer), evaluation=evaluation, observer=observer)
+
+
+def serve_run(
+    settings: Settings, exchange: Exchange, folder: Path, observer: RoundObserver | None = None
+) -> Federated:
+    """A federation's server without any client's records: begins a run in ``folder``, or goes on with the one there.
+
+    settings: of the run; run.output is of no effect. For the rest see `Rounds.serve`.
+
+    Raises PrivloraError subclasses; RunError where ``folder`` holds a run with other settings.
+    """
+    settings = with_local_method(settings.located())
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder)})})
+    place, workplace = RunFolder(folder), Workplace(settings)
+    fresh = not place.settings.exists()
+    if not fresh and load_settings(place.settings) != workplace.loaded[2]:
+        raise RunError(
+            f"{str(folder)!r} holds a run with other settings",
+            why="its clients have agreed to those, and its ledgers speak of them",
+            fix="go on with the same settings, or set run.output to another folder",
+        )
+    here = _opened(place, workplace, {}, None, fresh=fresh)
+    return here.serve(exchange, observer=observer)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run whose folder is there. records: of each client, where they are at hand. workplace: of the server."""
+
+    folder: RunFolder
+    workplace: Workplace
+    records: Mapping[str, Records]
+
+    def place_of(self, client: str) -> Path:
+        """The folder of a client that is on this machine."""
+        return self.folder.root / CLIENTS / client
+
+    @property
+    def run(self) -> str:
+        """By which clients know the run."""
+        return History(self.folder.private / "rounds.jsonl").run
+
+    def serve(
+        self,
+        exchange: Exchange,
+        *,
+        evaluation: Records | None = None,
+        observer: RoundObserver | None = None,
+    ) -> Federated:
+        """See `serve`."""
+        return serve(
+            self.workplace.loaded[2],
+            exchange,
+            self.folder,
+            workplace=self.workplace,
+            evaluation=evaluation,
+            observer=observer,
+        )
+
+
+def prepare(
+    settings: Settings,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    *,
+    records: Records | Mapping[str, Records] | None = None,
+    evaluation: Records | None = None,
+    fresh: bool = True,
+) -> Prepared:
+    """A run whose clients are all on this machine, up to its folder; for the arguments see `federate`."""
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         folder.refuse_if_used()
+    refuse_without_flower()
     settings = with_local_method(settings.located())
+    refuse_missing_sources(settings, records, evaluation)
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
-    own = _records_of(settings, records)
+    own = records_of(settings, records)
     union = [record for records in own.values() for record in records]
     data = load_data(settings, tokenizer, union, evaluation, model=loaded)
-    identity = identify(data, loaded)
-    client_plan(settings, loaded)  # refuses settings under which nothing can be planned
+    here = _opened(folder, workplace, own, data, fresh=fresh)
+    _refuse_forgotten(folder, here.run)
+    return here
+
+
+def _opened(
+    folder: RunFolder, workplace: Workplace, records: Mapping[str, Records], data: Data | None, *, fresh: bool
+) -> Prepared:
+    """The run's folder: made, or found to be of the same model and records."""
+    model, _, settings = workplace.loaded
+    identity = identify(data, model)
+    client_plan(settings, model)  # refuses settings under which nothing can be planned
     if fresh:
         folder.create(protects=settings.privacy.protects)
         keep_identity(folder, identity)
         write_atomically(folder.settings, settings.to_yaml())
     else:
         refuse_others(folder, identity)
-    run = History(folder.private / "rounds.jsonl").run
-    shared = {run: Workplace(public_settings(settings), loaded, tokenizer)}
-    clients = {
-        name: Client(name, folder.root / "clients" / name, records=records, workplaces=shared)
-        for name, records in own.items()
-    }
-    exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
-    return serve(settings, exchange, folder, workplace=workplace, evaluation=evaluation, observer=observer)
+    return Prepared(folder, workplace, records)
 
 
-def _records_of(settings: Settings, records: Records | None) -> dict[str, Records]:
-    """Each client's records: cut from all, or its own."""
-    federation, data = federation_of(settings), settings.data
-    if isinstance(federation.clients, int):
-        if records is None:
-            records = load_records(data.path, format=data.format, limit=data.limit)
-        user = settings.privacy.user_column
-        return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
-    own = {client.name: client.path for client in federation.clients}
-    missing = [name for name, path in own.items() if path is None]
-    if missing:
-        raise ConfigError(
-            f"clients without a path: {', '.join(missing)}",
-            fix="give each a path, or let each run on a machine of its own (`privlora federate --write-app`)",
+def refuse_without_flower() -> None:
+    """Raise ConfigError without flwr."""
+    import privlora.federated.flower  # noqa: F401 - raises it
+
+
+def _refuse_forgotten(folder: RunFolder, run: str) -> None:
+    """Raise PrivacyError if clients of this folder have released something in a run that its server forgot."""
+    others = [path for path in (folder.root / CLIENTS).glob("*/*/ledger.jsonl") if path.parent.name != run]
+    if others:
+        raise PrivacyError(
+            f"{str(others[0])!r} is of another run than {str(folder.private)!r} knows",
+            why="the clients' budget would be spent twice, and stated once",
+            fix="restore the folder's own files, or set run.output to another folder",
         )
-    return {name: load_records(path, format=data.format) for name, path in own.items() if path is not None}
 
 
-def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], list[Reply]]) -> Exchange:
+def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterable[Reply]]) -> Exchange:
     """Messages through Flower's Grid interface, in this process. Raises ConfigError without flwr."""
     from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
 

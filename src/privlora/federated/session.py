@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from privlora.accounting import Ledger
-from privlora.config import FederationSettings, Settings, settings_from
+from privlora.config import FederationSettings, Settings
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.federated.desk import Desk
-from privlora.federated.local import Ended, Job
-from privlora.federated.messages import Reply, Request
-from privlora.federated.payload import SUM, clipped_share, fixed_share
+from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
+from privlora.federated.desk import Desk, read_terms
+from privlora.federated.fields import REQUESTS
+from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
+from privlora.federated.payload import clipped_share, fixed_share
 from privlora.federated.plans import (
     charges_a_round,
     client_plan,
@@ -26,18 +26,24 @@ from privlora.federated.plans import (
     federation_of,
     rule_of,
     rule_settings,
+    stages_of,
+    tensors_of,
     weight_of,
+    with_local_method,
 )
 from privlora.federated.rules import Tensors
-from privlora.federated.secure import Identity, Message, Participant, Phase, digest_of
+from privlora.federated.rules.base import Sizes
+from privlora.federated.schedule import timetable
+from privlora.federated.secure import Message, Participant, Phase, digest_of
 from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.wire import REQUESTS
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import NoiseSource
+from privlora.names import is_local
 from privlora.training.inputs import Data, load_data
 
 if TYPE_CHECKING:
     from privlora.federated.client import Client
+    from privlora.federated.local import Ended, Job
 
 
 class Session:
@@ -94,15 +100,23 @@ class Session:
             "unmask": self._unveil,
             "leave": self._leave,
         }
-        if request.kind not in handlers:
-            raise RunError("a request of an unknown kind", fix="use one version of privlora everywhere")
-        return handlers[request.kind](request)
+        self._refuse_unlisted(request)
+        reply = handlers[request.kind](request)
+        refuse_unlisted(reply, self.federation.secure, reply.tensors)
+        return reply
 
     def begin(self, request: Request) -> Work:
         """What "train" asks for; noted before anything is done, so that it is done once."""
         settings = self.settings
+        self._refuse_unlisted(request)
+        self._refuse_unplanned(request)
         self.desk.begin(request)
-        ledger = Ledger.open(self.desk.ledger) if self.desk.ledger.exists() else None
+        self._refuse_broadcast(request)
+        if self.federation.secure:
+            self._participant(request)  # without masks nothing could leave, so nothing is charged
+        private = self.private
+        self.desk.opened(private)
+        ledger = Ledger.open(self.desk.ledger) if private else None
         try:
             if ledger is not None and ledger.remaining < charges_a_round(self.federation):
                 raise PrivacyError(
@@ -119,6 +133,8 @@ class Session:
             seed = settings.privacy.insecure_noise_seed
             if seed is not None:
                 seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
+            from privlora.federated.local import Job  # for training alone, since it takes long to import
+
             job = Job(self.client.name, self.data, request.round, request.tensors, beginning, ledger, seed)
         except BaseException:
             if ledger is not None:
@@ -130,13 +146,49 @@ class Session:
         """An answer as it is; masked, where sums are secure."""
         values: dict[str, int | float | str | bytes] = {}
         if self.federation.secure:
-            participant = self._participant()
+            participant = self._participant(request)
             vector = tensors[SUM].numpy()
             masked = participant.mask(_asked(request, "mask"), vector, digest_of(request.tensors))
             self._keep(participant)
             tensors = {SUM: torch.from_numpy(np.asarray(masked["vector"]))}
             values["context"] = bytes(masked["context"])  # type: ignore[arg-type]
-        return Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
+        reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
+        listed = tensors_of(self.settings, request.kind, request.round)[1]
+        refuse_unlisted(reply, self.federation.secure, listed)
+        return reply
+
+    def _refuse_unlisted(self, request: Request) -> None:
+        """Raises RunError for a request that is not listed, or of a round or stage that this federation has not."""
+        if request.kind == "join":
+            refuse_unlisted(request, secure=False)
+            return
+        federation, kind = self.federation, request.kind
+        trains = kind in stages_of(federation)
+        sent = tensors_of(self.settings, kind, request.round)[0] if trains else ()
+        refuse_unlisted(request, federation.secure, sent)
+        if kind == "leave":
+            return
+        stage = request.values.get("stage", kind)
+        if stage not in stages_of(federation) or (kind in TRAINING and stage != kind):
+            raise RunError(
+                f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
+                why="a second answer of a round would be one that nothing was agreed on for",
+                fix="look at the server",
+            )
+        if not 1 <= request.round <= federation.rounds:
+            raise RunError(
+                f"a request of round {request.round}, of {federation.rounds}", fix="look at the server"
+            )
+
+    def charged(self, ledger: Ledger | None) -> None:
+        """Note what an answer was charged, before it leaves."""
+        if ledger is not None:
+            self.desk.charged(ledger.summary)
+
+    @property
+    def private(self) -> bool:
+        """Whether what this client sends is charged to its own ledger."""
+        return self.settings.privacy.private and not self.federation.trusted_server
 
     def by_rule(self, request: Request, end: Mapping[str, Tensor], travelled: float) -> Tensors:
         """The rule's answer; what it keeps for later is at the desk before anything leaves."""
@@ -153,29 +205,30 @@ class Session:
         return answer
 
     def _join(self, request: Request) -> Reply:
-        try:
-            content = yaml.safe_load(str(request.values["settings"]))
-        except (KeyError, yaml.YAMLError):
-            raise RunError("the server's settings are not readable", fix="look at the server") from None
-        if not isinstance(content, dict):
-            raise RunError("the server's settings are not readable", fix="look at the server")
-        settings = settings_from(content, source="the server's settings")
+        text = str(request.values.get("settings", ""))
+        settings = read_terms(text)
         federation = federation_of(settings)
+        if with_local_method(settings) != settings:
+            raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
         if self.client.name not in federation.names:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
             )
-        self.desk.open(settings, client_plan(settings))
+        self._refuse_model(settings)
+        plan = client_plan(settings)
+        self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
+        self.desk.open(settings, plan, text)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
-            public = self._identity().public(self.client.name)
+            public = self.client.identity.public(self.client.name)
             values = {"signing": public.signing, "agreement": public.agreement}
         return Reply(self.client.name, "join", request.round, values=values)
 
     def _sketch(self, request: Request) -> Reply:
         """A later stage: algebra on what training left."""
-        self.settings  # noqa: B018 - refuses those that have not joined
+        self._refuse_unplanned(request)
         self.desk.begin(request)
+        self._refuse_broadcast(request)
         return self.send(request, self.packed(self.by_rule(request, {}, 0.0)))
 
     def packed(self, answer: Tensors) -> Tensors:
@@ -186,28 +239,77 @@ class Session:
         return {SUM: torch.from_numpy(vector)}
 
     def _leave(self, request: Request) -> Reply:
-        return Reply(self.client.name, "leave", request.round, values={"ledger": self.desk.statement()})
+        ledger = self.desk.leave(self.private)
+        return Reply(self.client.name, "leave", request.round, values={"ledger": ledger})
+
+    # --- what a server may not ask ---
+
+    def _refuse_model(self, settings: Settings) -> None:
+        """Raise PrivacyError where the server would choose which folder of this machine, or what program, is loaded."""
+        if self.client.model is not None or self.run in self.client.workplaces:
+            return
+        if self.client.limits.pins_model or is_local(settings.model.name):
+            raise PrivacyError(
+                "the server names the base model, and the owner of this client has not said where it lies",
+                why="a server could name a folder of this machine, or a model of its own making",
+                fix="give the client its model, or set limits.pins_model to false for a model of the hub",
+            )
+
+    def _refuse_unplanned(self, request: Request) -> None:
+        """Raise PrivacyError for rounds, stages and clients that the public timetable does not have."""
+        federation = self.federation
+        stages = ("train",) if federation.joint else rule_of(federation).stages
+        if request.values.get("stage", request.kind) not in stages:
+            raise _unplanned(f"a stage that the rule {federation.rule} does not have")
+        if not 1 <= request.round <= federation.rounds:
+            raise _unplanned(f"round {request.round} of {federation.rounds}")
+        if self.client.name not in self._asked(request.round):
+            raise _unplanned(f"round {request.round}, in which others train")
+
+    def _asked(self, number: int) -> tuple[str, ...]:
+        """Whom the terms let the server ask in a round."""
+        federation = self.federation
+        names = tuple(federation.names)
+        if federation.trusted_server:  # it draws in secret
+            return names
+        return timetable(names, federation.per_round, federation.rounds, self.settings.run.seed)[number - 1]
+
+    def _refuse_broadcast(self, request: Request) -> None:
+        """Raise PrivacyError for tensors that do not follow from the terms. Those of joint meet its coordinates."""
+        if self.federation.joint:
+            return
+        rule, settings = rule_of(self.federation), rule_settings(self.settings)
+        groups = self._groups()
+        expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
+        refuse_foreign(request.tensors, expected)
+
+    def _groups(self) -> list[Sizes]:
+        """Of the adapter. Training keeps them, so that a later stage needs no model."""
+        kept = self.desk.sizes()
+        if kept is None:
+            kept = self.workplace.groups
+            self.desk.keep_sizes(kept)
+        return kept
 
     # --- secure sums ---
 
     def _share(self, request: Request) -> Reply:
         federation = self.federation
         asked = _asked(request, "share")
-        stage = str(asked.get("stage"))
-        size = len(str(asked.get("names")).split(","))
-        if (asked.get("threshold"), size) != (
-            federation.threshold,
-            federation.per_round,
-        ) and stage == "train":
+        self._refuse_unplanned(request)
+        stage, names = str(asked["stage"]), str(asked["names"]).split(",")
+        # In a later stage the roster is whom the first one was over, which the participant sees to.
+        others = stage == "train" and names != sorted(self._asked(request.round))
+        if others or asked["threshold"] != federation.threshold or not set(names) <= set(federation.names):
             raise PrivacyError(
-                "a secure sum over another number of clients, or with another threshold, than agreed",
+                "a secure sum over other clients, or with another threshold, than agreed",
                 why="each client's share of the noise is made for these numbers",
                 fix="look at the server",
             )
         self.desk.begin(request)
         earlier = self.desk.survivors(request.round) if stage != "train" else None
         participant, reply = Participant.begin(
-            self._identity(),
+            self.client.identity,
             self.client.name,
             asked,
             turn=Which(self.run, request.round, stage),
@@ -219,35 +321,34 @@ class Session:
         return Reply(self.client.name, "share", request.round, values=_plain(reply))
 
     def _unveil(self, request: Request) -> Reply:
+        self._refuse_unplanned(request)
         self.desk.begin(request)
-        participant = self._participant()
+        participant = self._participant(request)
         agrees = request.kind == "agree"
-        reply = (
-            participant.agree(_asked(request, "agree"))
-            if agrees
-            else participant.unmask(_asked(request, "unmask"))
-        )
+        try:
+            reply = (
+                participant.agree(_asked(request, "agree"))
+                if agrees
+                else participant.unmask(_asked(request, "unmask"))
+            )
+        finally:
+            self._keep(participant)  # one that refused has forgotten its secrets
         if agrees:
             self.desk.keep_survivors(request.round, participant.survivors)
-        self._keep(participant)
         return Reply(self.client.name, request.kind, request.round, values=_plain(reply))
 
-    def _identity(self) -> Identity:
-        path = self.client.folder / "identity.key"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            Identity.create().save(path)
-        return Identity.load(path)
-
-    def _participant(self) -> Participant:
+    def _participant(self, request: Request) -> Participant:
+        """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
         kept = self.desk.secret("sum")
-        if kept is None:
+        found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
+        turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
+        if found is None or found.terms.turn != turn:
             raise PrivacyError(
                 "asked for a secure sum that was not begun",
-                why="without masks the server would see this client's part",
+                why="without masks of this round and stage the server would see this client's part",
                 fix="look at the server",
             )
-        return Participant.from_bytes(kept, self._identity())
+        return found
 
     def _keep(self, participant: Participant) -> None:
         self.desk.keep_secret("sum", b"" if participant.over else participant.to_bytes())
@@ -263,6 +364,11 @@ class Work:
 
     def reply(self, ended: Ended | np.ndarray) -> Reply:
         """ended: where training ended, by the rule; a vector for joint."""
+        reply = self._reply(ended)
+        self.session.charged(self.job.ledger)
+        return reply
+
+    def _reply(self, ended: Ended | np.ndarray) -> Reply:
         session = self.session
         if isinstance(ended, np.ndarray):
             vector = {SUM: torch.from_numpy(ended)}
@@ -288,6 +394,14 @@ def _asked(request: Request, phase: Phase) -> Message:
     """The fields of a phase of a secure sum among the request's values."""
     values = request.values
     return {n: v for n in REQUESTS[phase] if n in values and not isinstance(v := values[n], float)}
+
+
+def _unplanned(what: str) -> PrivacyError:
+    return PrivacyError(
+        f"asked for {what}",
+        why="the agreed terms say who trains when, and the budget is made for it",
+        fix="look at the server",
+    )
 
 
 def _plain(reply: Message) -> dict[str, int | float | str | bytes]:

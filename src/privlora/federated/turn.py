@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,10 @@ from torch import Tensor
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.federated.messages import Exchange, Number, Reply, Request, size
-from privlora.federated.payload import FIXED_BITS, SUM, fixed_point, lattice_of, like_of
-from privlora.federated.plans import federation_of, weight_of
-from privlora.federated.rules.checks import refuse_unfit
+from privlora.federated.messages import SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
+from privlora.federated.payload import FIXED_BITS, fixed_point, lattice_of, like_of
+from privlora.federated.plans import federation_of, tensors_of, weight_of
+from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode, digest_of
 from privlora.federated.secure import Layout as Names
 from privlora.federated.secure import Turn as Which
@@ -24,9 +24,6 @@ from privlora.federated.server import Server
 from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 
 _log = logging.getLogger(__name__)
-
-# Of the norm of an answer that is no longer taken for an honest one.
-LARGEST_NORM = 1e6
 
 
 @dataclass
@@ -129,9 +126,7 @@ class Turn:
         for reply in self._send(kind, requests, stage=stage):
             message: Message = {n: v for n, v in reply.values.items() if not isinstance(v, float)}
             if phase == "mask":
-                message["vector"] = (
-                    reply.tensors[SUM].numpy() if SUM in reply.tensors else np.zeros(0, np.uint32)
-                )
+                message["vector"] = _vector(reply.tensors)
             try:
                 collector.take(phase, reply.client, message)
             except RunError as wrong:
@@ -148,20 +143,31 @@ class Turn:
         kind: str,
         asks: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Number]]],
         **values: Number,
-    ) -> list[Reply]:
-        """The answers to what was asked, at most one of each client."""
+    ) -> Iterator[Reply]:
+        """The answers to what was asked, as they come, at most one of each client."""
         requests = [
             Request(name, kind, self.number, tensors=tensors, values={"run": self.run, **values, **own})
             for name, (tensors, own) in asks.items()
         ]
         self.down += sum(size(request) for request in requests)
-        replies: dict[str, Reply] = {}
+        seen: set[str] = set()
         for reply in self.exchange.send(requests):
             fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
-            if fits and reply.refused is None and reply.client not in replies:
-                replies[reply.client] = reply
+            if fits and reply.client not in seen and self._listed(reply):
+                seen.add(reply.client)
                 self.up += size(reply)
-        return list(replies.values())
+                yield reply
+
+    def _listed(self, reply: Reply) -> bool:
+        """Whether it is an answer, and one that holds what is listed."""
+        trains = reply.kind in self.server.stages
+        names = tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        try:
+            refuse_unlisted(reply, federation_of(self.settings).secure, names)
+        except RunError as unlisted:
+            self._drop(reply, unlisted)
+            return False
+        return reply.refused is None
 
     def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
         try:
@@ -175,7 +181,7 @@ class Turn:
         _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
 
 
-def roster_of(replies: Sequence[Reply]) -> dict[str, PublicIdentity]:
+def roster_of(replies: Iterable[Reply]) -> dict[str, PublicIdentity]:
     """The public keys that clients joined with; without those whose keys are no keys."""
     found = {}
     for reply in replies:
@@ -186,6 +192,14 @@ def roster_of(replies: Sequence[Reply]) -> dict[str, PublicIdentity]:
         except (KeyError, RunError):
             continue
     return found
+
+
+def _vector(tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """A masked vector; an empty one, which fits no sum, for what is none."""
+    vector = tensors.get(SUM)
+    if set(tensors) != {SUM} or vector is None or vector.dtype not in (torch.uint32, torch.uint64):
+        return np.zeros(0, np.uint32)
+    return np.asarray(vector.numpy())
 
 
 def _values(message: Message) -> dict[str, Number]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from privlora.config import Settings
+from privlora.federated.rules.base import Sizes
 from privlora.training.inputs import fitted
-from privlora.training.models import check_model, given_or_loaded
+from privlora.training.models import adapter_for, check_model, given_or_loaded
 
 
 @dataclass
@@ -20,6 +21,12 @@ class Workplace:
     settings: Settings
     model: torch.nn.Module | None = None
     tokenizer: Any = field(default=None, repr=False)
+
+    @cached_property
+    def groups(self) -> list[Sizes]:
+        """(L, m, n) of each group of the adapter: L modules whose weights are m x n."""
+        model, _, settings = self.loaded
+        return [(len(group.sites), group.m, group.n) for group in adapter_for(settings, model).groups]
 
     @cached_property
     def loaded(self) -> tuple[torch.nn.Module, Any, Settings]:

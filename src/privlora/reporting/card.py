@@ -8,6 +8,7 @@ import yaml
 
 from privlora.names import HUB_NAME
 from privlora.pages.numbers import nats, number
+from privlora.reporting.federation import card_paragraph, federation_table
 from privlora.reporting.wording import Report, is_private, method_table, privacy_table, sentence
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
@@ -34,6 +35,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "`privacy_report.json` says the same to machines"
         + ("." if merged else ", `report.html` shows it with figures."),
         "",
+        *_federation(report),
         "### What is not protected",
         "",
         *(f"- {plain(text)}" for text in report["not_protected"]),
@@ -53,6 +55,27 @@ def card(report: Report, *, merged: bool = False) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _federation(report: Report) -> list[str]:
+    facts = report.get("federation")
+    if facts is None:
+        return []
+    return [
+        "### Trained together",
+        "",
+        plain(card_paragraph(facts)),
+        "",
+        *_table(federation_table(facts)),
+        "",
+        "| who | sees | is trusted with |",
+        "|---|---|---|",
+        *(
+            f"| {plain(row['party'])} | {plain(row['sees'])} | {plain(row['trusted_with'])} |"
+            for row in facts["parties"]
+        ),
+        "",
+    ]
 
 
 def plain(text: object) -> str:

@@ -35,9 +35,12 @@ _COARSE_GRID = 1e-3
 
 
 def gather(
-    parts: Parts, summary: LedgerSummary | None, evaluations: Sequence[Mapping[str, Any]]
+    parts: Parts,
+    summary: LedgerSummary | None,
+    evaluations: Sequence[Mapping[str, Any]],
+    federation: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode."""
+    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place."""
     privacy = privacy_facts(summary)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -48,7 +51,8 @@ def gather(
         "adapter": _adapter(parts),
         "method": _method(parts),
         "versions": versions(),
-        "not_protected": not_protected(privacy["statement"], parts.hyper.init),
+        "not_protected": not_protected(privacy["statement"], parts.hyper.init, federation),
+        **({} if federation is None else {"federation": dict(federation)}),
     }
 
 

@@ -26,6 +26,10 @@ _RECORD = (
     "Other records of the same person. The unit is one record; for whoever contributed k records the "
     "guarantee is weaker, about k times epsilon. Training with users as the unit protects people."
 )
+_CLIENT = (
+    "That a client takes part. The unit is all that one client sends, and names of clients are published. People whose "
+    "records lie with several clients are in several units."
+)
 _USER = "People who appear in the records of several users. The unit is what the user column says."
 _OTHER_ADAPTER = (
     "The adapter that training started from. The data that it was trained on is outside this statement."
@@ -44,14 +48,39 @@ _PROJECTED = (
     "One {unit} replaced by another. The bound for clipping before a random projection is one for adding or removing "
     "a {unit}."
 )
+_ATTENDANCE = (
+    "Who was asked, who answered and who dropped out, and why a round was void. It is published, and a client that "
+    "stops because of what its records are would show."
+)
+_POISON = (
+    "The adapter from its clients. Nothing proves that a client sent what it should have; noise hides records, and "
+    "does not repair what they teach."
+)
+_SEVERAL_BUDGETS = (
+    "Records of one person with several clients. Each client has a budget of its own, and for whoever has a record "
+    "with k of them their budgets add up."
+)
+_SHARES = (
+    "A client from others that know a large part of the noise. The statement counts on {t} clients of every sum that "
+    "keep their share to themselves; for each one that does not, epsilon is larger, as the report's table says."
+)
+_KEYS = (
+    "Anybody from a server that hands out keys of its own in the place of the clients'. Clients that compared each "
+    "other's fingerprints over another channel notice."
+)
+_TRUSTED = (
+    "Anything from the server. It sees each client's update before there is noise, and is trusted with it."
+)
 
 
-def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
-    """Sentences for a report; ``statement`` and ``start`` (adapter.init) as in its JSON."""
+def not_protected(
+    statement: Mapping[str, Any] | None, start: str, federation: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Sentences for a report; ``statement``, ``start`` (adapter.init) and ``federation`` as in its JSON."""
     if statement is None or statement["epsilon"] is None:
         return ["Any training record. Handle this adapter as if it were the training records themselves."]
     sentences = [text.format(unit=statement["unit"]) for text in _ALWAYS]
-    sentences.insert(1, _RECORD if statement["unit"] == "record" else _USER)
+    sentences.insert(1, {"record": _RECORD, "user": _USER, "client": _CLIENT}[statement["unit"]])
     if any_truncated(statement):
         sentences.append(_TRUNCATED.format(unit=statement["unit"]))
     if any_projected(statement):
@@ -60,4 +89,13 @@ def not_protected(statement: Mapping[str, Any] | None, start: str) -> list[str]:
         sentences.insert(1, _PUBLIC_TEXTS)
     elif start not in (RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT):
         sentences.insert(1, _OTHER_ADAPTER)
-    return sentences
+    return [*_of_federation(statement, federation), *sentences] if federation else sentences
+
+
+def _of_federation(statement: Mapping[str, Any], federation: Mapping[str, Any]) -> list[str]:
+    """What several parties leave open; the most specific first."""
+    by = federation["noise_by"]
+    first = [_SHARES.format(t=federation["threshold"]), _KEYS] if by == "shares" else []
+    first += [_TRUSTED] if by == "server" else []
+    several = [] if statement["unit"] == "client" or by == "shares" else [_SEVERAL_BUDGETS]
+    return [*first, *several, _ATTENDANCE, _POISON]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from privlora.pages.numbers import nats, number, rounded_up
 from privlora.pages.template import fill
-from privlora.reporting import plots, wording
+from privlora.reporting import federation, plots, wording
+from privlora.reporting.federation_plot import rounds_plot
 from privlora.reporting.wording import Report, is_private
 
 
@@ -26,7 +29,27 @@ def render(report: Report) -> str:
         noise_plot=plots.noise_plot(report),
         loss_plot=plots.loss_plot(report),
         spectrum_plot=plots.spectrum_plot(report),
+        noise_scope=federation.noise_scope(report.get("federation")),
+        **_federation(report),
     )
+
+
+def _federation(report: Report) -> dict[str, Any]:
+    """What the section on a federation needs."""
+    facts = report.get("federation")
+    if facts is None:
+        return {"federation": None}
+    return {
+        "federation": facts,
+        "rounds_plot": rounds_plot(report),
+        "federation_table": federation.federation_table(facts),
+        "clients_table": federation.clients_table(facts),
+        "silent": federation.never_released(facts),
+        "colluding": [
+            (str(row["clients"]), number(row["noise_multiplier"]), rounded_up(row["epsilon"]))
+            for row in facts["colluding"]
+        ],
+    }
 
 
 def _key_figures(report: Report) -> list[tuple[str, str, str]]:

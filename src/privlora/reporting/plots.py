@@ -69,7 +69,8 @@ def loss_plot(report: Report) -> Markup | None:
         place = (steps[end], loss[end])
         axes.annotate(label, place, offset, textcoords="offset points", ha=side, va="center")
     margin = max(steps[-1], 1) * 0.04
-    axes.set(xlabel="step", ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
+    unit = "round" if "federation" in report else "step"
+    axes.set(xlabel=unit, ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
     axes.margins(y=0.2)
     return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
 

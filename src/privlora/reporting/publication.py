@@ -18,17 +18,24 @@ from privlora.training.files import RunFolder, read_lines, set_times, write_atom
 CARD_NAME, HTML_NAME = "README.md", "report.html"
 
 
-def publish(folder: RunFolder, parts: Parts, summary: LedgerSummary | None) -> None:
+def publish(
+    folder: RunFolder,
+    parts: Parts,
+    summary: LedgerSummary | None,
+    *,
+    federation: Mapping[str, Any] | None = None,
+) -> None:
     """Write the adapter, privacy_report.json, README.md and report.html of an ended run.
 
-    summary: what the run's ledger says; None in the non-private mode.
+    summary: what the run's ledger says; None in the non-private mode. federation: the report's key of this name, where
+    several trained together.
 
     All that depends on when and how fast the run went is levelled: the folder looks as if written on the ledger's day.
 
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
     parts.write_adapter(folder.release)
-    _write_report(folder, gather(parts, summary, read_lines(folder.evaluations)))
+    _write_report(folder, gather(parts, summary, read_lines(folder.evaluations), federation))
     if summary is not None:
         set_times(folder.release, summary.created)
 

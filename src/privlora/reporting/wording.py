@@ -46,12 +46,25 @@ def sentence(report: Report) -> str:
     if not is_private(report):
         return f"This adapter is NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
     clipped = "" if "phases" in s else f" and clipping norm {clip_norm(report)}"
+    federation = report.get("federation")
+    whose = "" if federation is None else f" {from_whom(federation)}"
     return (
         f"The adapter and every file beside it are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
-        f"differentially private under {adjacency(s)}. They derive from "
+        f"differentially private under {adjacency(s)}.{whose} They derive from "
         f"{', and '.join(_releases(phase, clipped) for phase in phases(s))}; epsilon is an upper bound by the PLD "
         f"accountant of dp-accounting {report['versions']['dp-accounting']}."
     )
+
+
+def from_whom(federation: Mapping[str, Any]) -> str:
+    """Against whom the statement of a federation holds, and whose budget it is."""
+    text = f"This holds against {federation['holds_against']}."
+    if federation["noise_by"] == "client":
+        text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
+    if federation["colluding"]:
+        known = rounded_up(federation["colluding"][0]["epsilon"])
+        text += f" Against one of these clients, which knows its own share, epsilon is {known}."
+    return text
 
 
 def _releases(phase: Mapping[str, Any], clipped: str = "") -> str:
@@ -88,6 +101,8 @@ def unit(statement: Mapping[str, Any]) -> str:
     """Whose presence is hidden."""
     if statement["unit"] == "record":
         return "one record"
+    if statement["unit"] == "client":
+        return "one client: all that it sends"
     return f"one user: all of a user's records, at most {statement['records_per_user']} of them in a step"
 
 
@@ -160,6 +175,8 @@ def mechanism(report: Report) -> str:
             f"M2: whole per-{s['unit']} gradients clipped, then a fresh random projection ({layers} input "
             "dimensions), Gaussian noise in it"
         )
+    if s["unit"] == "client":
+        return "Gaussian mechanism on the clipped updates of whole clients"
     return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}"
 
 

@@ -124,8 +124,8 @@ class RunFolder:
         Raises RunError for one that cannot be removed.
         """
         for folder in (self.release, self.private):
-            for path in folder.glob(f".*{_TEMPORARY}"):
-                if path == _temporary(self.settings) or path.is_symlink() or not path.is_file():
+            for path in temporary_files(folder):
+                if path == temporary(self.settings):
                     continue
                 try:
                     path.unlink()
@@ -136,29 +136,36 @@ class RunFolder:
                     ) from None
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
     """Write, sync and rename. Raises RunError (disk full, no permission); the old file is then untouched.
 
-    Only one process writes a run's files; one fixed temporary name lets a resumed run replace what a crash left.
+    mode: of the file, from its first byte on; the process's umask takes away from it. Only one process writes a run's
+    files; one fixed temporary name lets a resumed run replace what a crash left.
     """
-    temporary = _temporary(path)
+    half = temporary(path)
     data = content.encode() if isinstance(content, str) else content
     try:
-        with open(temporary, "wb") as file:
+        with open(half, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(half, path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        half.unlink(missing_ok=True)
         raise RunError(
             f"cannot write {str(path)!r}: {error.strerror}",
             fix="free space or permissions, then `privlora resume`",
         ) from None
 
 
-def _temporary(path: Path) -> Path:
+def temporary_files(folder: Path) -> list[Path]:
+    """What a killed process left half-written in ``folder``; links and folders are nobody's leftovers."""
+    found = folder.glob(f".*{_TEMPORARY}")
+    return [path for path in found if path.is_file() and not path.is_symlink()]
+
+
+def temporary(path: Path) -> Path:
     """Where ``path`` is written before it gets its name."""
     return path.with_name(f".{path.name}{_TEMPORARY}")
 

@@ -20,15 +20,16 @@ _VALUES = 64  # of each parameter
 
 @dataclass(frozen=True)
 class Identity:
-    """records: SHA-256 of the tokenised private records and their units; private. model: of the base model."""
+    """records: SHA-256 of the tokenised private records and their units; private; empty where none are at hand. model:
+    of the base model."""
 
     records: str
     model: str
 
 
-def identify(data: Data, model: torch.nn.Module) -> Identity:
-    """Of a run's data and of its base model without an adapter."""
-    return Identity(_of_records(data), _of_model(model))
+def identify(data: Data | None, model: torch.nn.Module) -> Identity:
+    """Of a run's data (None: its records are elsewhere) and of its base model without an adapter."""
+    return Identity("" if data is None else _of_records(data), _of_model(model))
 
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:

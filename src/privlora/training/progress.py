@@ -86,7 +86,7 @@ class RichObserver:
         else:
             line.append("  NOT PRIVATE", style="bold red")
         line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")
-        line.append(f"  ETA {_clock(seconds * (report.steps - report.step))}")
+        line.append(f"  ETA {clock(seconds * (report.steps - report.step))}")
         if self._private_loss is not None:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")
         return line
@@ -101,7 +101,8 @@ class RichObserver:
         return self._spent
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """3725.2 as "1:02:05"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -23,8 +23,8 @@ import psutil
 BIN = Path(sys.executable).parent
 TOOLS = ("flower-superlink", "flower-supernode", "flwr", "openssl", "ssh-keygen")
 HOST = "127.0.0.1"
-PATIENCE = 240.0
-"""Seconds after which the test gives up; an idle machine needs a tenth."""
+PATIENCE = 600.0
+"""Seconds after which the test gives up; an idle machine needs a fifth."""
 
 
 def missing() -> str | None:
@@ -81,14 +81,14 @@ class Deployment:
             "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, sys.path)]),
         }
 
-    def start(self, name: str, *command: str) -> None:
+    def start(self, name: str, *command: str, **environment: str) -> None:
         with (self.root / f"{name}.log").open("wb") as log:
             self.started[name] = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**self.environment, "FLWR_HOME": str(self.root / f"home-{name}")},
+                env={**self.environment, "FLWR_HOME": str(self.root / f"home-{name}"), **environment},
                 start_new_session=True,
             )
 
@@ -105,7 +105,7 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start_link(self) -> None:
+    def start_link(self, **environment: str) -> None:
         certificates = self.root / "certificates"
         self.start(
             "link",
@@ -114,6 +114,7 @@ class Deployment:
             *("--ssl-certfile", str(certificates / "server.pem")),
             *("--ssl-keyfile", str(certificates / "server.key")),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            **environment,
         )
         self.wait_for(lambda: socket.create_connection((HOST, self.port), timeout=1).close() or True, "link")
 
@@ -182,11 +183,13 @@ class Registered:
     node: str
 
 
-def register(deployed: Deployment, app: Path, names: Sequence[str]) -> dict[str, Registered]:
-    """Make keys, and register the public ones under the clients' names."""
+def register(
+    deployed: Deployment, app: Path, names: Sequence[str], suffix: str = ""
+) -> dict[str, Registered]:
+    """Make keys, and register the public ones under the clients' names. suffix: of the keys' files."""
 
     def one(name: str) -> Registered:
-        key = deployed.make_key(name)
+        key = deployed.make_key(name + suffix)
         command = ("supernode", "register", f"{key}.pub", "federation", "--name", name, "--format", "json")
         return Registered(key, str(json.loads(deployed.flwr(app, *command))["node-id"]))
 

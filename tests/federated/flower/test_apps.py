@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import tomllib
@@ -13,19 +14,24 @@ import pytest
 import torch
 
 pytest.importorskip("flwr")
-from flower_stubs import StubClient, expected, stub_serve
+from flower_core import federation
+from flower_stubs import StubClient
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.cli.flower_config import parse_superlink_connection
+from flwr.common.config import parse_config_args
 
+from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
+from privlora.federated.client import Client
 from privlora.federated.flower.app import toml_string, write_app
-from privlora.federated.flower.client_app import REFUSED, Place, make_client_app
+from privlora.federated.flower.client_app import REFUSED, Place, _core, make_client_app
 from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.records import message_type, read_reply, write_request
-from privlora.federated.flower.server_app import Plan, make_server_app
+from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
+from privlora.federated.limits import Limits
 from privlora.federated.messages import KINDS, Reply, Request
 
 
@@ -43,7 +49,11 @@ def asked(request: Request) -> Message:
     return Message(metadata=metadata, content=write_request(request))  # type: ignore[call-overload]
 
 
-def ask(request: Request, config: dict, client=StubClient) -> Reply:
+def stub(place: Place) -> StubClient:
+    return StubClient(place.folder, place.data or "")
+
+
+def ask(request: Request, config: dict, client=stub) -> Reply:
     return read_reply(make_client_app(client)(asked(request), context(config)))
 
 
@@ -70,7 +80,7 @@ def test_a_request_for_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_no_word_of_an_error_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     message = asked(request(fail="a"))
-    reply = make_client_app(StubClient)(message, context(node(tmp_path)))
+    reply = make_client_app(stub)(message, context(node(tmp_path)))
     assert read_reply(reply) == Reply("a", "train", 1, refused=REFUSED)
     assert "Alice" in capsys.readouterr().err  # of the client's own process
 
@@ -78,7 +88,7 @@ def test_no_word_of_an_error_is_sent(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_request_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     message = asked(request())
     del message.content["values"]
-    assert read_reply(make_client_app(StubClient)(message, context(node(tmp_path)))).refused == REFUSED
+    assert read_reply(make_client_app(stub)(message, context(node(tmp_path)))).refused == REFUSED
 
 
 def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
@@ -86,7 +96,7 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         def answer(self, request: Request) -> Reply:
             return Reply("a", "train", 1, values={"k": 2**64})
 
-    assert ask(request(), node(tmp_path), Wide).refused == REFUSED
+    assert ask(request(), node(tmp_path), lambda place: Wide(place.folder, "")).refused == REFUSED
 
 
 @pytest.mark.parametrize(
@@ -97,70 +107,97 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ({"folder": "here"}, "relative"),
         ({"name": "a b"}, "no public name"),
         ({"name": ""}, "no public name"),
+        ({"max_epsilom": 1.0}, "unknown keys: 'max_epsilom'"),
+        ({"max_epsilon": "1"}, "max_epsilon='1' in the node config is no limit"),
+        ({"max_epsilon": float("nan")}, "is no limit"),
+        ({"max_epsilon": True}, "is no limit"),
+        ({"least_clients": 2.5}, "is no limit"),
+        ({"must_be_private": 0}, "is no limit"),
+        ({"unit": 3}, "is no limit"),
+        ({"unit": "patient"}, "is unknown"),
+        ({"pins": "/nowhere.json"}, "pins in the node config cannot be read"),
+        ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
 )
-def test_node_configs(tmp_path: Path, changed: dict, says: str) -> None:
+def test_node_configs(tmp_path: Path, changed: dict, says: str, capsys: pytest.CaptureFixture) -> None:
+    config = node(tmp_path, **changed)
     with pytest.raises(ConfigError, match=says):
-        Place.read(node(tmp_path, **changed))
+        Place.read(config)
+    # Flower would send the server what an exception says.
+    reply = read_reply(make_client_app(stub)(asked(request()), context(config)))
+    assert reply == Reply("", "train", 1, refused=REFUSED)
+    assert "ConfigError" in capsys.readouterr().err
+
+
+def test_what_an_owner_sets(tmp_path: Path) -> None:
+    pins = tmp_path / "pins.json"
+    pins.write_text('{"b": "00ff"}')
+    given = f'name="a" folder="{tmp_path}/a" data="data-a" model="/model" pins="{pins}"'
+    config = parse_config_args(  # of --node-config
+        [f"{given} max_epsilon=2 pins_model=false least_clients=3"]
+    )
+    place = Place.read(config)
+    limits = Limits(max_epsilon=2, pins_model=False, least_clients=3)
+    assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, limits)
+    client = _core(place)
+    assert isinstance(client, Client)
+    assert (client.name, client.folder, client.path) == ("a", tmp_path / "a", "data-a")
+    assert (client.model, client.pins, client.limits) == (place.model, place.pins, place.limits)
+
+
+def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
+    def make(place: Place) -> StubClient:
+        with open(place.folder / "turn.lock", "wb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return stub(place)
+
+    for _ in range(2):
+        assert ask(request(), node(tmp_path), make).refused is None
 
 
 def test_in_a_simulation_places_go_by_number(tmp_path: Path) -> None:
     places = [Place(name, tmp_path / name, f"data-{name}") for name in "ab"]
-    app = make_client_app(StubClient, places)
+    app = make_client_app(stub, places)
     assert (
         read_reply(app(asked(request(client="b")), context({"partition-id": 1, "num-partitions": 2}))).client
         == "b"
     )
 
 
-def test_a_server_app_from_the_run_config(tmp_path: Path) -> None:
-    clients = {name: StubClient(tmp_path / name, f"data-{name}") for name in "abc"}
-    grid = EmbeddedGrid("abc", lambda requests: [clients[r.client].answer(r) for r in requests])
-    config = {"settings": "rounds: 2", "output": str(tmp_path / "out"), "timeout": 5, "clients": "c, a,b"}
-    make_server_app(stub_serve)(grid, context({}, config))
-    assert (tmp_path / "out/result.txt").read_text() == expected("abc", rounds=2)
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return federation(tmp_path, tmp_path / "out", "tan", weights=[1.0, 2.0, 3.0])
 
 
-def test_nobody_named_means_whoever_comes(tmp_path: Path) -> None:
-    config = {"settings": "{}", "output": str(tmp_path), "timeout": 1.5, "clients": " "}
-    assert Plan.read(config) == Plan({}, tmp_path, 1.5, None)
+def write(tmp_path: Path, settings: Settings, **more: object) -> Path:
+    return write_app(tmp_path / "apps/app-1", settings, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"settings": None}, "no text 'settings'"),
-        ({"settings": "- 1"}, "name no settings"),
-        ({"settings": "a: ["}, "neither JSON nor YAML"),
-        ({"output": "out"}, "relative"),
-        ({"timeout": 0}, "no number of seconds"),
-        ({"timeout": float("nan")}, "no number of seconds"),
-        ({"timeout": True}, "no number of seconds"),
-        ({"timeout": None}, "no number of seconds"),
-        ({"clients": 3}, "no text 'clients'"),
-    ],
-)
-def test_run_configs(tmp_path: Path, changed: dict, says: str) -> None:
-    config = {"settings": "{}", "output": str(tmp_path), "timeout": 5.0, "clients": "", **changed}
-    with pytest.raises(ConfigError, match=says):
-        Plan.read({key: value for key, value in config.items() if value is not None})
-
-
-SETTINGS = {
-    "rounds": 2,
-    "delta": 1e-05,
-    "smile": "\U0001f600",
-    "note": 'of "quotes", \\ and ümlauts \x7f\n',
-    "rule": {"rank": 4, "warm": True},
-}
-
-
-def test_what_is_written_is_what_flower_reads(tmp_path: Path) -> None:
-    folder = write_app(tmp_path / "app-1", SETTINGS, output=tmp_path / "out", clients=["a", "b"], timeout=60)
+def read_config(folder: Path) -> dict:
     config, warnings = load_and_validate(folder / "pyproject.toml")
     assert warnings == []
-    plan = Plan.read(config["tool"]["flwr"]["app"]["config"])
-    assert plan == Plan(SETTINGS, tmp_path / "out", 60.0, ("a", "b"))
+    return dict(config["tool"]["flwr"]["app"]["config"])
+
+
+def test_a_server_app_goes_by_its_own_settings(tmp_path: Path, settings: Settings, monkeypatch) -> None:
+    config = read_config(write(tmp_path, settings, timeout=5))
+    monkeypatch.setenv(APPS, str(tmp_path / "apps"))
+    seen: list = []
+    grid = EmbeddedGrid("abcd", lambda requests: [])
+    make_server_app(lambda *given: seen.append(given))(grid, context({}, config))
+    ((given, exchange, folder),) = seen
+    assert (exchange.names(), exchange.timeout, folder) == (["a", "b", "c"], 5.0, tmp_path / "out")
+    assert given.model.name == settings.model.name
+    assert told_to_clients(given) == told_to_clients(settings)
+
+
+def test_what_is_written_is_what_flower_reads(tmp_path: Path, settings: Settings) -> None:
+    note = 'of "quotes", \\ and ümlauts \U0001f600'
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"label": note})})
+    folder = write(tmp_path, settings, timeout=60)
+    plan = Plan.read(read_config(folder), {APPS: str(tmp_path / "apps")})
+    assert (plan.timeout, plan.settings.run.label) == (60.0, note)
+    assert [client.path for client in plan.settings.federation.clients] == [None] * 3
     connection = tomllib.loads((folder / "flower-home/config.toml").read_text())["superlink"]
     link = parse_superlink_connection(connection[connection["default"]], "federation")
     assert (link.address, link.insecure, link.root_certificates) == ("127.0.0.1:8000", True, None)
@@ -168,89 +205,132 @@ def test_what_is_written_is_what_flower_reads(tmp_path: Path) -> None:
         compile((folder / f"privlora_app/{module}.py").read_text(), module, "exec")
 
 
-def test_what_flower_sends_to_clients(tmp_path: Path) -> None:
-    folder = write_app(tmp_path / "app", SETTINGS, output=tmp_path / "out", clients=["a", "b"])
+def test_what_flower_sends_to_clients(tmp_path: Path, settings: Settings) -> None:
+    """No path of the server's machine is in it."""
+    evaluation = tmp_path / "evaluation.jsonl"
+    evaluation.write_text('{"text": "public"}\n')
+    data = settings.data.model_copy(update={"evaluation": str(evaluation)})
+    folder = write(
+        tmp_path, settings.model_copy(update={"data": data}), root_certificates=tmp_path / "ca.crt"
+    )
     (folder / "flower-home/secret.json").write_text("{}")  # Flower keeps its own files there
     with zipfile.ZipFile(BytesIO(build_fab_from_disk(folder))) as bundle:
         names = {name for name in bundle.namelist() if not name.startswith(".info")}
+        sent = b"".join(bundle.read(name) for name in bundle.namelist())
     modules = {f"privlora_app/{name}.py" for name in ("__init__", "client_app", "server_app")}
-    assert names == modules | {"pyproject.toml", "README.md"}
+    assert names == modules | {"pyproject.toml"}
+    for private in (tmp_path, Path(settings.model.name).parent, Path(sys.prefix)):
+        assert str(private).encode() not in sent
+        assert str(private) not in repr(read_config(folder))
+    own = Plan.read(read_config(folder), {APPS: str(tmp_path / "apps")}).settings
+    assert own.data.evaluation == str(evaluation)
+    assert (folder / "server").stat().st_mode & 0o077 == 0
 
 
-def test_with_tls_nothing_is_insecure(tmp_path: Path) -> None:
+def test_with_tls_nothing_is_insecure(tmp_path: Path, settings: Settings) -> None:
     authority = tmp_path / "ca.crt"
-    folder = write_app(
-        tmp_path / "app",
-        {},
-        output="out",
-        clients=["a"],
-        superlink="link.example:9000",
-        root_certificates=authority,
-    )
+    folder = write(tmp_path, settings, superlink="link.example:9000", root_certificates=authority)
     connection = tomllib.loads((folder / "flower-home/config.toml").read_text())["superlink"]["federation"]
     assert connection == {"address": "link.example:9000", "root-certificates": str(authority)}
     readme = (folder / "README.md").read_text()
     assert "insecure" not in readme
     assert "--port 9000" in readme
-    assert Path(
-        tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["output"]
-    ).is_absolute()
-
-
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "app").mkdir()
-    assert write_app(tmp_path / "app", {}, output="o", clients=[]).is_dir()  # an empty one may be filled
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunError, match="there already"):
-        write_app(tmp_path / "app", {}, output="o", clients=[])
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="there already"):
-        write_app(tmp_path / "file", {}, output="o", clients=[])
-    with pytest.raises(RunError, match="cannot write"):
-        write_app(tmp_path / "file/app", {}, output="o", clients=[])
-    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "file"])
-
-
-def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Path.write_text
-
-    def full(path: Path, text: str, **kwargs: object) -> int:
-        if path.name == "client_app.py":
-            raise OSError(28, "No space left on device")
-        return write(path, text, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(RunError, match="No space left"):
-        write_app(tmp_path / "app", {}, output="o", clients=[])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["App", "1app", "my_app", "a b"])
-def test_names_that_flower_would_not_take(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a Flower app"):
-        write_app(tmp_path / name, {}, output="o", clients=[])
+    assert f"{APPS}={tmp_path / 'apps'}" in readme
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"clients": ["a,b"]}, "no public name"),
+        ({"settings": None}, "no text 'settings'"),
+        ({"settings": "- 1"}, "name no settings"),
+        ({"settings": "a: ["}, "name no settings"),
+        ({"settings": "run: {seed: 1}"}, "the run config"),
+        ({"app": None}, "no text 'app'"),
+        ({"app": "../app-1"}, "cannot name an app"),
+        ({"app": "app-2"}, "has no server/settings.yaml"),
+        ({"timeout": 0}, "no number of seconds"),
+        ({"timeout": float("nan")}, "no number of seconds"),
+        ({"timeout": True}, "no number of seconds"),
+        ({"timeout": None}, "no number of seconds"),
+    ],
+)
+def test_run_configs(tmp_path: Path, settings: Settings, changed: dict, says: str) -> None:
+    config = {**read_config(write(tmp_path, settings)), **changed}
+    with pytest.raises(ConfigError, match=says):
+        Plan.read(
+            {key: value for key, value in config.items() if value is not None}, {APPS: str(tmp_path / "apps")}
+        )
+
+
+def test_a_server_that_does_not_know_where_its_apps_lie(tmp_path: Path, settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=f"{APPS} is not set"):
+        Plan.read(read_config(write(tmp_path, settings)), {})
+
+
+def test_clients_are_told_what_the_server_goes_by(tmp_path: Path, settings: Settings) -> None:
+    folder = write(tmp_path, settings)
+    own = folder / OWN_SETTINGS
+    own.write_text(
+        own.read_text().replace("local_steps: 1", "local_steps: 2").replace("steps: 2", "steps: 4", 1)
+    )
+    with pytest.raises(ConfigError, match="do not follow from"):
+        Plan.read(read_config(folder), {APPS: str(tmp_path / "apps")})
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, settings: Settings) -> None:
+    (tmp_path / "app").mkdir()
+    assert write_app(tmp_path / "app", settings).is_dir()  # an empty one may be filled
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match="there already"):
+        write_app(tmp_path / "app", settings)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="there already"):
+        write_app(tmp_path / "file", settings)
+    with pytest.raises(RunError, match="cannot write"):
+        write_app(tmp_path / "file/app", settings)
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "file"])
+
+
+def test_nothing_is_half_written(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text, before = Path.write_text, sorted(tmp_path.iterdir())
+
+    def full(path: Path, text: str, **kwargs: object) -> int:
+        if path.name == "client_app.py":
+            raise OSError(28, "No space left on device")
+        return write_text(path, text, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunError, match="No space left"):
+        write_app(tmp_path / "app", settings)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["App", "1app", "my_app", "a b"])
+def test_names_that_flower_would_not_take(tmp_path: Path, settings: Settings, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot name a Flower app"):
+        write_app(tmp_path / name, settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
         ({"superlink": "link.example"}, "has no port"),
         ({"timeout": -1.0}, "no number of seconds"),
         ({"timeout": float("inf")}, "no number of seconds"),
     ],
 )
-def test_apps_that_could_not_start_are_not_written(tmp_path: Path, changed: dict, says: str) -> None:
+def test_apps_that_could_not_start_are_not_written(
+    tmp_path: Path, settings: Settings, changed: dict, says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
-        write_app(tmp_path / "app", {}, **{"output": "o", "clients": ["a"], **changed})
-    assert list(tmp_path.iterdir()) == []
+        write(tmp_path, settings, **changed)
+    assert not (tmp_path / "apps").exists()
 
 
-@pytest.mark.parametrize("settings", [{"rate": float("nan")}, {"rate": object()}])
-def test_settings_that_cannot_be_written(tmp_path: Path, settings: dict) -> None:
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_app(tmp_path / "app", settings, output="o", clients=[])
-    assert list(tmp_path.iterdir()) == []
+def test_settings_of_no_federation_are_not_written(tmp_path: Path, settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="no group federation"):
+        write(tmp_path, settings.model_copy(update={"federation": None}))
+    assert not (tmp_path / "apps").exists()
 
 
 def test_texts_of_toml() -> None:

@@ -1,94 +1,160 @@
-"""The same rounds over Flower's simulation engine, and over a SuperLink and SuperNodes with TLS and registered keys."""
+"""One federation through every engine: this process, Flower's simulation, SuperNodes with TLS and keys."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
+from flower_core import NAMES, difference, federate_losing, federation
 from flower_deployment import HOST, PATIENCE, deployment, free_ports, make_certificates, missing, register
-from flower_stubs import expected
 
+from privlora.accounting import read_ledger
+from privlora.config import Settings
 from privlora.federated.flower.app import write_app
+from privlora.federated.run import federate
 
 HERE = Path(__file__).parent
-NAMES = ("a", "b", "c")
+RULES = ("joint", "tan", "fedask")
+NOISE = {"noise_multiplier": 0.5, "delta": 1e-5, "insecure_noise_seed": 5}
+"""Noise that repeats: engines can be compared, and there are ledgers."""
 
-STUB_MODULES = {
-    "server_app": (
-        "from flower_stubs import stub_serve\n"
-        "from privlora.federated.flower.server_app import make_server_app\n"
-        "app = make_server_app(stub_serve)\n"
-    ),
-    "client_app": (
-        "from flower_stubs import StubClient\n"
-        "from privlora.federated.flower.client_app import make_client_app\n"
-        "app = make_client_app(StubClient)\n"
-    ),
-}
-"""In place of those that write_app writes, which start the core."""
+GATED_SERVER = (
+    "from flower_core import gated_serve\n"
+    "from privlora.federated.flower.server_app import make_server_app\n"
+    "app = make_server_app(gated_serve)\n"
+)
+"""In place of the module that write_app writes, which starts the core without gates."""
 
 SIMULATION = """
+import ray
 from pathlib import Path
-from flower_stubs import StubClient, stub_serve
-from privlora.federated.flower.client_app import Place
-from privlora.federated.flower.server_app import Plan
+from flower_core import federation
 from privlora.federated.flower.simulation import simulate
 
 root = Path({root!r})
-places = [Place(name, root / name, f"data-{{name}}") for name in "abc"]
-plan = Plan({{"rounds": 2, "fail": "b"}}, root / "out", 120.0, tuple("abc"))
-simulate(plan, places, serve=stub_serve, make_client=StubClient)
+ray.init(num_cpus=1, include_dashboard=False)  # once for all
+for rule in {rules!r}:
+    print(simulate(federation(root, root / f"simulated-{{rule}}", rule)))
 """
 
 
 @pytest.mark.slow
-def test_the_simulation_engine(tmp_path: Path) -> None:
-    """In a process of its own, because Ray leaves threads; client b fails at every request."""
+def test_the_simulation_engine_gives_the_same_adapters(tmp_path: Path) -> None:
+    """In a process of its own, because Ray leaves threads."""
     pytest.importorskip("ray")
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r})\n" + SIMULATION.format(root=str(tmp_path))
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+    code += SIMULATION.format(root=str(tmp_path), rules=RULES)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=240
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "out/result.txt").read_text() == expected(NAMES, 2, gone={(1, "train"): "b"})
+    for rule in RULES:
+        federate(federation(tmp_path, tmp_path / f"embedded-{rule}", rule))
+        assert difference(tmp_path / f"embedded-{rule}", tmp_path / f"simulated-{rule}") < 1e-6
+    assert difference(tmp_path / "embedded-tan", tmp_path / "embedded-fedask") > 1e-3
+
+
+def runs_of(root: Path, place: str) -> dict[str, Settings]:
+    """A round each. label: before which messages a deployed server waits."""
+
+    def one(
+        name: str, rule: str, label: str | None, names: Sequence[str] = NAMES, **more: object
+    ) -> Settings:
+        settings = federation(root, root / place / name, rule, names, privacy=NOISE, rounds=1, **more)
+        return settings.model_copy(update={"run": settings.run.model_copy(update={"label": label})})
+
+    return {
+        "sketches": one("sketches", "fedask", "sketch", local_steps=2),
+        "sum": one("sum", "joint", "agree", survivors=2),
+        "whole": one("whole", "tan", None, names=("a", "c")),
+    }
 
 
 @pytest.mark.slow
-def test_a_deployment_that_loses_a_node(tmp_path: Path) -> None:
-    """The machine of client b dies between the two stages of round 1, and the others finish.
+def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of client b dies: between the stages of one run, and between "train" and "agree" of another.
 
-    The operator unregisters it, so that nobody waits for it: how long Flower waits depends on its clock.
+    Both finish without it, the second with what it had sent masked, and wait for its ledger until it is back, with a
+    new key and its old folder. The operator unregisters it, so that nobody waits for answers: how long Flower waits
+    depends on its clock.
     """
     if why := missing():
         pytest.skip(why)
-    output = tmp_path / "out"
+    runs, out = runs_of(tmp_path, "deployed"), tmp_path / "deployed"
+    gates = {name: out / f"gates-{name}" for name in runs}
     make_certificates(tmp_path / "certificates")
     with deployment(tmp_path, [HERE]) as deployed:
-        app = write_app(
-            tmp_path / "app",
-            {"rounds": 1, "stops": [1]},
-            output=output,
-            clients=NAMES,
-            superlink=f"{HOST}:{deployed.port}",
-            root_certificates=tmp_path / "certificates/ca.crt",
-            timeout=PATIENCE,
-        )
-        for module, source in STUB_MODULES.items():
-            (app / f"privlora_app/{module}.py").write_text(source)
-        deployed.start_link()
-        registered = register(deployed, app, NAMES)
-        for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True):
-            config = f'name="{name}" folder="{tmp_path / name}" data="data-{name}"'
-            deployed.start_node(name, registered[name].key, port, config)
-        deployed.flwr(app, "run", ".", "federation")
-        deployed.wait_for((output / "stopped").exists, "link", *NAMES)
+        apps = {}
+        for name, settings in runs.items():
+            apps[name] = write_app(
+                tmp_path / "apps" / name,
+                settings,
+                superlink=f"{HOST}:{deployed.port}",
+                root_certificates=tmp_path / "certificates/ca.crt",
+                timeout=PATIENCE,
+            )
+            (apps[name] / "privlora_app/server_app.py").write_text(GATED_SERVER)
+        app = apps["sum"]
+        deployed.start_link(PRIVLORA_APPS=str(tmp_path / "apps"))
+        nodes = register(deployed, app, NAMES)
+        ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
+        configs = {
+            name: f'name="{name}" folder="{tmp_path / name}" data="{tmp_path / f"records/{name}.jsonl"}" '
+            f'model="{runs["sum"].model.name}" must_be_private=false'
+            for name in NAMES
+        }
+        for name in NAMES:
+            deployed.start_node(name, nodes[name].key, ports[name], configs[name])
+        with ThreadPoolExecutor(len(runs)) as pool:
+            list(pool.map(lambda one: deployed.flwr(one, "run", ".", "federation"), apps.values()))
+        for waits in (
+            gates["whole"] / "over",
+            gates["sketches"] / "sketch-waits",
+            gates["sum"] / "agree-waits",
+        ):
+            deployed.wait_for(waits.exists, "link", *NAMES)
         deployed.kill("b")
-        deployed.flwr(app, "supernode", "unregister", registered["b"].node, "federation")
-        (output / "go").touch()
-        deployed.wait_for((output / "result.txt").exists, "link", "a", "c")
-    assert (output / "result.txt").read_text() == expected(NAMES, 1, gone={(1, "sketch"): "b"})
+        deployed.flwr(app, "supernode", "unregister", nodes["b"].node, "federation")
+        (gates["sketches"] / "sketch-goes").touch()
+        (gates["sum"] / "agree-goes").touch()
+        back = register(deployed, app, ["b"], suffix="-2")["b"]
+        deployed.wait_for(lambda: answered(gates["sketches"], "sketch"), "link", "a", "c")
+        deployed.wait_for(lambda: answered(gates["sum"], "agree"), "link", "a", "c")
+        deployed.start_node("b", back.key, ports["b"], configs["b"])
+        for name in ("sketches", "sum"):
+            deployed.wait_for((gates[name] / "over").exists, "link", *NAMES)
     assert all(process.poll() is not None for process in deployed.started.values())
+    said = {name: (gates[name] / "over").read_text() for name in runs}
+    assert all(text.startswith("Federated(") for text in said.values()), said
+
+    here = runs_of(tmp_path, "embedded")
+    federate(here["whole"])
+    federate_losing(here["sketches"], "b", "sketch", monkeypatch)
+    monkeypatch.undo()
+    federate_losing(here["sum"], "b", "agree", monkeypatch)
+    for name, settings in runs.items():
+        folder = Path(settings.run.output)
+        assert difference(folder, tmp_path / "embedded" / name) < 1e-6
+        rounds = [json.loads(line) for line in (folder / "private/rounds.jsonl").read_text().splitlines()]
+        there = list(NAMES) if name == "sum" else ["a", "c"]
+        assert (sorted(rounds[-1]["answered"]), rounds[-1]["void"]) == (there, None)
+        for client in (
+            settings.federation.names if settings.federation else ()
+        ):  # what b was charged for before it died stays charged
+            kept = tmp_path / client / rounds[0]["run"] / "ledger.jsonl"
+            given = folder / "not-private" / f"ledger-{client}.jsonl"
+            assert given.read_text() == kept.read_text()
+            steps = settings.federation.local_steps if settings.federation else 0
+            assert read_ledger(given).charges == steps
+
+
+def answered(gates: Path, kind: str) -> bool:
+    rows = [json.loads(line) for line in (gates / "times.jsonl").read_text().splitlines()]
+    return any(row[0] == kind for row in rows)

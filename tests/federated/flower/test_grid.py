@@ -59,7 +59,7 @@ def exchange(grid: Grid, invited: Sequence[str] | None = None, seconds: float = 
     return GridExchange(grid, seconds, invited, pause=lambda _: None, clock=lambda: float(next(ticks)))
 
 
-def clients(replies: Sequence[Reply]) -> list[str]:
+def clients(replies: Iterable[Reply]) -> list[str]:
     return sorted(reply.client for reply in replies)
 
 
@@ -85,7 +85,9 @@ def test_the_embedded_grid_is_one_of_flowers() -> None:
 def test_messages_are_pushed_then_pulled_once() -> None:
     asked = []
     grid = EmbeddedGrid(["a", "b"], lambda requests: asked.append(len(requests)) or echo(requests))
-    contents = [GridExchange(grid, 1)._message(node, request(name), 1) for node, name in ((1, "a"), (2, "b"))]
+    contents = [
+        GridExchange(grid, 1)._message(node, request(name), 1, {}) for node, name in ((1, "a"), (2, "b"))
+    ]
     ids = list(grid.push_messages(contents))
     assert asked == []
     assert len(set(ids)) == 2
@@ -108,18 +110,18 @@ def test_requests_arrive_together_and_whole() -> None:
     grid = EmbeddedGrid(["b", "a"], lambda requests: seen.append(requests) or echo(requests))
     over = exchange(grid)
     assert over.names() == ["a", "b"]
-    replies = over.send([request("a"), request("b")])
+    replies = [*over.send([request("a"), request("b")])]
     assert clients(replies) == ["a", "b"]
     assert [sorted(r.client for r in batch) for batch in seen] == [["a", "b"]]
     assert seen[0][0].tensors["x"].tolist() == [1, 1]
-    assert over.send([]) == []
+    assert list(over.send([])) == []
     assert clients(over.send([request("a"), request("elsewhere")])) == ["a"]
 
 
 def test_messages_say_their_round_and_expire() -> None:
     grid = Faulty(["a"])
     over = exchange(grid, seconds=7)
-    over.send([request("a", "sketch", 4)])
+    list(over.send([request("a", "sketch", 4)]))
     metadata = grid.seen[-1][0].metadata
     assert (metadata.message_type, metadata.group_id) == (message_type("sketch"), "4")
     assert metadata.ttl == 7 + CLOCKS
@@ -157,7 +159,7 @@ def test_an_error_in_place_of_a_reply() -> None:
     over = exchange(grid)
     over.names()
     grid.change = lambda message: [_failed(message)]
-    assert over.send([request("a")]) == []
+    assert list(over.send([request("a")])) == []
 
 
 def _failed(message: Message) -> Message:
@@ -212,13 +214,37 @@ def test_names_waits_for_who_is_invited_but_not_for_ever() -> None:
 def test_a_name_that_two_give_is_nobodys() -> None:
     over = exchange(Faulty(["a", "twin", "twin"]))
     assert over.names() == ["a"]
-    assert over.send([request("twin")]) == []
+    assert list(over.send([request("twin")])) == []
 
 
-def test_a_registered_name_has_to_be_the_one_that_is_given() -> None:
-    grid = Faulty(["a", "b"])
-    grid.registered = {1: "a", 2: "c"}
-    assert exchange(grid).names() == ["a"]
+def test_a_registered_name_is_not_asked_for() -> None:
+    grid = Faulty(["a", "b", "c"])
+    grid.registered = {1: "x", 2: "no public name"}
+    assert exchange(grid).names() == ["c", "x"]
+    assert [[message.metadata.dst_node_id for message in messages] for messages in grid.seen] == [[3]]
+
+
+def test_a_reply_to_an_earlier_message_does_not_count() -> None:
+    """Of a client that was slower than the timeout."""
+    grid, late = Faulty(["a", "b"]), []
+
+    def slow(message: Message) -> list[Message]:
+        if message.metadata.src_node_id == 2 and message.metadata.message_type == "train.train":
+            late.append(message)
+            return late[:-1]
+        return [message]
+
+    over = exchange(grid)
+    over.names()
+    grid.change = slow
+    for number in (1, 2):
+        assert clients(over.send([request("a", number=number), request("b", number=number)])) == ["a"]
+    assert len(late) == 2
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", "", "a b", "a" * 65, "."])
+def test_a_name_that_is_no_public_name_is_nobodys(name: str) -> None:
+    assert exchange(EmbeddedGrid(["a", name], echo)).names() == ["a"]
 
 
 def test_a_client_that_comes_back_on_another_node_is_found() -> None:

@@ -11,12 +11,16 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("flwr")
 import flwr.simulation
+from flower_core import federation
+from flwr.app import Context, RecordDict
+from flwr.serverapp import ServerApp
 
 from privlora.errors import ConfigError, RunError
 from privlora.federated.flower import simulation
 from privlora.federated.flower.client_app import Place
+from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.server_app import Plan
-from privlora.federated.flower.simulation import simulate
+from privlora.federated.flower.simulation import run_apps, simulate
 
 
 @pytest.fixture
@@ -26,7 +30,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 
 def start(tmp_path: Path) -> None:
-    simulate(Plan({}, tmp_path, 1.0, ("a",)), [Place("a", tmp_path / "a", "data")], workers=3)
+    settings = federation(tmp_path, tmp_path / "out", "tan")
+    run_apps(Plan(settings, 1.0), [Place("a", tmp_path / "a", "data")], workers=3)
 
 
 def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path) -> None:
@@ -73,3 +78,22 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(simulation, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]"):
         start(tmp_path)
+    with pytest.raises(ConfigError, match=r"pip install 'flwr\[simulation\]"):
+        simulate(federation(tmp_path, tmp_path / "out", "tan"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_went_wrong_at_the_server_comes_first(engine: Callable, tmp_path: Path) -> None:
+    """The engine tells of its own crash, which follows from it."""
+    settings = federation(tmp_path, tmp_path / "out", "tan")
+
+    def run(*, server_app: ServerApp, **arguments: object) -> None:
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        try:
+            server_app(EmbeddedGrid(["a", "b", "c"], lambda requests: []), context)
+        except RunError as error:
+            raise RuntimeError("Simulation Runtime crashed.") from error
+
+    engine(run)
+    with pytest.raises(RunError, match="clients that did not join: a, b, c"):
+        simulate(settings)

@@ -7,17 +7,18 @@ import os
 import re
 import shutil
 import tempfile
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 
+from privlora.config import AT_CLIENTS, ClientSettings, Settings
 from privlora.errors import ConfigError, RunError, named
-from privlora.federated.flower.client_app import check_name
-from privlora.federated.flower.server_app import Plan
+from privlora.federated.flower.records import check_name
+from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
+from privlora.federated.plans import client_plan, federation_of, with_local_method
 
 _FILES: Final = {
     "pyproject.toml": "pyproject.toml.j2",
@@ -31,10 +32,8 @@ _FILES: Final = {
 
 def write_app(
     folder: str | Path,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
-    output: str | Path,
-    clients: Sequence[str],
     superlink: str = "127.0.0.1:8000",
     root_certificates: str | Path | None = None,
     timeout: float = 3600.0,
@@ -42,10 +41,10 @@ def write_app(
     """Write a Flower app, all of it or nothing.
 
     Args:
-        folder: does not exist, or is empty. Its name is the app's: lower-case letters, digits, dashes.
-        settings: of the core; public, since every client gets them.
-        output: where the server puts results, on the server's machine.
-        clients: public names of those who take part.
+        folder: does not exist, or is empty. Its name is the app's: lower-case letters, digits, dashes. It stays on the
+            SuperLink's machine, where the variable PRIVLORA_APPS names the folder above it.
+        settings: of the run. What of them is the server's alone (where its model, its evaluation records and its
+            results are) stays in ``folder``/server, and no client gets it.
         superlink: address of the SuperLink, host and port.
         root_certificates: the authority's certificate, to check the SuperLink's; None: no TLS, on one machine only.
         timeout: seconds that a client has for one answer.
@@ -54,11 +53,11 @@ def write_app(
         The folder.
 
     Raises:
-        ConfigError: an argument cannot be written.
+        ConfigError: an argument cannot be written, or nothing can be planned under the settings.
         RunError: the folder holds something, or cannot be written.
     """
     target = Path(folder).resolve()
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", target.name):
+    if not APP_NAME.fullmatch(target.name):
         raise ConfigError(
             f"{named(target.name)} cannot name a Flower app", fix="use lower-case letters, digits and dashes"
         )
@@ -66,36 +65,53 @@ def write_app(
         raise RunError(f"{str(target)!r} is there already", fix="give an empty folder, or a new one")
     if not re.fullmatch(r"\S+:\d+", superlink):
         raise ConfigError(f"superlink={named(superlink)} has no port", fix="write host:port")
-    for client in clients:
-        check_name(client)
+    own = _of_server(settings)
+    client_plan(own)
     values = {
         "name": target.name,
-        "settings": _as_text(settings),
-        "output": str(Path(output).resolve()),
-        "clients": ",".join(clients),
-        "timeout": float(timeout),
+        "settings": told_to_clients(own).to_yaml(),
+        "output": own.run.output,
+        "apps": str(target.parent),
+        "timeout": Plan(own, timeout).timeout,
         "superlink": superlink,
         "authority": None if root_certificates is None else str(Path(root_certificates).resolve()),
     }
     contents = {path: _render(template, values) for path, template in _FILES.items()}
-    as_read = tomllib.loads(contents["pyproject.toml"])
-    Plan.read(as_read["tool"]["flwr"]["app"]["config"])  # raises what would stop the server
-    _write(target, contents)
+    _write(target, {**contents, OWN_SETTINGS: own.to_yaml()})
     return target
+
+
+def _of_server(settings: Settings) -> Settings:
+    """With paths from the root on, since Flower runs apps in a folder of its own, and without those of records."""
+    settings = with_local_method(settings.located())
+    federation = federation_of(settings)
+    for name in federation.names:
+        check_name(name)
+    nobody = {"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)}
+    names = [ClientSettings(name=name) for name in federation.names]
+    cut = {"split": "iid", "column": None, "alpha": None}
+    return settings.model_copy(
+        update={
+            "data": settings.data.model_copy(update=nobody),
+            "adapter": settings.adapter.model_copy(
+                update={"public_text": _in_full(settings.adapter.public_text)}
+            ),
+            "run": settings.run.model_copy(update={"output": str(Path(settings.run.output).resolve())}),
+            "federation": federation.model_copy(update={"clients": names, **cut}),
+        }
+    )
+
+
+def _in_full(path: Any) -> Any:
+    """A path, or several, of this machine from the root on; what is none stays."""
+    if isinstance(path, list):
+        return [_in_full(one) for one in path]
+    return str(Path(path).resolve()) if isinstance(path, str) and Path(path).exists() else path
 
 
 def toml_string(text: str) -> str:
     """As a basic string of TOML, which is that of JSON but for the character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _as_text(settings: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(settings, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"settings cannot be written: {error}", fix="use texts, numbers, lists and tables"
-        ) from None
 
 
 def _render(template: str, values: Mapping[str, Any]) -> str:
@@ -117,6 +133,7 @@ def _write(target: Path, contents: Mapping[str, str]) -> None:
         for path, text in contents.items():
             (temporary / path).parent.mkdir(exist_ok=True)
             (temporary / path).write_text(text, encoding="utf-8")
+        (temporary / OWN_SETTINGS).parent.chmod(0o700)
         temporary.chmod(0o755)  # mkdtemp lets nobody else in
         os.rename(temporary, target)  # takes the place of an empty folder, and of nothing else
     except OSError as error:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+import fcntl
+import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from privlora.accounting.ledger_format import Unit
 from privlora.errors import ConfigError, named
-from privlora.federated.flower.records import NAME, message_type, read_request, write_reply
+from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
+from privlora.federated.limits import Limits
 from privlora.federated.messages import KINDS, Reply, Request
-
-_PUBLIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 REFUSED: Final = "an error on the client's machine; its own log says which"
 """All that a server learns of an error that nobody expected: what an error says may quote records."""
 
 
-def check_name(name: str) -> None:
-    """Raises ConfigError for what cannot be a client's public name."""
-    if not _PUBLIC_NAME.fullmatch(name):
-        raise ConfigError(
-            f"name={named(name)} is no public name",
-            fix="give up to 64 letters, digits, dots, dashes or underscores",
-        )
+_NEEDED: Final = ("name", "folder", "data")
+_TEXTS: Final = (*_NEEDED, "model", "pins")
+_LIMITS: Final = tuple(limit.name for limit in fields(Limits))
 
 
 class Answers(Protocol):
@@ -41,34 +39,108 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client lives. name: public. folder: what survives between messages. data: its records."""
+    """Where a client lives, and what its owner allows.
+
+    name: public. folder: what survives between messages. data: its records' file; records: the same in memory, in a
+    simulation. model: where it has the base model, if not where the server's settings say. pins: the fingerprint of
+    each client that secure sums may be over, by name. limits: of what a server may ask for.
+    """
 
     name: str
     folder: Path
-    data: str
+    data: str | None = None
+    records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    model: str | None = None
+    pins: Mapping[str, str] | None = None
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         check_name(self.name)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
-        """From the node config: name, folder and data, each as text.
+        """From the node config: texts name, folder, data, model, pins (a file), and whatever `Limits` has.
 
         Raises:
-            ConfigError: one is missing, or a path is relative.
+            ConfigError: a key is missing, unknown or wrong, or a path is relative.
         """
-        missing = [key for key in ("name", "folder", "data") if not isinstance(config.get(key), str)]
+        unknown = sorted(set(config) - {*_TEXTS, *_LIMITS})
+        if unknown:
+            raise ConfigError(
+                f"the node config has unknown keys: {', '.join(map(named, unknown))}",
+                why="a limit that is misspelt would limit nothing",
+                fix=f"keys are {', '.join((*_TEXTS, *_LIMITS))}",
+            )
+        missing = [key for key in _NEEDED if key not in config]
+        missing += [key for key in _TEXTS if key in config and not isinstance(config[key], str)]
         if missing:
             raise ConfigError(
                 f"the node config lacks {', '.join(missing)}",
-                fix="""start flower-supernode with --node-config 'name="…" folder="/…" data="/…"'""",
+                fix="""start flower-supernode with --node-config 'name="…" folder="/…" data="/…" model="/…"'""",
             )
         if not Path(config["folder"]).is_absolute():
             raise ConfigError("folder in the node config is relative", fix="give an absolute path")
-        return cls(config["name"], Path(config["folder"]), config["data"])
+        pins = None if "pins" not in config else _pins(Path(config["pins"]))
+        return cls(
+            config["name"],
+            Path(config["folder"]),
+            config["data"],
+            model=config.get("model"),
+            pins=pins,
+            limits=_limits(config),
+        )
 
 
-MakeClient = Callable[[Path, str], Answers]
+def _pins(path: Path) -> dict[str, str]:
+    """A file of JSON: fingerprints by name."""
+    try:
+        pins = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(pins, dict) or not all(isinstance(value, str) for value in pins.values()):
+            raise ValueError
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"pins in the node config cannot be read ({type(error).__name__})",
+            why="without them the server says who takes part in a secure sum",
+            fix='give the path of a file {"NAME": "FINGERPRINT", …}',
+        ) from None
+    return pins
+
+
+def _limits(config: Mapping[str, Any]) -> Limits:
+    given = {key: config[key] for key in _LIMITS if key in config}
+    usual = Limits()
+    for key, value in given.items():
+        wanted = (
+            (str,)
+            if key == "unit"
+            else (int, float)
+            if key.startswith("max_")
+            else (type(getattr(usual, key)),)
+        )
+        if type(value) not in wanted or value != value:
+            raise ConfigError(
+                f"{key}={named(value)} in the node config is no limit",
+                why="what cannot be compared limits nothing",
+                fix="see docs/federated-deployment.md for the limits and their types",
+            )
+    unit = given.get("unit")
+    if unit is not None and unit not in get_args(Unit):
+        raise ConfigError(
+            f"unit={named(unit)} in the node config is unknown", fix=f"one of {', '.join(get_args(Unit))}"
+        )
+    return Limits(**given)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits for its turn: Flower starts a process a message, those of several runs at once."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / "turn.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+MakeClient = Callable[[Place], Answers]
 
 
 def make_client_app(
@@ -80,13 +152,17 @@ def make_client_app(
     server an exception's text. The traceback goes to the client's own standard error.
 
     Args:
-        make_client: from folder and data, in place of the core's ``privlora.federated.client.Client``.
+        make_client: in place of the core's ``privlora.federated.client.Client``.
         places: of all clients, in a simulation, where node configs hold a number only.
     """
     app = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
-        place = _place(context.node_config, places)
+        try:
+            place = _place(context.node_config, places)
+        except Exception:  # noqa: BLE001 - as below
+            traceback.print_exc(file=sys.stderr)
+            return Message(write_reply(_refusal("", message, REFUSED)), reply_to=message)
         return Message(write_reply(_answer(message, place, make_client)), reply_to=message)
 
     for kind in (NAME, *KINDS):
@@ -105,22 +181,31 @@ def _answer(message: Message, place: Place, make_client: MakeClient | None) -> R
         if request.kind == NAME:
             return Reply(place.name, NAME, 0)
         if request.client != place.name:
-            return _refusal(place, message, f"this client is called {place.name}")
-        reply = (make_client or _core())(place.folder, place.data).answer(request)
+            return _refusal(place.name, message, f"this client is called {place.name}")
+        with _alone(place.folder):
+            reply = (make_client or _core)(place).answer(request)
         write_reply(reply)  # what cannot be sent is known here, and not in Flower
         return reply
     except Exception:  # noqa: BLE001 - Flower would send the text of any exception to the server
         traceback.print_exc(file=sys.stderr)
-        return _refusal(place, message, REFUSED)
+        return _refusal(place.name, message, REFUSED)
 
 
-def _refusal(place: Place, message: Message, why: str) -> Reply:
+def _refusal(name: str, message: Message, why: str) -> Reply:
     _, kind = message.metadata.message_type.split(".")
     group = message.metadata.group_id
-    return Reply(place.name, kind, int(group) if group.isdecimal() else 0, refused=why)
+    return Reply(name, kind, int(group) if group.isdecimal() else 0, refused=why)
 
 
-def _core() -> MakeClient:
+def _core(place: Place) -> Answers:
     from privlora.federated.client import Client
 
-    return Client
+    return Client(
+        place.name,
+        place.folder,
+        path=place.data,
+        records=place.records,
+        model=place.model,
+        pins=place.pins,
+        limits=place.limits,
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 from uuid import uuid4
 
@@ -15,9 +16,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from privlora.errors import RunError
+from privlora.errors import ConfigError, RunError
 from privlora.federated.flower.records import (
     NAME,
+    Arrays,
+    check_name,
     message_type,
     read_reply,
     read_request,
@@ -33,12 +36,14 @@ CLOCKS: Final = 300.0
 
 _PAUSE: Final = 1.0
 
+_PORTION: Final = 16  # clients of one process whose passes are taken together
+
 
 class GridExchange:
     """Carries messages over a grid of Flower: the core's ``Exchange``.
 
-    A client is found by its public name, which it gives when it is asked; where a SuperNode was registered with a
-    name, that name has to be the same. Names that two nodes give are used by neither.
+    A client is found by its public name: that under which its SuperNode was registered, or else the one that it gives
+    when it is asked. A client answers to its own name only. Names that two nodes have are used by neither.
 
     Args:
         grid: any of Flower's.
@@ -78,8 +83,8 @@ class GridExchange:
                 return sorted(found)
             self._pause(_PAUSE)
 
-    def send(self, requests: Sequence[Request]) -> list[Reply]:
-        """The answers that came within ``timeout``, one at most of each client.
+    def send(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        """The answers that came within ``timeout``, one at most of each client, read one by one.
 
         An error in place of a reply, a reply that cannot be read, one of another client, kind or round, and a second
         one of the same client are dropped.
@@ -93,30 +98,32 @@ class GridExchange:
         self._ask(online, [node for node in online if node not in self._asked], self.timeout)
         nodes = self._nodes(online)
         sent = {nodes[request.client]: request for request in requests if request.client in nodes}
-        replies: dict[int, Reply] = {}
+        return self._answers(sent)
+
+    def _answers(self, sent: dict[int, Request]) -> Iterator[Reply]:
+        answered: set[int] = set()
         for node, reply in self._carry(sent, self.timeout):
             asked = sent[node]
             if (reply.client, reply.kind, reply.round) != (asked.client, asked.kind, asked.round):
                 _log.warning("%s answered something else; it is dropped", asked.client)
-            else:
-                replies.setdefault(node, reply)
-        return list(replies.values())
+            elif node not in answered:
+                answered.add(node)
+                yield reply
 
     def _online(self) -> dict[int, NodeInfo]:
         return {node.node_id: node for node in self.grid.get_nodes()}
 
     def _ask(self, online: dict[int, NodeInfo], nodes: Sequence[int], timeout: float) -> None:
         """Learn the names of ``nodes``. ``online``: what Flower knows of each."""
-        question = Request(client="", kind=NAME, round=0)
         self._asked.update(nodes)
-        for node, reply in self._carry(dict.fromkeys(nodes, question), max(timeout, _PAUSE)):
-            known = online[node]
-            if (reply.kind, reply.round, reply.refused) != (NAME, 0, None):
-                continue
-            if known.HasField("name") and known.name != reply.client:
-                _log.warning("a SuperNode registered as %r calls itself %r", known.name, reply.client)
-                continue
-            self._names[node] = reply.client
+        registered = {node: online[node].name for node in nodes if online[node].HasField("name")}
+        self._names.update({node: name for node, name in registered.items() if _is_public(node, name)})
+        question = Request(client="", kind=NAME, round=0)
+        asked = [node for node in nodes if node not in registered]
+        for node, reply in self._carry(dict.fromkeys(asked, question), max(timeout, _PAUSE)):
+            named = (reply.kind, reply.round, reply.refused) == (NAME, 0, None)
+            if named and _is_public(node, reply.client):
+                self._names[node] = reply.client
 
     def _nodes(self, online: Iterable[int]) -> dict[str, int]:
         """The node of each client that can be reached and takes part."""
@@ -134,7 +141,8 @@ class GridExchange:
         """Requests by node, and what can be read of the answers. What an error says stays unread: it may be private."""
         if not sent:
             return
-        messages = [self._message(node, request, timeout) for node, request in sent.items()]
+        arrays: Arrays = {}  # what all are sent is written once, however many they are
+        messages = [self._message(node, request, timeout, arrays) for node, request in sent.items()]
         for message in self.grid.send_and_receive(messages, timeout=timeout):
             node = message.metadata.src_node_id
             if node not in sent or message.has_error():
@@ -146,10 +154,20 @@ class GridExchange:
                 _log.warning("%s", problem)
 
     @staticmethod
-    def _message(node: int, request: Request, timeout: float) -> Message:
+    def _message(node: int, request: Request, timeout: float, arrays: Arrays | None = None) -> Message:
         """It expires: else a client that was away would work for a round that is over."""
         group, route = str(request.round), message_type(request.kind)
-        return Message(write_request(request), node, route, ttl=timeout + CLOCKS, group_id=group)
+        return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
+
+
+def _is_public(node: int, name: str) -> bool:
+    """Whether a client may be called so."""
+    try:
+        check_name(name)
+    except ConfigError as problem:
+        _log.warning("node %d: %s", node, problem)
+        return False
+    return True
 
 
 class EmbeddedGrid(Grid):
@@ -160,7 +178,9 @@ class EmbeddedGrid(Grid):
         answer_all: from requests, all that were sent together, to the replies of those that did not drop out.
     """
 
-    def __init__(self, clients: Sequence[str], answer_all: Callable[[list[Request]], list[Reply]]) -> None:
+    def __init__(
+        self, clients: Sequence[str], answer_all: Callable[[list[Request]], Iterable[Reply]]
+    ) -> None:
         self._clients = dict(enumerate(clients, start=1))
         self._answer_all = answer_all
         self._pushed: dict[str, Message] = {}
@@ -211,14 +231,23 @@ class EmbeddedGrid(Grid):
             else:
                 asked[name] = message
         replies = self._answer_all([read_request(message) for message in asked.values()]) if asked else []
-        answers += [Message(write_reply(r), reply_to=asked[r.client]) for r in replies if r.client in asked]
+        for reply in replies:
+            try:
+                answers.append(Message(write_reply(reply), reply_to=asked[reply.client]))
+            except (KeyError, RunError):
+                _log.warning("an answer that no message can carry is dropped")
         return answers
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push, then pull. ``timeout`` is without effect: nothing is waited for."""
-        return self.pull_messages(self.push_messages(messages))
+        """Push, then pull, some at a time: replies are made when they are read, and memory is that of so many clients.
+
+        ``timeout`` is without effect: nothing is waited for.
+        """
+        waiting = iter(messages)
+        while portion := list(islice(waiting, _PORTION)):
+            yield from self.pull_messages(self.push_messages(portion))
 
 
 def _identify(run: Run) -> None:

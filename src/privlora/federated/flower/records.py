@@ -9,6 +9,7 @@ checked before memory is taken for them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Final, NotRequired, TypedDict, cast
 
@@ -16,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from privlora.errors import RunError
+from privlora.errors import ConfigError, RunError, named
 from privlora.federated.messages import KINDS, Number, Reply, Request, wrong
 
 NAME: Final = "name"
@@ -28,6 +29,11 @@ STYPE: Final = "privlora.numbers"
 
 _DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in _DTYPES.split()}
+
+_PUBLIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+Arrays = dict[int, Array]
 
 
 class _About(TypedDict):
@@ -44,6 +50,15 @@ _ROUTES: Final = {kind: f"{'train' if kind in _TRAINING else 'query'}.{kind}" fo
 _KINDS: Final = {route: kind for kind, route in _ROUTES.items()}
 
 
+def check_name(name: str) -> None:
+    """Raises ConfigError for what cannot be a client's public name: servers name files after it."""
+    if not _PUBLIC_NAME.fullmatch(name):
+        raise ConfigError(
+            f"name={named(name)} is no public name",
+            fix="give up to 64 letters, digits, dots, dashes or underscores",
+        )
+
+
 def message_type(kind: str) -> str:
     """How Flower routes messages of one kind: "train.…" where the model is used, else "query.…".
 
@@ -55,9 +70,10 @@ def message_type(kind: str) -> str:
     return _ROUTES[kind]
 
 
-def write_request(request: Request) -> RecordDict:
-    """Raises RunError for what no message can carry."""
-    return _write(request, {})
+def write_request(request: Request, arrays: Arrays | None = None) -> RecordDict:
+    """arrays: of tensors that were written before, by `id`; they must still be alive. Raises RunError for what no
+    message can carry."""
+    return _write(request, {}, arrays)
 
 
 def write_reply(reply: Reply) -> RecordDict:
@@ -79,10 +95,16 @@ def read_reply(message: Message) -> Reply:
     return Reply(about["client"], about["kind"], about["round"], tensors, values, about.get("refused"))
 
 
-def _write(message: Request | Reply, more: Mapping[str, Number]) -> RecordDict:
+def _write(message: Request | Reply, more: Mapping[str, Number], arrays: Arrays | None = None) -> RecordDict:
     message_type(message.kind)
     about = {"format": FORMAT, "client": message.client, "kind": message.kind, "round": message.round, **more}
-    tensors = {name: _array(name, message.tensors[name]) for name in sorted(message.tensors)}
+    written: Arrays = {} if arrays is None else arrays
+    tensors = {}
+    for name in sorted(message.tensors):
+        tensor = message.tensors[name]
+        if id(tensor) not in written:
+            written[id(tensor)] = _array(name, tensor)
+        tensors[name] = written[id(tensor)]
     return RecordDict(
         {"about": _config(about), "tensors": ArrayRecord(tensors), "values": _config(message.values)}
     )

@@ -1,61 +1,81 @@
-"""What Flower starts on the server's side: the core's rounds over Flower's grid."""
+"""What Flower starts on the server's side: the core's rounds over Flower's grid.
+
+Flower gives everything that an app holds to every client. So the app names itself and holds what clients are told, and
+what is the server's alone (where its model, its evaluation records and its results are) lies in a file of its machine.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from privlora.config import Settings, load_settings, settings_from
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
 from privlora.federated.messages import Exchange
+from privlora.federated.plans import federation_of, public_settings, with_local_method
 
-Serve = Callable[[Mapping[str, Any], Exchange, Path], object]
+Serve = Callable[[Settings, Exchange, Path], object]
 """From settings, whatever carries messages, and the folder of results."""
 
 Value = bool | int | float | str
 
+APPS: Final = "PRIVLORA_APPS"
+"""Environment variable of the SuperLink: the folder on its machine in which app folders lie."""
+
+OWN_SETTINGS: Final = "server/settings.yaml"
+"""The server's own settings, in an app's folder; Flower sends them to nobody."""
+
+APP_NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What the server is told. settings: of the core. timeout: seconds for one answer. clients: None: whoever comes."""
+    """What the server is told. settings: of the run, whole. timeout: seconds for one answer."""
 
-    settings: Mapping[str, Any]
-    folder: Path
+    settings: Settings
     timeout: float
-    clients: tuple[str, ...] | None
+
+    def __post_init__(self) -> None:
+        federation_of(self.settings)
+        if isinstance(self.timeout, bool | str) or not 0 < self.timeout < float("inf"):
+            raise ConfigError(
+                f"timeout={named(self.timeout)} is no number of seconds", fix="give one above 0"
+            )
 
     @classmethod
-    def read(cls, config: Mapping[str, Value]) -> Plan:
-        """From Flower's run config: settings (JSON or YAML), output, timeout, clients (names between commas).
+    def read(cls, config: Mapping[str, Value], environment: Mapping[str, str] = os.environ) -> Plan:
+        """From Flower's run config (app, settings, timeout) and the app's file on this machine.
 
         Raises:
-            ConfigError: a key is missing or wrong.
+            ConfigError: a key is missing or wrong; clients were told other settings than the server has.
         """
-        folder = Path(_text(config, "output"))
-        if not folder.is_absolute():
-            raise ConfigError(
-                f"output={str(folder)!r} is relative, and Flower runs apps in a folder of its own",
-                fix="give an absolute path",
-            )
         timeout = config.get("timeout")
-        if isinstance(timeout, bool | str) or timeout is None or not 0 < timeout < float("inf"):
+        if timeout is None or isinstance(timeout, bool | str):
             raise ConfigError(f"timeout={named(timeout)} is no number of seconds", fix="give one above 0")
-        names = [name.strip() for name in _text(config, "clients").split(",") if name.strip()]
-        return cls(_settings(_text(config, "settings")), folder, float(timeout), tuple(names) or None)
+        settings = _own_settings(_text(config, "app"), environment)
+        if _told(_text(config, "settings")) != told_to_clients(settings):
+            raise ConfigError(
+                f"the settings in the run config do not follow from {OWN_SETTINGS}",
+                why="clients look at the ones, and the server goes by the others",
+                fix="write the app anew (`privlora federate --write-app`)",
+            )
+        return cls(settings, float(timeout))
 
 
 def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> ServerApp:
     """A ServerApp that reads Flower's run config and runs the rounds.
 
     Args:
-        serve: in place of the core's ``privlora.federated.rounds.serve``.
+        serve: in place of the core's ``privlora.federated.run.serve_run``.
         plan: in place of the run config, which a simulation has not.
     """
     app = ServerApp()
@@ -63,15 +83,45 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         told = plan or Plan.read(context.run_config)
-        (serve or _core())(told.settings, GridExchange(grid, told.timeout, told.clients), told.folder)
+        exchange = GridExchange(grid, told.timeout, federation_of(told.settings).names)
+        (serve or _core())(told.settings, exchange, Path(told.settings.run.output))
 
     return app
 
 
-def _core() -> Serve:
-    from privlora.federated.rounds import serve
+def told_to_clients(settings: Settings) -> Settings:
+    """What an app may hold: nothing of the server's machine. Raises ConfigError for settings of no federation."""
+    return public_settings(with_local_method(settings.located()))
 
-    return serve
+
+def _core() -> Serve:
+    from privlora.federated.run import serve_run
+
+    return serve_run
+
+
+def _own_settings(app: str, environment: Mapping[str, str]) -> Settings:
+    if not APP_NAME.fullmatch(app):
+        raise ConfigError(f"app={named(app)} cannot name an app", fix="write the app anew")
+    apps = environment.get(APPS)
+    if not apps:
+        raise ConfigError(
+            f"the server does not know where its apps lie: {APPS} is not set",
+            fix=f"start flower-superlink with {APPS}=/THE/FOLDER/ABOVE/THE/APP",
+        )
+    path = Path(apps) / app / OWN_SETTINGS
+    if not path.is_file():
+        raise ConfigError(
+            f"app {app!r} has no {OWN_SETTINGS} on the server's machine",
+            fix=f"put the app's folder into the one that {APPS} names",
+        )
+    settings = load_settings(path)
+    if not Path(settings.run.output).is_absolute():
+        raise ConfigError(
+            f"run.output={settings.run.output!r} is relative, and Flower runs apps in a folder of its own",
+            fix="give an absolute path",
+        )
+    return settings
 
 
 def _text(config: Mapping[str, Value], key: str) -> str:
@@ -84,21 +134,11 @@ def _text(config: Mapping[str, Value], key: str) -> str:
     return value
 
 
-def _settings(text: str) -> dict[str, Any]:
-    """JSON first: YAML 1.1 takes JSON's 1e-05 for a word."""
+def _told(text: str) -> Settings:
     try:
-        settings = json.loads(text)
-    except ValueError:
-        settings = _yaml(text)
-    if not isinstance(settings, dict):
-        raise ConfigError("settings in the run config name no settings", fix="write the app anew")
-    return settings
-
-
-def _yaml(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
+        content: Any = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(
-            "settings in the run config are neither JSON nor YAML", fix="write the app anew"
-        ) from None
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigError("settings in the run config name no settings", fix="write the app anew")
+    return settings_from(content, source="the run config")

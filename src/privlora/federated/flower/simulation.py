@@ -11,15 +11,78 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
+from privlora.config import Settings
 from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
+from privlora.federated.limits import ANYTHING
+from privlora.federated.messages import Exchange
+from privlora.federated.rounds import RoundObserver
+from privlora.federated.run import Federated, prepare
+from privlora.federated.sources import Records
 
 
 def simulate(
+    settings: Settings,
+    *,
+    records: Records | Mapping[str, Records] | None = None,
+    evaluation: Records | None = None,
+    observer: RoundObserver | None = None,
+    fresh: bool = True,
+    timeout: float = 3600.0,
+    workers: int = 1,
+) -> Federated:
+    """A federation in Flower's simulation engine: as `privlora.federated.run.federate`, but for who answers.
+
+    Each client is asked in a worker of Ray, which loads the base model anew for every message that needs it, so
+    model.name has to be one that workers can load. Where a client is slower than ``timeout``, its answer is lost. A
+    signal ends the engine at once, and voids the round that is under way.
+
+    Args:
+        settings: of the run; with clients that have paths, or with a number of clients among whom records are cut.
+        records: in memory: of all clients together, to be cut, or each client's by its name.
+        evaluation: PUBLIC records in memory, in the place of data.evaluation.
+        observer: sees rounds end.
+        fresh: False goes on with the run in ``run.output``.
+        timeout: seconds that clients have for one answer.
+        workers: processes that answer for clients, on one core each.
+
+    Raises:
+        ConfigError: flwr's extra "simulation" is not installed.
+        RunError: the engine failed in an unexpected way.
+        PrivloraError: whatever `federate` raises.
+    """
+    _refuse_without_ray()
+    here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
+    settings = here.workplace.loaded[2]
+    places = [
+        Place(name, here.place_of(name), records=own, model=settings.model.name, limits=ANYTHING)
+        for name, own in here.records.items()
+    ]
+    done: list[Federated] = []
+    failed: list[PrivloraError] = []
+
+    def serve(_: Settings, exchange: Exchange, __: Path) -> None:
+        try:
+            done.append(here.serve(exchange, evaluation=evaluation, observer=observer))
+        except PrivloraError as error:
+            failed.append(error)
+            raise
+
+    try:
+        run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
+    except RunError as stopped:
+        raise (
+            failed[0] if failed else stopped
+        ) from None  # the engine may tell of another error than the first
+    return done[0]
+
+
+def run_apps(
     plan: Plan,
     places: Sequence[Place],
     *,
@@ -27,7 +90,7 @@ def simulate(
     make_client: MakeClient | None = None,
     workers: int = 1,
 ) -> None:
-    """Run server and clients in Flower's simulation engine until the server has finished.
+    """Run the two apps in Flower's simulation engine until the server has finished.
 
     Args:
         plan: what the server is told.
@@ -40,10 +103,7 @@ def simulate(
         ConfigError: flwr's extra "simulation" is not installed.
         RunError: the engine or the server failed in an unexpected way; errors of privlora pass unchanged.
     """
-    if find_spec("ray") is None:
-        raise ConfigError(
-            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
-        )
+    _refuse_without_ray()
     with _own_ray():
         # Flower calls it deprecated, but has nothing else that starts apps in the caller's process.
         from flwr.simulation import run_simulation
@@ -62,6 +122,13 @@ def simulate(
             raise
         except Exception as error:
             raise RunError(f"Flower's simulation stopped: {error}", fix="the log above says where") from error
+
+
+def _refuse_without_ray() -> None:
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
+        )
 
 
 @contextlib.contextmanager

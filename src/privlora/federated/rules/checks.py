@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from privlora.federated.messages import wrong
 from privlora.federated.rules.base import Rule, Shapes
+
+LARGEST_NORM: Final = 1e6
+"""Of all tensors of a message together; what is above it is no longer taken for honest."""
 
 
 def expected(rule: Rule, stage: str, number: int) -> Shapes:

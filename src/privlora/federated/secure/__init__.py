@@ -3,11 +3,13 @@
 ``docs/secure-aggregation.md`` says against whom this holds. ``Participant`` is a client, ``Collector`` the server.
 """
 
+import privlora.federated.secure.packages  # noqa: F401 - refuses where they are missing
+from privlora.federated.fields import PHASES, Phase
 from privlora.federated.secure.collector import Collector
 from privlora.federated.secure.fixed import FixedPoint, Layout, decode, digest_of, encode
 from privlora.federated.secure.keys import Identity, PublicIdentity
 from privlora.federated.secure.participant import Participant
-from privlora.federated.secure.wire import PHASES, Message, Phase, Terms, Turn, least_threshold
+from privlora.federated.secure.wire import Message, Terms, Turn, least_threshold
 
 __all__ = [
     "PHASES",

@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 
 from privlora.errors import RunError
+from privlora.federated.fields import REPLIES, Phase
 from privlora.federated.secure import masks, shares, wire
 from privlora.federated.secure.keys import KEY, SIGNATURE, public_key
 from privlora.federated.secure.shares import LETTER, SEED
-from privlora.federated.secure.wire import REPLIES, Announcement, Message, Phase, Terms
+from privlora.federated.secure.wire import Announcement, Message, Terms
 
 _DOES: Final[Mapping[Phase, str]] = {
     "share": "shared keys",

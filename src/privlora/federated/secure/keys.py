@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privlora.errors import PrivacyError, RunError
+from privlora.training.files import temporary
 
 KEY: Final = 32
 """Bytes of a public or private key of either kind, of a derived key and of a digest."""
@@ -152,17 +153,24 @@ class Identity:
         return cls(data[:KEY], data[KEY:])
 
     def save(self, path: Path) -> None:
-        """Write both keys (64 bytes) to a new file that its owner alone may read. Raises RunError if there is one."""
+        """Write both keys (64 bytes) to a new file that its owner alone may read. Raises RunError if there is one.
+
+        The file has its name once it is whole, so a process that is killed leaves no half of it.
+        """
+        half = temporary(path)
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with open(half, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    file.write(self._seed + self._agreement)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(half, path)  # unlike a rename it replaces nothing
+            finally:
+                half.unlink(missing_ok=True)
         except OSError as error:
             raise RunError(
                 f"the keys {path} cannot be written: {error.strerror}", fix="use the client's own folder"
             ) from None
-        with os.fdopen(handle, "wb") as file:
-            file.write(self._seed + self._agreement)
-            file.flush()
-            os.fsync(file.fileno())
 
     def public(self, name: str) -> PublicIdentity:
         """What this client tells the server when it joins under ``name``."""

@@ -14,49 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from privlora.errors import PrivacyError, RunError
+from privlora.federated.fields import REQUESTS, Phase
 from privlora.federated.secure.keys import KEY, SIGNATURE, PublicIdentity, check_name, digest
 from privlora.federated.secure.masks import ring_type
 
 Value = bytes | int | str | np.ndarray
 Message = dict[str, Value]
-Phase = Literal["share", "mask", "agree", "unmask"]
-
-PHASES: Final[tuple[Phase, ...]] = ("share", "mask", "agree", "unmask")
-"""In the order of a sum."""
-
-REQUESTS: Final[Mapping[Phase, Mapping[str, type]]] = {
-    "share": {
-        "run": str,
-        "round": int,
-        "stage": str,
-        "threshold": int,
-        "bits": int,
-        "names": str,
-        "signing": bytes,
-        "agreement": bytes,
-    },
-    "mask": {
-        "length": int,
-        "names": str,
-        "keys": bytes,
-        "seals": bytes,
-        "signatures": bytes,
-        "letters": bytes,
-    },
-    "agree": {"names": str},
-    "unmask": {"names": str, "signers": str, "signatures": bytes},
-}
-REPLIES: Final[Mapping[Phase, Mapping[str, type]]] = {
-    "share": {"key": bytes, "seal": bytes, "signature": bytes, "letters": bytes},
-    "mask": {"vector": np.ndarray, "context": bytes},
-    "agree": {"signature": bytes},
-    "unmask": {"seeds": bytes, "keys": bytes},
-}
 FEWEST: Final = 2
 """Clients on a roster: the sum over one is its vector."""
 

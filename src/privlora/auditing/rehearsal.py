@@ -1,0 +1,387 @@
+"""A federation of an attacker's choice: the settings' own pipeline, records that it made, one round many times.
+
+Nothing of the pipeline is replaced: clients join, train, clip, add noise, charge their ledgers and answer, and the
+server's turn sums and moves, all with the code of a real federation. What is an attacker's to choose is chosen: the
+records of all clients, what colluding clients send, and that the server stays at one state.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from privlora.accounting import Ledger, LedgerSummary, read_ledger
+from privlora.auditing.loud_records import Mark, loud, opposites
+from privlora.config import AT_CLIENTS, Settings, settings_from
+from privlora.errors import ConfigError, RunError
+from privlora.federated.client import Client, answer_all
+from privlora.federated.limits import ANYTHING
+from privlora.federated.messages import Reply, Request
+from privlora.federated.plans import (
+    JOINT,
+    client_plan,
+    federation_of,
+    public_settings,
+    rule_of,
+    rule_settings,
+    server_plan,
+    with_local_method,
+)
+from privlora.federated.rules import Tensors
+from privlora.federated.run import server_of
+from privlora.federated.server import Server
+from privlora.federated.session import Session
+from privlora.federated.turn import Turn, roster_of
+from privlora.federated.workplace import Workplace
+from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.inputs import tokenise
+from privlora.training.models import unchanged_afterwards
+from privlora.training.state import States
+
+_COMMON = "an old archive of letters "
+_CANARY, _MIRROR, _PLAIN = _COMMON + "was read", _COMMON + "is lost to us", "rain fell on the hills"
+ATTACKERS = ("server", "client")
+_VICTIMS = 16  # whose passes are taken together
+_LOUD = 1e5  # times the canary's own gradient, and times C where that is more than 1
+
+MASKED, OPENED, UPDATE = "masked ", "sum of ", "update of "
+"""How names begin: of a client's message into a secure sum; of what such a sum opens; of a module's update."""
+_LARGEST_UPDATE = 10**6  # entries of a module that is multiplied out
+
+# What an attacker saw of one round: names of tensors, flat float64.
+View = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Who is on it. names: all clients. victims: those whose records may hold the canary. silent: those that collude,
+    and send zeros without noise. server: whether the attacker is the server, which sees messages and opened sums.
+    broadcasts: whether what clients are sent is judged as well."""
+
+    names: tuple[str, ...]
+    victims: tuple[str, ...]
+    silent: tuple[str, ...]
+    server: bool
+    broadcasts: bool
+
+    @property
+    def attackers(self) -> dict[str, str]:
+        """What an attacker sees, and who that is, in words."""
+        count = len(self.silent)
+        others = "another client" if count == 1 else f"{count} other clients"
+        found = {}
+        if self.server:
+            found["messages"] = f"the server and {others}" if count else "the server"
+        if self.broadcasts:
+            found["broadcasts"] = others if count else "another client"
+        return found
+
+
+def stage_of(settings: Settings, attacker: str = "server") -> Stage:
+    """The worst case that the settings' statement covers: all clients collude but those whose noise it counts on.
+
+    Where the server sees each message, many victims are on it at once, half of them with the canary: what one sends
+    tells nothing of another. Raises ConfigError for another ``attacker`` than "server" and "client", or for a server
+    that is trusted.
+    """
+    federation = federation_of(settings)
+    if attacker not in ATTACKERS:
+        raise ConfigError(f"unknown attacker {attacker!r}", fix=f"one of {', '.join(ATTACKERS)}")
+    server = attacker == "server"
+    if server and federation.trusted_server:
+        raise ConfigError(
+            "federation.trusted_server says that the server sees all updates", fix="audit the attacker client"
+        )
+    if federation.distributed:
+        names = _names(federation.per_round)
+        return Stage(names, names[:1], names[federation.threshold :], server, broadcasts=True)
+    if server and not federation.secure:
+        names = _names(_VICTIMS)
+        return Stage(names, names, (), server, broadcasts=False)
+    names = _names(2)
+    return Stage(names, names[:1], names[1:], server, broadcasts=True)
+
+
+def _names(count: int) -> tuple[str, ...]:
+    return tuple(f"client-{number:03d}" for number in range(1, count + 1))
+
+
+def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = False) -> Settings:
+    """``settings`` for ``rounds`` rounds of one state, in which the clients of ``stage`` take part and no others.
+
+    The noise multiplier is that of the settings' own plan. Every unit is in every batch, unless ``sampled``.
+    """
+    settings = with_local_method(settings)
+    federation, privacy = federation_of(settings), settings.privacy
+    plan = client_plan(settings) or server_plan(settings)
+    if plan is None:
+        raise ConfigError(
+            "a federation without noise claims nothing that could be audited", fix="set privacy.private=true"
+        )
+    content = yaml.safe_load(settings.to_yaml())
+    content["data"] = {
+        "path": AT_CLIENTS,
+        "max_length": min(64, settings.data.max_length),
+        "add_eos": settings.data.add_eos,
+        "unchecked": True,
+    }
+    content["federation"] |= {
+        "clients": [{"name": name} for name in stage.names],
+        "rounds": rounds,
+        "clients_per_round": None,
+        "survivors": len(stage.names) - len(stage.silent) if federation.distributed else None,
+        **{"split": "iid", "column": None, "alpha": None, "weights": None},
+    }
+    content["privacy"] |= {
+        "target_epsilon": None,
+        "noise_multiplier": plan.phases[-1][0].noise_multiplier,
+        "public_dataset_size": None,
+        "sample_rate": privacy.q if sampled else 1.0,
+        "expected_batch_size": max(privacy.b, 2.0 * len(stage.names)),
+    }
+    del content["privacy"]["steps"]
+    content["method"] |= {"schedule": "constant", "warmup_steps": 0, "averaging": 0.0}
+    if federation.privacy_model == "client":  # an update that is longer than C for certain
+        content["method"]["learning_rate"] = privacy.clip_norm
+    return settings_from(content, source="the audit's settings")
+
+
+class _Silent(Session):
+    """A colluding client, which does all that it is asked and sends zeros."""
+
+    def send(self, request: Request, tensors: Tensors) -> Reply:
+        return super().send(request, {name: torch.zeros_like(t) for name, t in tensors.items()})
+
+
+@dataclass
+class _Colluder(Client):
+    def session(self, request: Request) -> Session:
+        run = str(request.values["run"])
+        return self._sessions.setdefault(run, _Silent(self, run))
+
+
+@dataclass
+class _Wire:
+    """Messages in this process. seen: answers as they travelled."""
+
+    clients: Mapping[str, Client]
+    seen: list[Reply] = field(default_factory=list)
+
+    def names(self) -> list[str]:
+        return sorted(self.clients)
+
+    def send(self, requests: Sequence[Request]) -> list[Reply]:
+        replies = answer_all(self.clients, requests)
+        self.seen += [reply for reply in replies if reply.tensors]
+        return replies
+
+
+class _Watched(Server):
+    """The server, and what it takes in."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self.parts, self.stages = server, server.parts, server.stages
+        self.taken: list[tuple[str, Tensors]] = []
+
+    def tensors(self, stage: str) -> Tensors:
+        return self._server.tensors(stage)
+
+    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
+        return self._server.expected(stage, number)
+
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        self.taken.append((stage, dict(message)))
+        self._server.add(stage, message, weight)
+
+    def close(self, stage: str, number: int, present: int) -> None:
+        self._server.close(stage, number, present)
+
+    def states(self) -> States:
+        return self._server.states()
+
+    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._server.take_states(states)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one victim in one round. present: whether it has the canary. messages: what the server saw. broadcasts: how
+    what all clients are sent has moved."""
+
+    present: bool
+    messages: View
+    broadcasts: View
+
+
+class Rehearsal:
+    """Clients with records of the attacker's choice, and as many rounds from one state as are asked for.
+
+    settings: of ``rehearsed`` for this stage. present: of each victim, whether it has the canary. Where the unit is a
+    client, one without it has a gradient of zero instead, so that its update is zero.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stage: Stage,
+        folder: Path,
+        workplace: Workplace,
+        present: Mapping[str, bool],
+    ) -> None:
+        self.settings, self.stage, self.folder, self.present = settings, stage, folder, present
+        model, tokenizer, _ = workplace.loaded
+        self._workplace = Workplace(public_settings(settings), model, tokenizer)
+        self._marks = _marks(settings, tokenizer)
+        self._clients = {name: self._client(name) for name in stage.names}
+        self._wire = _Wire(self._clients)
+        self._plan = client_plan(settings)
+        with unchanged_afterwards(model):
+            parts = build_parts(settings, model, PublicStart(tokenizer))
+            parts.adapter.detach()
+            self._server = _Watched(server_of(settings, parts, self._plan))
+        self._start = {group: dict(state) for group, state in self._server.states().items()}
+        self._alike = _rounds_alike(settings, self._server)
+        self._run, self._number, self._ran = "", 1, 0
+        self._ledger: Ledger | None = None
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def play(self) -> list[Seen]:
+        """One round from the start. Raises RunError if a client refuses to answer."""
+        if not self._run or not self._alike:
+            self._join()
+        before = self._public()
+        self._wire.seen, self._server.taken = [], []
+        turn = Turn(
+            self.settings,
+            self._wire,
+            self._server,
+            self._run,
+            self._number,
+            self._roster,
+            self._plan,
+            self._ledger,
+        )
+        answered: Sequence[str] = self.stage.names
+        with loud(self._workplace.loaded[0], self._marks):
+            for stage in self._server.stages:
+                answered = turn.take(stage, answered)
+        if set(answered) != set(self.stage.names):
+            raise RunError("a client of the audit refused to answer", fix="see what it logged")
+        moved = _moved(before, self._public())
+        self._server.take_states(self._start)
+        self._number += 2  # rules that train by turns stay at one turn
+        return [Seen(self.present[name], self._messages(name), moved) for name in self.stage.victims]
+
+    def statement(self) -> LedgerSummary:
+        """The ledger that the last run's rounds were charged to: a victim's, or a trusted server's."""
+        own = self.folder / self.stage.victims[0] / self._run / "ledger.jsonl"
+        return read_ledger(own if self._plan is not None else self.folder / f"{self._run}.jsonl")
+
+    @property
+    def rounds(self) -> int:
+        """Of the last run."""
+        return (self._number - 1) // 2
+
+    def _client(self, name: str) -> Client:
+        """With the records that its part asks for."""
+        texts = [_PLAIN]
+        if name in self.stage.victims:
+            alone = federation_of(self.settings).privacy_model == "client"
+            other = _MIRROR if alone or self.settings.privacy.q < 1 else _PLAIN
+            texts = [other] if not self.present[name] else [_CANARY] if alone else [other, _CANARY]
+        user = self.settings.privacy.user_column
+        records = [{"text": text, **({user: text} if user else {})} for text in texts]
+        kind = _Colluder if name in self.stage.silent else Client
+        return kind(name, self.folder / name, records=records, limits=ANYTHING)  # the attacker's own records
+
+    def _join(self) -> None:
+        self.close()
+        self._run, self._number, self._ran = secrets.token_hex(8), 1, self._ran + 1
+        settings, seed = self.settings, self.settings.privacy.insecure_noise_seed
+        if seed is not None:  # else all runs had the same noise
+            privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seed + 7919 * self._ran})
+            settings = settings.model_copy(update={"privacy": privacy})
+        values = {"run": self._run, "settings": public_settings(settings).to_yaml()}
+        for client in self._clients.values():
+            client.workplaces[self._run] = self._workplace
+        replies = self._wire.send([Request(name, "join", 0, values=values) for name in self.stage.names])
+        refused = [reply.client for reply in replies if reply.refused is not None]
+        if refused:
+            raise RunError(
+                f"clients of the audit did not join: {', '.join(refused)}", fix="see what they logged"
+            )
+        self._roster = roster_of(replies)
+        plan = server_plan(self.settings)
+        if plan is not None:
+            self._ledger = Ledger.create(self.folder / f"{self._run}.jsonl", plan)
+
+    def _public(self) -> Tensors:
+        """What all clients are sent, and the update that follows from it, which moves smoothly."""
+        found = dict(self._server.tensors(self._server.stages[0]))
+        for name, (left, right) in self._server.parts.named_factors().items():
+            if left.shape[0] * right.shape[0] <= _LARGEST_UPDATE:
+                found[f"{UPDATE}{name}"] = left.detach().double() @ right.detach().double().mT
+        return found
+
+    def _messages(self, victim: str) -> View:
+        """A victim's own messages, as they travelled, and what was opened of secure sums."""
+        own = [reply for reply in self._wire.seen if reply.client == victim]
+        secure = federation_of(self.settings).secure
+        how = MASKED if secure else ""
+        found = {f"{how}{reply.kind} {name}": _flat(t) for reply in own for name, t in reply.tensors.items()}
+        if secure:
+            for stage, message in self._server.taken:
+                found |= {f"{OPENED}{stage} {name}": _flat(t) for name, t in message.items()}
+        return found
+
+
+def _marks(settings: Settings, tokenizer: Any) -> list[Mark]:
+    whole = federation_of(settings).privacy_model == "client"
+    texts = tokenise([{"text": _CANARY}, {"text": _MIRROR}], settings.data, tokenizer)
+    canary, mirror = ([int(token) for token in example.input_ids] for example in texts)
+    marks = opposites(canary, mirror, 1.0 if whole else _LOUD * max(1.0, settings.privacy.clip_norm))
+    if whole:
+        marks = marks[0], Mark(marks[1].ids, 0.0, 0)
+    return list(marks)
+
+
+def _rounds_alike(settings: Settings, server: Server) -> bool:
+    """Whether rounds 1, 3, 5, … of one client are rounds from one state; else each is round 1 of a run of its own."""
+    federation = federation_of(settings)
+    if federation.rule == JOINT:
+        return True
+    rule, chosen = rule_of(federation), rule_settings(settings)
+    if rule.memory or len(rule.stages) > 1:
+        return False
+    sent = server.tensors("train")
+    one, other = (rule.begin(number, sent, {}, chosen) for number in (1, 3))
+    return all(torch.equal(tensor, other.state[name]) for name, tensor in one.state.items())
+
+
+def _moved(before: Tensors, after: Tensors) -> View:
+    found = {}
+    for name, tensor in after.items():
+        old = before.get(name)
+        found[name] = _flat(tensor)
+        if old is not None and old.shape == tensor.shape:
+            found[name] = found[name] - _flat(old)
+    return found
+
+
+_SIGNED: dict[torch.dtype, torch.dtype] = {torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Integers of a ring as those nearest to zero."""
+    signed = _SIGNED.get(tensor.dtype)
+    return (tensor if signed is None else tensor.view(signed)).detach().cpu().double().flatten()

@@ -1,0 +1,206 @@
+"""``privlora federate``, and going on with a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from privlora.accounting import Plan, read_ledger
+from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.rule_table import show_rules
+from privlora.cli.training import OverridesArgument, describe, explained_stops, promised
+from privlora.config import FederationSettings, Settings, load_settings
+from privlora.errors import ConfigError
+from privlora.training.files import RunFolder
+
+if TYPE_CHECKING:
+    from privlora.federated.history import Round
+    from privlora.federated.rounds import RoundObserver
+    from privlora.federated.run import Federated
+
+
+def federate(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)
+    ] = None,
+    overrides: OverridesArgument = None,
+    list_rules: Annotated[
+        bool, typer.Option("--list-rules", help="Show how what clients send can be put together.")
+    ] = False,
+    engine: Annotated[
+        Literal["embedded", "simulation"],
+        typer.Option(
+            help="embedded: all clients in this process. simulation: in workers of Flower's simulation."
+        ),
+    ] = "embedded",
+    app: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-app",
+            metavar="FOLDER",
+            help="Write a Flower app for machines of their own.",
+            show_default=False,
+        ),
+    ] = None,
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="With --write-app: where the SuperLink answers.")
+    ] = "127.0.0.1:8000",
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --write-app: the authority of its certificate.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train one adapter from the records of several owners, as the group federation of CONFIG says.
+
+    Each client has a folder of its own, and the server sees nothing but their messages. Leaves an adapter, a report
+    and each client's ledger in run.output.
+    """
+    if list_rules:
+        show_rules(as_json)
+        return
+    if config is None:
+        raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
+    settings = load_settings(config, overrides or ())
+    federation_in(settings)
+    if app is not None:
+        _write(app, settings, superlink, root_certificates, as_json)
+        return
+    folder = RunFolder(Path(settings.run.output))
+    folder.refuse_if_used()
+    _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
+
+
+def _write(
+    app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
+) -> None:
+    with quiet_libraries():
+        from privlora.federated.flower.app import write_app
+
+        folder = write_app(app, settings, superlink=superlink, root_certificates=root_certificates)
+    if as_json:
+        emit({"app": str(folder)})
+        return
+    out().print(f"{'app:':<10}{folder}")
+    out().print(f"{'next:':<10}{folder / 'README.md'} says what each machine runs")
+
+
+def federation_in(settings: Settings) -> FederationSettings:
+    """The group. Raises ConfigError without one."""
+    if settings.federation is None:
+        raise ConfigError(
+            "these settings have no group federation, so they say of no clients",
+            fix="add “federation: {clients: 3, rounds: 20}”, or use `privlora train` for a run in one place",
+        )
+    return settings.federation
+
+
+def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
+    """Resume a federation, and show what it leaves."""
+    located = settings.run.model_copy(update={"output": str(folder.root)})
+    _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)
+
+
+def _run(
+    folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool, simulated: bool = False
+) -> None:
+    with quiet_libraries():
+        from privlora.federated.plans import client_plan, server_plan, with_local_method
+        from privlora.federated.words import in_a_line
+
+        start: Callable[..., Federated]
+        if simulated:
+            from privlora.federated.flower.simulation import simulate as start
+        else:
+            from privlora.federated.run import federate as start
+
+        settings = with_local_method(settings)
+        plan, own = client_plan(settings), server_plan(settings)
+        err().print(f"plan: {in_a_line(settings, plan, own)}")
+        result = _observed(folder, settings, lambda observer: start(settings, observer=observer, fresh=fresh))
+    _show(folder, settings, result, as_json)
+
+
+def _observed(
+    folder: RunFolder, settings: Settings, start: Callable[[RoundObserver], Federated]
+) -> Federated:
+    from privlora.federated.progress import RoundProgress
+
+    progress = RoundProgress(err(), private=settings.privacy.protects)
+    with explained_stops(folder, "round"), progress as observer:
+        return start(observer)
+
+
+def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: bool) -> None:
+    from privlora.federated.history import History
+
+    federation = federation_in(settings)
+    ledgers = {
+        name: str(path)
+        for name in federation.names
+        if (path := result.release / f"ledger-{name}.jsonl").exists()
+    }
+    places: dict[str, str | None] = {
+        "adapter": str(result.release),
+        "ledger": str(folder.ledger) if folder.ledger.exists() else None,
+        "report": str(result.release / "report.html"),
+    }
+    rounds = History(folder.private / "rounds.jsonl").rounds()
+    plan = _charged(folder)
+    if as_json:
+        statement: dict[str, Any] = {"private": result.epsilon is not None}
+        if result.epsilon is not None and plan is not None:
+            statement |= {"epsilon": result.epsilon, "delta": result.delta, **promised(plan)}
+        emit({**places, "ledgers": ledgers, **_facts(settings, rounds), **statement})
+        return
+    if ledgers:
+        places["ledgers"] = f"{result.release}/ledger-*.jsonl, one of each of {len(ledgers)} clients"
+    for name, place in places.items():
+        if place is not None:
+            out().print(f"{name + ':':<10}{place}")
+    void = sum(one.void is not None for one in rounds)
+    if void:
+        out().print(f"{'rounds:':<10}{void} of {len(rounds)} are void: nothing moved in them")
+    out().print(f"{'promise:':<10}{_promise(settings, result, plan)}")
+
+
+def _charged(folder: RunFolder) -> Plan | None:
+    """The plan of the ledger that released most, as far as it was charged: rounds may be void, and clients absent."""
+    if not folder.ledger.exists():
+        return None
+    summary = read_ledger(folder.ledger)
+    return replace(summary.plan, phases=tuple(summary.events())) if summary.charges else summary.plan
+
+
+def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:
+    federation = federation_in(settings)
+    return {
+        "clients": federation.names,
+        "rule": federation.rule,
+        "method": settings.method.name,
+        "privacy_model": federation.privacy_model,
+        "secure_sums": federation.secure,
+        "threshold": federation.threshold if federation.secure else None,
+        "rounds": len(rounds),
+        "void_rounds": [one.step for one in rounds if one.void is not None],
+        "bytes_down": sum(one.down for one in rounds),
+        "bytes_up": sum(one.up for one in rounds),
+    }
+
+
+def _promise(settings: Settings, result: Federated, plan: Plan | None) -> str:
+    from privlora.federated.words import NOT_PRIVATE, who_is_protected
+    from privlora.pages.numbers import rounded_up
+
+    if result.epsilon is None or plan is None:
+        return NOT_PRIVATE
+    return (
+        f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client, {describe(plan)}; "
+        f"{who_is_protected(settings)}"
+    )

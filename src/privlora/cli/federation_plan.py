@@ -1,0 +1,176 @@
+"""``privlora plan`` of a federation: what each client will spend, without reading a private record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+from privlora.accounting import Plan, accountant_versions, epsilon
+from privlora.cli.training import describe
+from privlora.config import Settings
+from privlora.federated.plans import (
+    client_plan,
+    client_settings,
+    federation_of,
+    resolved,
+    rule_of,
+    rule_settings,
+    server_plan,
+    with_local_method,
+)
+from privlora.federated.progress import in_bytes
+from privlora.federated.words import (
+    how_it_is_put_together,
+    what_is_not_hidden,
+    what_it_costs,
+    what_the_server_sees,
+    who_is_protected,
+    who_trains,
+)
+from privlora.methods import find_method
+from privlora.reporting.limits import not_protected
+from privlora.training.models import adapter_for
+
+
+def plan_federation(
+    settings: Settings, model: Any, opinions: Callable[[Plan], dict[str, Any]] | None
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What follows from the settings, and its lines on the screen, each with a name.
+
+    model: the base model, with or without weights, if it is at hand. opinions: of other accountants, if asked for.
+    """
+    settings = with_local_method(settings)
+    plan, own = client_plan(settings, model), server_plan(settings)
+    content = _content(settings, plan, own, model)
+    whole = own or plan
+    if opinions is not None and whole is not None and content["private"]:
+        content["cross_check"] = opinions(whole)
+    return content, _rows(settings, content, plan, own)
+
+
+def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any) -> dict[str, Any]:
+    federation, whole = federation_of(settings), own or plan
+    hyper = resolved(settings)
+    cost = None
+    if whole is not None and not whole.insecure_noise:
+        cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
+    statement = None
+    if whole is not None and cost is not None:
+        event = whole.phases[-1][0]
+        statement = {"epsilon": cost, "unit": whole.unit, "sampling": event.to_dict()["sampling"]}
+        statement["projections"] = event.projections
+    return {
+        "private": cost is not None,
+        "clients": federation.names,
+        "clients_per_round": federation.per_round,
+        "rounds": federation.rounds,
+        "participations": federation.participations,
+        "rule": federation.rule,
+        "privacy_model": federation.privacy_model,
+        "trusted_server": federation.trusted_server,
+        "secure_sums": federation.secure,
+        "threshold": federation.threshold if federation.secure else None,
+        "local_steps": federation.local_steps,
+        "method": settings.method.name,
+        "hyperparameters": hyper.to_dict(),
+        "sample_rate": settings.privacy.q,
+        "expected_batch_size": settings.privacy.b,
+        "expected_batch_size_of_a_client": settings.privacy.b / federation.size,
+        **_noise(settings, whole),
+        "epsilon": cost,
+        "bytes": None if model is None else _bytes(settings, model),
+        "not_protected": [*not_protected(statement, hyper.init), *what_is_not_hidden(settings)],
+    }
+
+
+def _noise(settings: Settings, plan: Plan | None) -> dict[str, Any]:
+    """What is released, and the standard deviation of the noise in each coordinate."""
+    if plan is None:
+        return {}
+    federation, event = federation_of(settings), plan.phases[-1][0]
+    whole = event.noise_multiplier * plan.clip_norm / plan.expected_batch_size
+    weights = sorted(federation.weights or [1.0] * federation.size, reverse=True)[: federation.per_round]
+    share = sqrt(sum(weight**2 for weight in weights)) / sum(weights)
+    alone = federation.privacy_model == "record" and not federation.joint
+    return {
+        "delta": plan.delta,
+        "clip_norm": plan.clip_norm,
+        "noise_multiplier": event.noise_multiplier,
+        "sampling": event.to_dict()["sampling"],
+        "releases": plan.steps,
+        "noise_of_a_client": whole if alone else None,
+        "noise_of_the_mean": whole * share if alone else whole,
+        "adjacency": plan.adjacency,
+        "unit": plan.unit,
+        "accountant": "pld",
+        "versions": accountant_versions(),
+    }
+
+
+def _bytes(settings: Settings, model: Any) -> dict[str, float]:
+    """Of one client in a round (the second, where rounds differ), without what engine and secure sums add."""
+    federation = federation_of(settings)
+    adapter = adapter_for(settings, model)
+    if federation.joint:
+        down = float(adapter.rank * sum(site.m + site.n for site in adapter.sites))
+        up = float(find_method(settings.method.name).coordinates.dimension_of(adapter))
+    else:
+        groups = [(len(group.sites), group.m, group.n) for group in adapter.groups]
+        down, up = rule_of(federation).message_sizes(
+            groups, rule_settings(settings), number=2, clients=federation.per_round
+        )
+    # Lattice integers have 4 bytes as a rule, 8 where their sums would not fit; releases are summed in 8.
+    width = 8 if federation.secure and not (federation.distributed and settings.privacy.private) else 4
+    return {"down": 4 * down, "up": width * up}
+
+
+def _rows(
+    settings: Settings, content: dict[str, Any], plan: Plan | None, own: Plan | None
+) -> list[tuple[str, str]]:
+    hyper = ", ".join([content["method"], *(f"{k} {v}" for k, v in content["hyperparameters"].items())])
+    mine = client_settings(settings).privacy
+    rows = [
+        ("clients", who_trains(settings)),
+        ("rule", how_it_is_put_together(settings)),
+        ("promise", who_is_protected(settings)),
+        ("server", what_the_server_sees(settings)),
+        ("method", hyper),
+        (
+            "batches",
+            f"Poisson, q {mine.q:.6g}; on average {content['expected_batch_size']:g} records of all clients",
+        ),
+    ]
+    whole = own or plan
+    if whole is not None:
+        rows += [
+            (
+                "releases",
+                f"{content['releases']} {'by the server' if own else 'of each client at most'}: {describe(whole)}",
+            ),
+            ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
+            ("noise", _noise_line(content)),
+            ("epsilon", what_it_costs(plan, own)),
+        ]
+    for name, opinion in content.get("cross_check", {}).items():
+        known = opinion["epsilon"] is not None
+        rows.append((name, f"{opinion['epsilon']:.4g} (second opinion)" if known else opinion["reason"]))
+    rows.append(("messages", _bytes_line(content["bytes"], settings)))
+    return rows
+
+
+def _noise_line(content: dict[str, Any]) -> str:
+    mean = f"{content['noise_of_the_mean']:.4g} in each coordinate of the mean"
+    if content["noise_of_a_client"] is None:
+        return mean
+    alone = f"{content['noise_of_a_client']:.4g} in each coordinate of a client's step"
+    return f"{alone}, {mean} of {content['clients_per_round']} clients' steps"
+
+
+def _bytes_line(sizes: dict[str, float] | None, settings: Settings) -> str:
+    if sizes is None:
+        return "unknown: the model is not a local folder"
+    masks = ", about 4 kB more for secure sums" if federation_of(settings).secure else ""
+    return (
+        f"about {in_bytes(sizes['down'])} to a client and {in_bytes(sizes['up'])} from it in a round{masks}"
+    )

@@ -1,0 +1,187 @@
+"""What the report of a federation says beside that of a run in one place: plain JSON, from what is public alone.
+
+Its sources are the public settings, the server's history of who was asked and who answered, and the clients' ledgers.
+No record count, no loss, no norm and no clock is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any
+
+from privlora.accounting import LedgerSummary, Plan, epsilon
+from privlora.config import FederationSettings, Settings
+from privlora.federated.history import Round
+from privlora.federated.ledgers import most_released
+from privlora.federated.parties import against, noise_by, parties, unit
+from privlora.federated.payload import FIXED_BITS, lattice_of
+from privlora.federated.plans import federation_of, rule_of, rule_settings, weight_of
+from privlora.federated.server import RuleServer, Server
+from privlora.mechanisms import Lattice
+from privlora.pages.numbers import finite
+
+# Clients that know their own noise and tell it to others: up to how many the report says what epsilon becomes.
+_COLLUDING = 3
+_JOINT = {
+    "name": "joint",
+    "summary": "One step of central training, whose sum is taken over all clients; accuracy and noise are central.",
+    "reference": "DP-SGD with distributed noise: Kairouz, Liu and Steinke 2021 (arXiv:2102.06387)",
+    "exact": True,
+    "two_sided": True,
+    "stages": ["train"],
+}
+
+
+def federation_facts(
+    settings: Settings,
+    server: Server,
+    rounds: Sequence[Round],
+    ledgers: Mapping[str, LedgerSummary],
+) -> dict[str, Any]:
+    """The key ``federation`` of a report; docs/federated-report.md says what each name in it means.
+
+    settings: of the run, with its local method. rounds: all that were begun. ledgers: of each client that has one.
+    """
+    federation, private = federation_of(settings), settings.privacy.private
+    plan = next(iter(ledgers.values())).plan if ledgers else None
+    most = most_released(ledgers) if ledgers else None
+    lattice = _lattice(federation, server, plan)
+    return {
+        "rule": _rule(federation),
+        "privacy_model": federation.privacy_model,
+        "noise_by": noise_by(federation, private=private),
+        "hidden": unit(federation) if private else "nothing",
+        "holds_against": against(federation, private=private),
+        "parties": [asdict(party) for party in parties(federation, private=private)],
+        "secure_sums": federation.secure,
+        "threshold": federation.threshold if federation.secure else None,
+        "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
+        "lattice": None if lattice is None else lattice.describe(),
+        "share_noise_std": None if lattice is None else lattice.noise_std(1),
+        "colluding": [] if lattice is None or most is None else _colluding(lattice, ledgers[most]),
+        "size": federation.size,
+        "clients_per_round": federation.per_round,
+        "local_steps": federation.local_steps,
+        "statement_of": most,
+        "clients": _clients(settings, rounds, ledgers),
+        "rounds": _rounds(federation, rounds),
+        "bytes": _bytes(settings, server, rounds),
+    }
+
+
+def _rule(federation: FederationSettings) -> dict[str, Any]:
+    if federation.joint:
+        return dict(_JOINT)
+    rule = rule_of(federation)
+    return {
+        "name": rule.name,
+        "summary": rule.summary,
+        "reference": rule.reference,
+        "exact": rule.exact,
+        "two_sided": rule.two_sided,
+        "stages": list(rule.stages),
+    }
+
+
+def _lattice(federation: FederationSettings, server: Server, plan: Plan | None) -> Lattice | None:
+    return lattice_of(federation, plan, server.expected(server.stages[0], 1))
+
+
+def _colluding(lattice: Lattice, ledger: LedgerSummary) -> list[dict[str, Any]]:
+    """Epsilon of the same releases for c clients together that take off their own noise, in a sum of t clients."""
+    plan = ledger.plan
+    if plan.insecure_noise:
+        return []
+    rows = []
+    for count in range(1, min(_COLLUDING, lattice.survivors - 1) + 1):
+        left = replace(lattice, survivors=lattice.survivors - count).noise_multiplier(plan.clip_norm)
+        events = [(replace(event, noise_multiplier=left), number) for event, number in ledger.events()]
+        found = epsilon(events, plan.delta, adjacency=plan.adjacency)
+        rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})
+    return rows
+
+
+def _clients(
+    settings: Settings, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
+) -> list[dict[str, Any]]:
+    """Each client's part and budget; numbers of a ledger are None for a client without one."""
+    spent: dict[int, float | None] = {}
+
+    def cost(ledger: LedgerSummary, steps: int) -> float | None:
+        if ledger.plan.insecure_noise:
+            return None
+        if steps not in spent:  # clients have one plan, and mostly as many charges
+            found = epsilon(ledger.plan.events(steps), ledger.plan.delta, adjacency=ledger.plan.adjacency)
+            spent[steps] = finite(found)
+        return spent[steps]
+
+    rows = []
+    secret = federation_of(settings).trusted_server  # the statement counts on nobody knowing who was drawn
+    for name in federation_of(settings).names:
+        ledger = ledgers.get(name)
+        rows.append(
+            {
+                "name": name,
+                "weight": weight_of(settings, name),
+                "rounds_asked": None if secret else sum(name in one.asked for one in rounds),
+                "rounds_answered": None if secret else sum(name in one.answered for one in rounds),
+                "steps_charged": None if ledger is None else ledger.charges,
+                "steps_planned": None if ledger is None else ledger.plan.steps,
+                "epsilon": None if ledger is None else cost(ledger, ledger.charges),
+                "epsilon_planned": None if ledger is None else cost(ledger, ledger.plan.steps),
+                "delta": None if ledger is None else ledger.plan.delta,
+            }
+        )
+    return rows
+
+
+def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str, Any]:
+    void = [one for one in rounds if one.void is not None]
+    told = () if federation.trusted_server else rounds  # else it would say whom the server drew
+    return {
+        "planned": federation.rounds,
+        "done": len(rounds) - len(void),
+        "void": len(void),
+        "log": [
+            {
+                "round": one.step,
+                "asked": len(one.asked),
+                "answered": len(one.answered),
+                # Of a void round it is not known whose answers would have counted.
+                "dropped": [] if one.void else [name for name in one.asked if name not in one.answered],
+                "bytes_down": one.down,
+                "bytes_up": one.up,
+                "void": one.void,
+            }
+            for one in told
+        ],
+    }
+
+
+def _bytes(settings: Settings, server: Server, rounds: Sequence[Round]) -> dict[str, Any]:
+    """Of a client in a round, the mean over rounds that are not void; and how many numbers the rule's formula asks."""
+    done = [one for one in rounds if one.void is None and one.asked]
+    if not done:
+        return dict.fromkeys(("down", "up", "formula_down", "formula_up"))
+    sizes = [_formula(settings, server, one) for one in done]
+    return {
+        "down": fmean(one.down / len(one.asked) for one in done),
+        "up": fmean(one.up / len(one.answered or one.asked) for one in done),
+        "formula_down": fmean(down for down, _ in sizes),
+        "formula_up": fmean(up for _, up in sizes),
+    }
+
+
+def _formula(settings: Settings, server: Server, one: Round) -> tuple[float, float]:
+    """Numbers that a client is sent, and that it answers, in all stages of a round."""
+    if not isinstance(server, RuleServer):
+        answered = server.expected(server.stages[0], one.step)
+        return (
+            float(sum(t.numel() for t in server.tensors(server.stages[0]).values())),
+            float(sum(size for (size,) in answered.values())),
+        )
+    groups = [(len(group.sites), group.m, group.n) for group in server.parts.adapter.groups]
+    kind = rule_of(federation_of(settings))
+    return kind.message_sizes(groups, rule_settings(settings), one.step, max(1, len(one.answered)))

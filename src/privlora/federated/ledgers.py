@@ -1,0 +1,90 @@
+"""The ledgers that clients give at the end, held against what the server knows: their plan, and who answered when."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from privlora.accounting import LedgerSummary, Plan
+from privlora.accounting.ledger_format import parse_ledger
+from privlora.config import Settings
+from privlora.errors import PrivacyError, PrivloraError, RunError
+from privlora.federated.history import History
+from privlora.federated.plans import charges_a_round, federation_of
+from privlora.training.files import RunFolder, write_atomically
+
+_log = logging.getLogger(__name__)
+
+# Characters of one line of a ledger, and of its first, at most.
+_LINE, _FIRST = 500, 100_000
+# Of a calibrated noise multiplier on two machines.
+_ROUNDING = 1e-6
+
+
+def keep_ledgers(
+    folder: RunFolder, settings: Settings, history: History, plan: Plan, given: Mapping[str, str]
+) -> dict[str, LedgerSummary]:
+    """Write every client's ledger beside the report, whose statement is that of the client which released most.
+
+    Gives what each ledger says. One that cannot be right is left out. Raises RunError unless the others' statement
+    covers whatever clients without one can have released: as often as they were asked.
+    """
+    federation = federation_of(settings)
+    charges = charges_a_round(federation)
+    answered = Counter(name for one in history.rounds() for name in one.answered)
+    asked = Counter(name for one in history.rounds() for name in one.asked)
+    found: dict[str, LedgerSummary] = {}
+    for name in federation.names:
+        try:
+            found[name] = _right(name, given.get(name, ""), plan, charges * answered[name])
+        except PrivloraError as wrong:
+            _log.warning("the ledger of %s is left out: %s", name, wrong)
+    most = most_released(found) if found else None
+    missing = [name for name in federation.names if name not in found]
+    least = max((charges * asked[name] for name in missing), default=0)
+    if most is None or found[most].charges < least:
+        raise RunError(
+            f"clients that did not give their ledgers: {', '.join(missing)}",
+            why="without them the report cannot say what was released",
+            fix="start them, then `privlora resume`",
+        )
+    for name in found:
+        write_atomically(folder.release / f"ledger-{name}.jsonl", given[name])
+    write_atomically(folder.ledger, given[most])
+    return found
+
+
+def most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
+    """The client whose ledger has the most charges, the first of several: its budget bounds all others'."""
+    return max(ledgers, key=lambda name: ledgers[name].charges)
+
+
+def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
+    """Raises PrivloraError for a text that is not the ledger of a client which answered so often."""
+    if len(text) > _FIRST + _LINE * (plan.steps + 1):
+        raise RunError("it is longer than a ledger of this plan can be", fix="look at that client")
+    summary = parse_ledger(Path(name), text.encode(errors="replace"))[0]
+    if not _alike(summary.plan.to_dict(), plan.to_dict()):
+        raise PrivacyError("it is of another plan than was agreed on", fix="look at that client")
+    if summary.charges < least:
+        raise PrivacyError(
+            f"it shows {summary.charges} charges, and the client answered after {least}",
+            why="it was cut, or a copy of the client's folder answered as well",
+            fix="ask that client's owner",
+        )
+    return summary
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal but for what another machine rounds otherwise."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return isclose(one, other, rel_tol=_ROUNDING)
+    return bool(one == other)

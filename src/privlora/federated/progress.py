@@ -1,0 +1,100 @@
+"""A federation on the screen: one live line on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from privlora.federated.history import Round
+from privlora.training.progress import clock
+
+_LINES = 10  # plain lines of a federation
+_PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
+_SMOOTHING = 0.7
+
+
+class RoundProgress:
+    """Implements `privlora.federated.rounds.RoundObserver` on a rich console; a context manager around the rounds.
+
+    What it shows is public: numbers of clients and bytes, and the loss on public records. How long a round takes is
+    not, and stays on this screen.
+
+    Args:
+        console: where to write, for example ``Console(stderr=True)``.
+        private: whether noise protects what is shown.
+    """
+
+    def __init__(self, console: Console, *, private: bool) -> None:
+        self._console, self._private = console, private
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._loss: float | None = None
+        self._seconds: float | None = None
+        self._ended_at = self._printed_at = time.monotonic()
+
+    def __enter__(self) -> RoundProgress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def on_round(self, done: Round, rounds: int) -> None:
+        """Show a round: who answered, and the bytes of its messages."""
+        now = time.monotonic()
+        took, self._ended_at = now - self._ended_at, now
+        before = took if self._seconds is None else self._seconds
+        self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * took
+        line = self._line(done, rounds, self._seconds)
+        last = done.step == rounds
+        if done.void is not None:  # stays on the screen
+            self._print(line)
+        elif self._live.is_started:
+            self._live.update(line, refresh=True)
+            if last:
+                self._console.print(line)
+        elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0 or self._late(now):
+            self._print(line)
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        """Show the held-out loss, which is public."""
+        self._loss = loss
+        self._console.print(
+            f"held-out loss after round {step}: {loss:.4f} nats per token (mean over records)"
+        )
+        self._ended_at = time.monotonic()  # evaluating is no part of a round
+
+    def _late(self, now: float) -> bool:
+        return now - self._printed_at >= _PLAIN_SECONDS
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line)
+        self._printed_at = time.monotonic()
+
+    def _line(self, done: Round, rounds: int, seconds: float) -> Text:
+        line = Text(f"round {done.step}/{rounds}")
+        line.append(f"  {len(done.answered)}/{len(done.asked)} clients", style="bold")
+        if not self._private:
+            line.append("  NOT PRIVATE", style="bold red")
+        if done.void is not None:
+            return line.append(f"  VOID, nothing moved: {done.void}", style="bold red")
+        line.append(f"  ETA {clock(seconds * (rounds - done.step))}")  # first: a narrow screen cuts the line
+        line.append(f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
+        if self._loss is not None:
+            line.append(f"  held-out loss {self._loss:.4f}")
+        return line.append(f"  {seconds:.2g} s/round")
+
+
+def in_bytes(count: float) -> str:
+    """1234567 as "1.2 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,125 @@
+"""What the table of rules says of itself, for people and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from privlora.federated.plans import JOINT, hides_clients, joint_methods, local_methods
+from privlora.federated.rules import RULES, Rule, RuleSettings
+from privlora.federated.rules.base import Shapes, Sizes
+from privlora.methods import METHODS, Method
+
+
+@dataclass(frozen=True)
+class Example:
+    """The federation for which numbers are given: modules of rows x columns."""
+
+    modules: int = 64
+    rows: int = 4096
+    columns: int = 4096
+    rank: int = 16
+    oversampling: int = 0
+    clients: int = 10
+
+    def describe(self) -> str:
+        return (
+            f"{self.modules} modules of {self.rows} x {self.columns}, r = {self.rank}, p = {self.oversampling}, "
+            f"{self.clients} clients"
+        )
+
+
+EXAMPLE: Final = Example()
+
+# Sizes that say which letter they stand for: no two are equal, and none is another's multiple.
+_ROWS, _COLUMNS, _CLIENTS, _RANK, _WIDTH = 4099, 4093, 10, 16, 19
+_LETTERS: Final = {
+    _ROWS: "m",
+    _COLUMNS: "n",
+    _RANK: "r",
+    _WIDTH: "(r + p)",
+    _CLIENTS * _RANK: "K r",
+    (_CLIENTS - 1) * _RANK: "(K − 1) r",
+}
+
+
+def rule_facts(example: Example = EXAMPLE) -> list[dict[str, Any]]:
+    """One row for joint and one for each rule; floats are what one client is sent and answers in its second round."""
+    return [_joint(example), *(_row(rule, example) for rule in RULES.values())]
+
+
+def _row(rule: type[Rule], example: Example) -> dict[str, Any]:
+    sizes: list[Sizes] = [(example.modules, example.rows, example.columns)]
+    chosen = RuleSettings(rank=example.rank, oversampling=example.oversampling)
+    down, up = rule.message_sizes(sizes, chosen, number=2, clients=example.clients)
+    usual, private = local_methods(rule, RuleSettings(rank=example.rank, private=True))
+    _, without = local_methods(rule, RuleSettings(rank=example.rank, private=False))
+    return {
+        "name": rule.name,
+        "summary": rule.summary,
+        "reference": rule.reference,
+        "stages": list(rule.stages),
+        "floats_down": int(down),
+        "floats_up": int(up),
+        "down": _formula(rule, 0),
+        "up": _formula(rule, 1),
+        "exact": rule.exact,
+        "two_sided": rule.two_sided,
+        "secure_sums": "possible" if rule.linear else "impossible",
+        "privacy_models": ["record", "client"] if hides_clients(rule) else ["record"],
+        "method": usual.name,
+        "methods": _private(private),
+        "methods_without_privacy": without,
+    }
+
+
+def _joint(example: Example) -> dict[str, Any]:
+    """Training itself, one step a round; numbers are those of its default method, prism."""
+    rank, usual = example.rank, METHODS["prism"]
+    factors = rank * (example.rows + example.columns)
+    return {
+        "name": JOINT,
+        "summary": "One step of central training a round, its batch and its noise spread over the clients. "
+        "The accuracy of central training; needs secure sums.",
+        "reference": "Distributed discrete Gaussian (arXiv:2102.06387); secure sums (Bonawitz et al. 2017)",
+        "stages": ["train"],
+        "floats_down": example.modules * (factors + rank),
+        "floats_up": example.modules * (factors + rank**2),
+        "down": "m r + r + n r",
+        "up": "r r + m r + n r",
+        "exact": True,
+        "two_sided": True,
+        "secure_sums": "needed",
+        "privacy_models": ["record"],
+        "method": usual.name,
+        "methods": _private(joint_methods()),
+        "methods_without_privacy": joint_methods(),
+    }
+
+
+def _private(names: Sequence[str]) -> list[str]:
+    found: list[Method] = [METHODS[name] for name in names]
+    return [row.name for row in found if row.private]
+
+
+def _formula(rule: type[Rule], way: int) -> str:
+    """Numbers a module, of rounds 1, 2 and 3. way: 0 is down, 1 is up."""
+    first, second, third = (_sum(rule, way, number) for number in (1, 2, 3))
+    if first == second == third:
+        return first
+    return f"{first}, then {second}, by turns" if first == third else f"{second} in round 2, more in each"
+
+
+def _sum(rule: type[Rule], way: int, number: int) -> str:
+    chosen = RuleSettings(rank=_RANK, oversampling=_WIDTH - _RANK)
+    sizes: list[Sizes] = [(1, _ROWS, _COLUMNS)]
+    found: Shapes = {}
+    for stage in rule.stages:
+        found |= rule.shapes(stage, number, sizes, chosen, _CLIENTS)[way]
+    products = [" ".join(_letter(part) for part in shape[1:]) for shape in found.values() if 0 not in shape]
+    return " + ".join(products) or "nothing"
+
+
+def _letter(size: int) -> str:
+    return _LETTERS.get(size, str(size))

@@ -1,0 +1,106 @@
+"""A federation in words: who trains together, what is hidden and from whom, and what the server sees."""
+
+from __future__ import annotations
+
+from privlora.accounting import Plan, epsilon
+from privlora.config import Settings
+from privlora.federated.plans import federation_of
+from privlora.pages.numbers import rounded_up
+
+NOT_PRIVATE = "NOT PRIVATE: nothing is promised about the records"
+
+
+def who_trains(settings: Settings) -> str:
+    """Clients, rounds, and how often one of them trains."""
+    federation = federation_of(settings)
+    rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
+    if federation.per_round == federation.size:
+        return f"{federation.size} clients train together, all of them in each of {rounds}"
+    return (
+        f"{federation.per_round} of {federation.size} clients train together in each of {rounds}, "
+        f"a client in {federation.participations} at most"
+    )
+
+
+def how_it_is_put_together(settings: Settings) -> str:
+    """The rule, the local method and the local steps."""
+    federation, method = federation_of(settings), settings.method.name
+    if federation.joint:
+        return f"rule joint: each round is one step of {method} on a batch that is spread over the clients"
+    steps = f"{federation.local_steps} local step{'s' * (federation.local_steps != 1)}"
+    return f"rule {federation.rule}: {steps} of {method} in a round"
+
+
+def who_is_protected(settings: Settings) -> str:
+    """What is hidden, and from whom."""
+    federation, privacy = federation_of(settings), settings.privacy
+    if not privacy.private:
+        return "NOT PRIVATE: no clipping, no noise"
+    if not privacy.protects:
+        return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
+    unit = (
+        f"any one {privacy.unit}" if federation.privacy_model == "record" else "all records of any one client"
+    )
+    honest = f"as long as {federation.threshold} clients of a round are honest and stay"
+    if federation.joint:
+        return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter, {honest}"
+    if federation.privacy_model == "record":
+        return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter"
+    if federation.trusted_server:
+        return f"hidden: {unit}, from the other clients and whoever gets the adapter, NOT from the server"
+    return f"hidden: {unit}, from whoever sees the sums and what follows, the server too, {honest}"
+
+
+def what_the_server_sees(settings: Settings) -> str:
+    """Sums, or each client's message."""
+    federation = federation_of(settings)
+    if not federation.secure:
+        return "no secure sums: the server sees each client's message"
+    return (
+        f"secure sums: the server sees sums of at least {federation.threshold} of {federation.per_round} clients, "
+        "and no client's part"
+    )
+
+
+def what_it_costs(plan: Plan | None, own: Plan | None) -> str:
+    """Epsilon of each client, rounded up. plan: of a client's ledger. own: of a trusted server's."""
+    whole = own or plan
+    if whole is None or whole.insecure_noise:
+        return NOT_PRIVATE
+    spent = rounded_up(epsilon(whole.phases, whole.delta, adjacency=whole.adjacency))
+    return f"at most ε {spent} (δ {whole.delta:g}) per {whole.unit}{' of each client' * (whole.unit != 'client')}"
+
+
+def in_a_line(settings: Settings, plan: Plan | None, own: Plan | None) -> str:
+    """All of it. settings: with their local method."""
+    parts = [who_trains(settings), how_it_is_put_together(settings), who_is_protected(settings)]
+    if settings.privacy.protects:
+        parts.append(what_it_costs(plan, own))
+    return "; ".join([*parts, what_the_server_sees(settings)])
+
+
+def what_is_not_hidden(settings: Settings) -> list[str]:
+    """Sentences beside those that hold of any run."""
+    federation, unit = federation_of(settings), settings.privacy.unit
+    found = [
+        "Who takes part: names of clients, their weights, in which rounds each one answers, and how long it takes.",
+        "The run's settings. Every client gets them, but for files and folders of the server.",
+    ]
+    if not settings.privacy.protects:
+        return found
+    if federation.privacy_model == "client":
+        found.append(
+            "A client's records from that client's own machine. The unit is the client, and it trains on its own "
+            "records without noise."
+        )
+        if federation.trusted_server:
+            found.append("Each client's update from the server, which adds the noise and is trusted.")
+    else:
+        found.append(f"That a client has records of some kind at all. The unit is one {unit}.")
+        found.append(f"A {unit} that several clients have: what their ledgers say adds up.")
+    if federation.distributed:
+        found.append(
+            f"Anything, in a round where fewer than {federation.threshold} clients add their noise honestly; rounds "
+            "with fewer answers are void, but nobody can see who cheats."
+        )
+    return found

@@ -1,0 +1,142 @@
+"""A federation in words: what card and page say of report["federation"]. Pure functions of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from privlora.pages.numbers import number, rounded_up
+
+Facts = Mapping[str, Any]
+
+_NOISE_BY = {
+    "client": "each client, for itself and in full",
+    "shares": "all clients, each a share of what a sum needs",
+    "server": "the server",
+    None: "nobody",
+}
+# A card stays readable; the page and the JSON have all of them.
+_MOST_NAMED = 8
+
+
+def federation_table(facts: Facts) -> list[tuple[str, str]]:
+    """(name, value) rows of the section's facts."""
+    rule, rounds, traffic = facts["rule"], facts["rounds"], facts["bytes"]
+    rows = [
+        ("Rule", f"{rule['name']}: {rule['summary']} ({rule['reference']})"),
+        ("Hidden", facts["hidden"]),
+        ("Holds against", facts["holds_against"]),
+        ("Noise is added by", _NOISE_BY[facts["noise_by"]]),
+        ("Secure sums", _secure(facts)),
+    ]
+    if facts["lattice"] is not None:
+        rows.append(("Distributed noise", _distributed(facts)))
+    rows += [
+        ("Clients", f"{facts['size']}, of which {facts['clients_per_round']} train in a round"),
+        ("Local steps in a round", number(facts["local_steps"])),
+        ("Rounds", _rounds(rounds)),
+        ("Drop-outs", _dropped(rounds)),
+    ]
+    if traffic["down"] is not None:
+        rows += [
+            ("To a client in a round", _bytes(traffic["down"], traffic["formula_down"])),
+            ("From a client in a round", _bytes(traffic["up"], traffic["formula_up"])),
+        ]
+    return rows
+
+
+def card_paragraph(facts: Facts) -> str:
+    """The federation in a few sentences."""
+    rounds, silent = facts["rounds"], never_released(facts)
+    text = (
+        f"Trained by {facts['size']} clients together, whose records stayed with them, by the rule "
+        f"{facts['rule']['name']} ({facts['rule']['reference']}): {_rounds(rounds)}, "
+        f"{facts['clients_per_round']} clients and {facts['local_steps']} local steps in each. "
+        f"Noise is added by {_NOISE_BY[facts['noise_by']]}. Secure sums: {_secure(facts)}."
+    )
+    if silent:
+        more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
+        text += f" Nothing was released by {', '.join(silent[:_MOST_NAMED])}{more}."
+    return text
+
+
+def never_released(facts: Facts) -> list[str]:
+    """Clients of which nothing is in the adapter: not charged, or, without ledgers, never heard."""
+    return [
+        client["name"]
+        for client in facts["clients"]
+        if client["steps_charged"] == 0
+        or (client["steps_charged"] is None and client["rounds_answered"] == 0)
+    ]
+
+
+def clients_table(facts: Facts) -> list[tuple[str, ...]]:
+    """A row of text for each client: name, epsilon spent, planned, delta, steps, rounds, weight."""
+    return [
+        (
+            client["name"],
+            rounded_up(client["epsilon"]),
+            rounded_up(client["epsilon_planned"]),
+            number(client["delta"]),
+            _of(client["steps_charged"], client["steps_planned"]),
+            _of(client["rounds_answered"], client["rounds_asked"]),
+            number(client["weight"]),
+        )
+        for client in facts["clients"]
+    ]
+
+
+def noise_scope(facts: Facts | None) -> str:
+    """Of what the section on weights shows the noise."""
+    if facts is None or (facts["noise_by"] == "shares" and facts["rule"]["name"] == "joint"):
+        return "one step"
+    if facts["noise_by"] == "client":
+        return "one step of one client, where the federation started and before clients are averaged,"
+    return "one round, at the point where the federation started,"
+
+
+def _secure(facts: Facts) -> str:
+    if not facts["secure_sums"]:
+        return "no: the server sees each client's message"
+    return (
+        f"yes: the server sees sums only, modulo 2^{facts['ring_bits']}, and none with fewer than "
+        f"{facts['threshold']} clients"
+    )
+
+
+def _distributed(facts: Facts) -> str:
+    return f"{facts['lattice']}; {number(facts['share_noise_std'])} from each client, in units of the sum"
+
+
+def _rounds(rounds: Facts) -> str:
+    void = f", {rounds['void']} void" if rounds["void"] else ""
+    return f"{rounds['done']} of {rounds['planned']} planned rounds done{void}"
+
+
+def _dropped(rounds: Facts) -> str:
+    if not rounds["log"]:
+        return "not told: who trains in a round is the server's secret"
+    count = sum(len(one["dropped"]) for one in rounds["log"])
+    return (
+        "none" if not count else f"{count} answers of clients that were asked did not come, or did not count"
+    )
+
+
+def _bytes(measured: float, numbers: float) -> str:
+    return f"{size(measured)} measured; the rule's formula: {numbers:,.0f} numbers"
+
+
+def size(count: float) -> str:
+    """Bytes for reading, in powers of ten.
+
+    >>> size(387_856.0)
+    '388 kB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _of(part: int | None, whole: int | None) -> str:
+    return "–" if part is None else f"{part} of {whole}"

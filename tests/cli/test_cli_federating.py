@@ -1,0 +1,310 @@
+"""Federated runs from the command line: what is shown, what is left, interruptions, and the table of rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call, write_config, write_records
+from federation_cases import NAMES, federation_settings, write_clients
+
+import privlora
+from privlora.accounting import read_ledger
+from privlora.federated.history import Round
+from privlora.federated.progress import RoundProgress, in_bytes
+from privlora.federated.rule_facts import Example
+from privlora.federated.rules import RULES, RuleSettings
+
+
+@pytest.fixture
+def config(model: Path, folder: Path) -> Path:
+    """Three clients with records of their own, and public records."""
+    settings = federation_settings(
+        model,
+        folder,
+        data={"path": None, "evaluation": str(write_records(folder / "public.jsonl", 6, first=900))},
+        federation={"clients": write_clients(folder)},
+    )
+    return write_config(folder, settings)
+
+
+def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = call(capsys, "federate", config, "--json")
+    assert ended.code == 0, ended.err
+    found, release = ended.json, folder / "run" / "release"
+    assert found["adapter"] == str(release)
+    assert set(os.listdir(release)) >= {"adapter_model.safetensors", "report.html", "ledger.jsonl"}
+    assert list(found["ledgers"]) == list(NAMES)
+    for path in found["ledgers"].values():
+        ledger = read_ledger(path)
+        assert (ledger.charges, ledger.plan.unit) == (4, "record")
+        assert ledger.epsilon() == found["epsilon"]
+    assert (found["rounds"], found["void_rounds"], found["rule"]) == (2, [], "tan")
+    assert (found["private"], found["secure_sums"], found["threshold"]) == (True, False, None)
+    assert found["event"]["sampling"]["sample_rate"] == 12 / 40
+    assert found["bytes_up"] > found["bytes_down"] > 0
+    shown = ended.err.splitlines()
+    assert shown[0].startswith(
+        "plan: 3 clients train together, all of them in each of 2 rounds; rule tan: 2 local"
+    )
+    assert "hidden: any one record, from the server" in shown[0]
+    assert "at most ε " in shown[0]
+    assert "no secure sums: the server sees each client's message" in shown[0]
+    assert sum(line.startswith("round 2/2  3/3 clients") for line in shown) == 1
+    assert sum(line.startswith("held-out loss after round") for line in shown) == 2
+
+
+def test_what_may_be_published_holds_no_file_names_and_no_records(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(capsys, "federate", config)
+    release = folder / "run" / "release"
+    for path in release.iterdir():
+        content = path.read_bytes()
+        for secret in (b"north.jsonl", b"came in with", str(folder).encode()):
+            assert secret not in content, path.name
+    assert "came in with" not in ended.out + ended.err
+    for place in (
+        f"adapter:  {release}\n",
+        f"report:   {release}/report.html\n",
+        "one of each of 3 clients\n",
+    ):
+        assert place in ended.out
+    promise = ended.out.splitlines()[-1]
+    for word in ("promise:", "0.001)-DP for each client", "per record", "hidden: any one record"):
+        assert word in promise
+
+
+def test_other_commands_take_what_it_leaves(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = call(capsys, "federate", config, "--json").json
+    planned = call(capsys, "plan", config, "--json").json
+    assert planned["epsilon"] == run["epsilon"]
+    assert planned["noise_multiplier"] == run["event"]["noise_multiplier"]
+    assert planned["releases"] == 4
+    assert planned["noise_of_a_client"] == pytest.approx(2.0 * 1.0 / (12 / 3))
+    assert planned["noise_of_the_mean"] == pytest.approx(planned["noise_of_a_client"] / 3**0.5)
+    for way in ("down", "up"):  # 3 clients, 2 rounds; the rest is the messages' plain values
+        assert run[f"bytes_{way}"] / 6 == pytest.approx(planned["bytes"][way], rel=0.05)
+    north = call(capsys, "budget", run["ledgers"]["north"], "--json").json
+    assert north["epsilon"] == run["epsilon"]
+    report = folder / "run" / "release" / "report.html"
+    report.unlink()
+    assert call(capsys, "report", folder / "run").code == 0
+    assert report.exists()
+    assert call(capsys, "evaluate", folder / "run", "--data", folder / "public.jsonl").code == 0
+
+
+def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    joint = ["federation.rule=joint", "federation.local_steps=1", "--json"]
+    planned = call(capsys, "plan", config, *joint).json
+    assert planned["noise_of_the_mean"] == pytest.approx(2.0 / 12)
+    assert planned["noise_of_a_client"] is None
+    ended = call(capsys, "federate", config, *joint)
+    assert ended.code == 0, ended.err
+    assert (ended.json["secure_sums"], ended.json["threshold"]) == (True, 3)
+    assert "as long as 3 clients of a round are honest" in ended.err
+    assert "no client's part" in ended.err
+    assert {read_ledger(path).charges for path in ended.json["ledgers"].values()} == {2}
+
+
+def test_a_trusted_server_has_the_ledger(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ["federation.rule=ffa", "federation.privacy_model=client", "federation.trusted_server=true"]
+    ended = call(capsys, "federate", config, *whole, "--json")
+    assert ended.code == 0, ended.err
+    assert "NOT from the server" in ended.err.splitlines()[0]
+    assert ended.json["unit"] == "client"
+    assert ended.json["ledgers"] == {}
+    assert read_ledger(ended.json["ledger"]).charges == 2
+
+
+@pytest.mark.parametrize(
+    "privacy", [["privacy.private=false", "privacy.noise_multiplier=null"], ["privacy.insecure_noise_seed=1"]]
+)
+def test_what_is_not_private_says_so(
+    privacy: list[str], config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(capsys, "federate", config, *privacy)
+    assert ended.code == 0, ended.err
+    assert "NOT PRIVATE" in ended.err.splitlines()[0]
+    assert "round 2/2  3/3 clients  NOT PRIVATE" in ended.err
+    assert ended.out.splitlines()[-1] == "promise:  NOT PRIVATE: nothing is promised about the records"
+    assert "ε" not in ended.out + ended.err
+    assert call(capsys, "resume", folder / "run", "--json").json["private"] is False
+
+
+def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    shown = RoundProgress.on_round
+
+    def on_round(self: RoundProgress, done: Round, rounds: int) -> None:
+        shown(self, done, rounds)
+        if done.step == step:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(RoundProgress, "on_round", on_round)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_an_interrupted_federation_goes_on(
+    number: int,
+    config: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = folder / "run"
+    with monkeypatch.context() as patch:
+        _interrupt_at(1, patch, number)
+        stopped = call(capsys, "federate", config, "--json")
+    assert (stopped.code, stopped.out) == (130, "")
+    last = stopped.err.splitlines()[-1]
+    assert last == f"interrupted: after round 1, which is saved. Continue with `privlora resume {run}`"
+    assert not (run / "release" / "adapter_model.safetensors").exists()
+    run = run.rename(folder / "moved")
+    resumed = call(capsys, "resume", run, "--json")
+    assert resumed.code == 0, resumed.err
+    assert "round 1/2" not in resumed.err
+    assert "round 2/2  3/3 clients" in resumed.err
+    assert resumed.json["adapter"] == str(run / "release")
+    assert {read_ledger(path).charges for path in resumed.json["ledgers"].values()} == {4}
+    again = call(capsys, "resume", run, "--json")
+    assert again.json == resumed.json
+
+
+def test_a_round_that_died_is_void_and_said_so(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("privlora.federated.local.train_locally", die)
+        stopped = call(capsys, "federate", config)
+    assert stopped.code == 130
+    assert "before it could save. Continue with `privlora resume" in stopped.err.splitlines()[-1]
+    resumed = call(capsys, "resume", folder / "run")
+    assert resumed.code == 0, resumed.err
+    assert "rounds:   1 of 2 are void: nothing moved in them" in resumed.out
+    charged = read_ledger(folder / "run" / "release" / "ledger.jsonl").charges
+    assert charged == 2  # the round that died had not been charged
+    assert f"; {charged} steps of Gaussian mechanism" in resumed.out
+
+
+def test_an_interruption_before_the_start_leaves_nothing(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("privlora.federated.run.load_data", interrupt)
+    stopped = call(capsys, "federate", config)
+    assert stopped.code == 130
+    assert stopped.err.splitlines()[-1] == "interrupted: before the run started; nothing was released"
+    assert not (folder / "run").exists()
+
+
+def test_numbers_of_bytes() -> None:
+    assert [in_bytes(n) for n in (7, 999, 1000, 1_234_567, 5e9)] == [
+        "7 B",
+        "999 B",
+        "1 kB",
+        "1.23 MB",
+        "5 GB",
+    ]
+
+
+# --- the table of rules ---
+
+
+def test_the_table_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    found = call(capsys, "federate", "--list-rules", "--json").json
+    rows = {row["name"]: row for row in found["rules"]}
+    assert list(rows) == ["joint", *RULES]
+    example = Example(**found["example"])
+    assert (example.modules, example.rows, example.columns, example.rank) == (64, 4096, 4096, 16)
+    sizes = [(example.modules, example.rows, example.columns)]
+    for name, rule in RULES.items():
+        row = rows[name]
+        wanted = rule.message_sizes(sizes, RuleSettings(rank=16), number=2, clients=example.clients)
+        assert (row["floats_down"], row["floats_up"]) == wanted
+        assert (row["exact"], row["two_sided"]) == (rule.exact, rule.two_sided)
+        assert row["secure_sums"] == ("possible" if rule.linear else "impossible")
+        assert row["method"] in row["methods"]
+        assert (row["summary"], row["reference"]) == (rule.summary, rule.reference)
+        assert row["stages"] == list(rule.stages)
+    assert rows["joint"]["secure_sums"] == "needed"
+    assert "projected" not in rows["joint"]["methods"]
+    clients = {name for name, row in rows.items() if "client" in row["privacy_models"]}
+    assert clients == {"fedavg", "fedprox", "ffa", "fedsvd", "rolora", "tan", "alt"}
+
+
+def _value(formula: str, example: Example) -> int:
+    """Of a formula of the table, for all modules, in the second round."""
+    formula = (
+        formula.removesuffix(" in round 2, more in each").removesuffix(", by turns").split(", then ")[-1]
+    )
+    letters = {
+        "m": example.rows,
+        "n": example.columns,
+        "r": example.rank,
+        "(r+p)": example.rank + example.oversampling,
+        "K": example.clients,
+        "(K−1)": example.clients - 1,
+    }
+    close = formula.replace("(r + p)", "(r+p)").replace("(K − 1)", "(K−1)")
+    return example.modules * sum(prod(letters[x] for x in term.split()) for term in close.split(" + "))
+
+
+def test_formulas_and_numbers_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    found = call(capsys, "federate", "--list-rules", "--json").json
+    example = Example(**found["example"])
+    for row in found["rules"]:
+        assert _value(row["down"], example) == row["floats_down"], row["name"]
+        assert _value(row["up"], example) == row["floats_up"], row["name"]
+
+
+def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "federate", "--list-rules")
+    assert shown.code == 0
+    for name in ("joint", *RULES):
+        assert any(line.split()[:1] == [name] for line in shown.out.splitlines())
+    assert "64 modules of 4096 x 4096" in shown.out
+
+
+# --- without the packages ---
+
+
+@pytest.mark.parametrize(("module", "package"), [("flwr", "flwr"), ("cryptography", "cryptography")])
+def test_without_a_package_only_this_command_is_missing(module: str, package: str, config: Path) -> None:
+    """In a process of its own, in which the package cannot be found."""
+    lines: list[list[str]] = [
+        ["federate", str(config)],
+        ["federate", "--list-rules"],
+        ["plan", str(config)],
+        ["methods"],
+    ]
+    code = (
+        f"import sys, json; sys.modules[{module!r}] = None\n"
+        "import privlora; privlora.fine_tune; privlora.federate\n"
+        "from privlora.cli import main\n"
+        f"print(json.dumps([main(line) for line in json.loads({json.dumps(json.dumps(lines))})]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(privlora.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True, timeout=300
+    )
+    codes: list[Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert codes == [2, 0, 0, 0], ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
+    assert f"needs the package {package}, which is not installed" in line
+    assert "pip install 'privlora[federated]'" in line
+    assert "Traceback" not in ended.stderr
+    assert not (config.parent / "run").exists()

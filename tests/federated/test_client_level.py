@@ -1,0 +1,154 @@
+"""Whole clients: what is clipped, what noise is added, who is drawn, and what each ledger shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federated_cases import SIGMA, Federation, owners, settings_of
+from scipy import stats
+from torch import Tensor
+
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.data.sampling import PoissonSampler
+from privlora.federated import rounds
+from privlora.federated.schedule import secret_participants
+from privlora.mechanisms.noising import Charged
+from privlora.mechanisms.updates import ClippedUpdate
+
+NAMES = [f"owner-{k}" for k in range(4)]
+C = 0.01
+TRUSTED = {"privacy_model": "client", "trusted_server": True}
+DISTRIBUTED = {"privacy_model": "client"}
+
+
+def made(folder: Path, federation: dict[str, Any], rule: str = "tan", **adapter: Any) -> Federation:
+    chosen = settings_of(rule, NAMES, federation=federation, privacy={"clip_norm": C}, adapter=adapter)
+    return Federation(folder, chosen, owners(4))
+
+
+class Totals:
+    """The private sums of updates that met noise, and what was released in their place."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.sums: list[Tensor] = []
+        self.scales: list[float] = []
+        self.divisors: list[float] = []
+        tensor, integers, kept = Charged.tensor, Charged.integers, self
+
+        def seen(self: Charged, total: Tensor, **options: Any) -> Tensor:
+            kept.sums.append(total.clone())
+            kept.scales.append(options["scale"])
+            kept.divisors.append(options["divisor"])
+            return tensor(self, total, **options)
+
+        def shared(self: Charged, total: Tensor, **options: Any) -> np.ndarray:
+            kept.sums.append(total.clone())
+            return integers(self, total, **options)
+
+        patch.setattr(Charged, "tensor", seen)
+        patch.setattr(Charged, "integers", shared)
+
+
+@pytest.mark.parametrize("rule", ["tan", "fedavg", "alt"])
+def test_a_clients_update_is_clipped_before_it_meets_its_share_of_noise(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Totals(monkeypatch)
+    one = made(tmp_path, DISTRIBUTED, rule).run()
+    norms = [float(total.norm()) for total in kept.sums]
+    assert len(norms) == 8  # four clients, two rounds
+    assert max(norms) <= C
+    assert max(norms) > C * (1 - 1e-6)
+    for name in NAMES:
+        ledger = one.ledger_of(name)
+        assert ledger.events() == [(StepEvent(PoissonSampling(1.0), SIGMA), 2)]
+        assert ledger.plan.unit == "client"
+
+
+def test_a_trusted_server_clips_again_and_adds_all_of_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Totals(monkeypatch)
+    monkeypatch.setattr(PoissonSampler, "draw", lambda self: np.arange(self._units))
+    one = made(tmp_path, {**TRUSTED, "clients_per_round": 2}).run()
+    assert all(float(total.norm()) <= 4 * C for total in kept.sums)
+    assert kept.scales == pytest.approx([SIGMA * C] * 2)
+    assert kept.divisors == [2.0, 2.0]  # as expected, however many were drawn
+    assert one.ledger is not None
+    assert one.ledger.summary.events() == [(StepEvent(PoissonSampling(0.5), SIGMA), 2)]
+    assert one.ledger.plan.expected_batch_size == 2.0
+    assert not (one.clients["owner-0"].folder / one.history.run / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("federation", [TRUSTED, DISTRIBUTED])
+def test_a_round_without_updates_releases_the_stated_noise(
+    federation: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ClippedUpdate, "clipped", lambda self, update: torch.zeros(self.entries, dtype=torch.float64)
+    )
+    everywhere = ["q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "down_proj"]
+    one = made(tmp_path, {**federation, "rounds": 8}, r=4, target_modules=everywhere)
+    means: list[Tensor] = []
+    add = one.server.add
+
+    def kept(stage: str, message: dict[str, Tensor], weight: float) -> None:
+        means.append(torch.cat([message[name].double().flatten() for name in sorted(message)]))
+        add(stage, message, weight)
+
+    one.server.add = kept  # type: ignore[method-assign]
+    one.run()
+    found = torch.cat(means) / (SIGMA * C / 4)
+    assert len(found) > 14_000
+    # Rounding to the lattice and its cover are below 1 %.
+    square, n = float(found.square().sum()), len(found)
+    assert stats.chi2.cdf(square / 1.02, n) < 1 - 1e-6
+    assert stats.chi2.cdf(square, n) > 1e-6
+    assert stats.kstest(found.numpy(), "norm").pvalue > 1e-6
+
+
+def test_a_trusted_server_draws_clients_in_secret_at_the_rate_that_it_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_of: list[tuple[int, float, bool]] = []
+
+    class Watched(PoissonSampler):
+        def __init__(self, units: int, sample_rate: float, **options: Any) -> None:
+            super().__init__(units, sample_rate, **options)
+            made_of.append((units, sample_rate, self.insecure))
+
+    monkeypatch.setattr(rounds, "PoissonSampler", Watched)
+    one = made(tmp_path, {**TRUSTED, "clients_per_round": 1, "rounds": 12}).run()
+    assert made_of == [(4, 0.25, False)]
+    asked = [done.asked for done in one.done()]
+    assert len({len(names) for names in asked}) > 1 or len(set(asked)) > 1  # 1e-8 otherwise
+    assert one.ledger is not None
+    assert one.ledger.charges == 12
+
+
+def test_no_schedule_tells_who_is_drawn() -> None:
+    """Each client by a coin of its own, anew: the law of the accountant."""
+    sampler = PoissonSampler(4, 0.25)
+    drawn = list(secret_participants(NAMES, sampler, 4000))
+    together = np.array([[name in names for name in NAMES] for names in drawn], dtype=float)
+    assert all(names == sorted(names) for names in drawn)
+    for share in together.mean(axis=0):
+        assert abs(share - 0.25) < 6 * (0.25 * 0.75 / 4000) ** 0.5
+    pairs = np.corrcoef(together.T) - np.eye(4)
+    assert np.abs(pairs).max() < 6 / 4000**0.5
+    assert abs((together.sum(axis=1) == 0).mean() - 0.75**4) < 6 * (0.75**4 / 4000) ** 0.5
+
+
+def test_a_round_of_nobody_is_noised_and_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoissonSampler, "draw", lambda self: np.zeros(0, dtype=np.int64))
+    one = made(tmp_path, TRUSTED).run()
+    assert one.ledger is not None
+    assert [done.asked for done in one.done()] == [(), ()]
+    assert [done.void for done in one.done()] == [None, None]
+    assert one.ledger.charges == 2
+    assert not one.exchange.requests("train")
+    assert all(float(update.norm()) > 0 for update in one.updates())

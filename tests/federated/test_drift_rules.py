@@ -1,0 +1,45 @@
+"""FedProx and SCAFFOLD under differential privacy: what they add to clients' steps is there, after the noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from federated_cases import Federation, owners, settings_of
+from torch import Tensor
+
+NAMES = ["owner-0", "owner-1"]
+
+
+def after(folder: Path, rule: str, rounds: int = 1, **federation: Any) -> list[Tensor]:
+    chosen = settings_of(
+        rule,
+        NAMES,
+        method={"name": "dp-sgd", "learning_rate": 0.5},
+        privacy={"insecure_noise_seed": 11},
+        federation={"rounds": rounds, "local_steps": 3, **federation},
+    )
+    return Federation(folder, chosen, owners(2)).run().updates()
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_fedprox_pulls_private_clients_and_is_fedavg_without_a_pull(tmp_path: Path) -> None:
+    """Seeds repeat draws and noise, so that equal steps are equal bit for bit."""
+    plain = after(tmp_path / "avg", "fedavg")
+    assert same(plain, after(tmp_path / "again", "fedavg"))
+    assert same(plain, after(tmp_path / "zero", "fedprox", proximal=0.0))
+    pulled = after(tmp_path / "prox", "fedprox", proximal=0.5)
+    moved = [float((a - b).norm() / b.norm()) for a, b in zip(pulled, plain, strict=True)]
+    assert min(moved) > 0.05
+    # The pull is towards the beginning, where the update is zero.
+    assert all(float(a.norm()) < float(b.norm()) for a, b in zip(pulled, plain, strict=True))
+
+
+def test_scaffold_is_fedavg_until_there_are_control_variates(tmp_path: Path) -> None:
+    assert same(after(tmp_path / "a", "fedavg"), after(tmp_path / "s", "scaffold"))
+    two = after(tmp_path / "a2", "fedavg", rounds=2), after(tmp_path / "s2", "scaffold", rounds=2)
+    assert all(float((a - b).norm() / b.norm()) > 0.01 for a, b in zip(*two, strict=True))

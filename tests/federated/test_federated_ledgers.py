@@ -1,0 +1,117 @@
+"""What clients' ledgers show over rounds and federations, and that no more is released than was planned."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federated_cases import Federation, owners, settings_of
+
+from privlora.accounting import compose_ledgers, epsilon
+from privlora.errors import RunError
+from privlora.federated.limits import ANYTHING
+from privlora.federated.messages import REFUSED
+
+NAMES = [f"owner-{k}" for k in range(3)]
+
+
+def made(
+    folder: Path, rule: str = "tan", privacy: dict[str, Any] | None = None, **options: Any
+) -> Federation:
+    federation = options.pop("federation", {})
+    chosen = settings_of(rule, NAMES, federation=federation, privacy=privacy or {})
+    return Federation(folder, chosen, owners(3), **options)
+
+
+@pytest.mark.parametrize("rule", ["tan", "joint", "fedask"])
+def test_clients_that_take_turns_are_charged_for_their_own_rounds(rule: str, tmp_path: Path) -> None:
+    one = made(tmp_path, rule, federation={"rounds": 4, "clients_per_round": 2}).run()
+    took = Counter(name for done in one.done() for name in done.answered)
+    steps = one.settings.federation.local_steps  # type: ignore[union-attr]
+    for name in NAMES:
+        ledger = one.ledger_of(name)
+        assert ledger.charges == took[name] * steps <= ledger.plan.steps
+    assert max(took.values()) * steps == one.plan.steps  # type: ignore[union-attr]
+
+
+def test_a_client_whose_budget_is_spent_refuses(tmp_path: Path) -> None:
+    """A server asks one client in every round, where it agreed to two of three."""
+    one = made(tmp_path, federation={"rounds": 3, "clients_per_round": 2}).join()
+    client = one.clients["owner-0"]
+    assert one.ledger_of("owner-0").plan.steps == 4
+    replies = [client.answer(one.request("owner-0", number=number)) for number in (1, 2, 3)]
+    assert sorted(str(reply.refused) for reply in replies) == sorted(["None", "None", REFUSED])
+    assert one.ledger_of("owner-0").charges == 4
+
+
+def test_a_question_is_answered_once(tmp_path: Path) -> None:
+    one = made(tmp_path).join()
+    client = one.clients["owner-0"]
+    assert client.answer(one.request("owner-0", number=2)).refused is None
+    for number in (2, 1):
+        assert client.answer(one.request("owner-0", number=number)).refused == REFUSED
+    assert one.ledger_of("owner-0").charges == 2
+
+
+def test_a_client_of_two_federations_has_two_ledgers_that_add_up(tmp_path: Path) -> None:
+    runs = [made(tmp_path).run()]
+    (tmp_path / "server").rename(tmp_path / "first")
+    runs.append(made(tmp_path, "joint").run())
+    folder = tmp_path / "owner-0"
+    paths = sorted(folder.glob("*/ledger.jsonl"))
+    assert {path.parent.name for path in paths} == {one.history.run for one in runs}
+    total = compose_ledgers(paths)
+    events = [pair for one in runs for pair in one.ledger_of("owner-0").events()]
+    assert [count for _, count in events] == [4, 2]
+    assert total.epsilon == pytest.approx(epsilon(events, 1e-3, adjacency="add-or-remove-one"))
+    assert total.epsilon > max(run.epsilon for run in total.runs)
+
+
+def planned(one: Federation, times: int = 1) -> float:
+    assert one.plan is not None
+    return epsilon(list(one.plan.phases) * times, one.plan.delta, adjacency=one.plan.adjacency)
+
+
+def test_a_cap_holds_over_all_federations_of_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was joined and not left counts as planned; what was left, as charged."""
+    first = made(tmp_path)
+    one, two = planned(first), planned(first, 2)
+    assert one < two
+    for client in first.clients.values():
+        client.limits = replace(ANYTHING, max_epsilon=(one + two) / 2)
+    first.join()
+    (tmp_path / "server").rename(tmp_path / "first")
+    second = made(tmp_path, limits=replace(ANYTHING, max_epsilon=(one + two) / 2))
+    with caplog.at_level(logging.WARNING), pytest.raises(RunError, match="did not join"):
+        second.join()
+    assert "with 1 other runs" in caplog.text
+    assert not (tmp_path / "owner-0" / second.history.run).exists()
+    for name, client in first.clients.items():  # nothing was released there, and nothing will be
+        assert client.answer(first.request(name, "leave", 3)).refused is None
+        assert client.answer(first.request(name, "train", 1)).refused == REFUSED
+        assert first.ledger_of(name).charges == 0
+    second.join()
+    second.rounds()._join()  # joining again on the same terms changes nothing
+
+
+def test_what_was_released_counts_after_leaving(tmp_path: Path) -> None:
+    first = made(tmp_path).run()
+    (tmp_path / "server").rename(tmp_path / "first")
+    cap = (planned(first) + planned(first, 2)) / 2
+    with pytest.raises(RunError, match="did not join"):
+        made(tmp_path, limits=replace(ANYTHING, max_epsilon=cap)).join()
+
+
+def test_units_do_not_add_up(tmp_path: Path) -> None:
+    made(tmp_path, limits=replace(ANYTHING, max_epsilon=1e6)).join()
+    (tmp_path / "server").rename(tmp_path / "first")
+    with pytest.raises(RunError, match="did not join"):
+        made(
+            tmp_path, federation={"privacy_model": "client"}, limits=replace(ANYTHING, max_epsilon=1e6)
+        ).join()

@@ -1,0 +1,369 @@
+"""A server that asks for more than was agreed on: refused in one line, before anything is charged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from crash_cases import OPEN, RECORDS, ROUNDS, Between, ledgers, parts, run, settings_of
+
+from privlora.accounting import read_ledger
+from privlora.config import Settings
+from privlora.errors import ConfigError, PrivacyError
+from privlora.federated.client import Client
+from privlora.federated.history import History
+from privlora.federated.limits import ANYTHING, Limits
+from privlora.federated.messages import KINDS, Request
+from privlora.federated.plans import public_settings, with_local_method
+from privlora.federated.workplace import Workplace
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+VICTIM = "client-2"
+RUN = "a1b2"
+
+
+def between(patch: pytest.MonkeyPatch, kind: Callable[[Any], Between]) -> list[Between]:
+    """Put an exchange of one's own between the server and the clients of the next runs; they are listed."""
+    from privlora.federated import run as module
+
+    made: list[Between] = []
+    inner = module.embedded
+
+    def wrapped(*arguments: Any) -> Between:
+        made.append(kind(inner(*arguments)))
+        return made[-1]
+
+    patch.setattr(module, "embedded", wrapped)
+    return made
+
+
+def charges(folder: Path) -> dict[str, int]:
+    return {name: read_ledger(path).charges for name, path in ledgers(folder).items()}
+
+
+# --- what is sent to be trained on ---
+
+
+def first(request: Request, change: Callable[[torch.Tensor], torch.Tensor]) -> Request:
+    name = next(iter(sorted(request.tensors)))  # 0.S
+    return replace(request, tensors={**request.tensors, name: change(request.tensors[name])})
+
+
+def bent(request: Request) -> Request:
+    return replace(request, tensors={**request.tensors, "0.U": 3 * request.tensors["0.U"]})
+
+
+LIES: list[Callable[[Request], Request]] = [
+    lambda r: first(r, lambda t: torch.full_like(t, float("nan"))),
+    lambda r: first(r, lambda t: torch.full_like(t, 1e9)),
+    lambda r: first(r, lambda t: t[..., :1]),
+    lambda r: first(r, lambda t: t.to(torch.int32)),
+    lambda r: replace(r, tensors=dict(list(r.tensors.items())[1:])),
+    lambda r: replace(r, tensors={**r.tensors, "9.S": torch.zeros(1, 2)}),
+    bent,
+    lambda r: replace(r, values={**r.values, "stage": "sketch"}),
+]
+
+
+def test_tensors_that_do_not_follow_from_the_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lie a round, to one client; it is charged for none of them, and the others go on."""
+
+    class Lying(Between):
+        def asked(self, request: Request) -> Request:
+            lies = request.kind == "train" and request.client == VICTIM
+            return LIES[request.round - 1](request) if lies else request
+
+    between(monkeypatch, Lying)
+    assert len(LIES) == ROUNDS
+    run(settings_of(tmp_path, "tan"))
+    assert charges(tmp_path) == {"client-1": ROUNDS, VICTIM: 0, "client-3": ROUNDS}
+    rounds = History(tmp_path / "private/rounds.jsonl").rounds()
+    assert all(one.answered == ("client-1", "client-3") for one in rounds)
+
+
+@pytest.mark.parametrize("change", [0, 2, 4], ids=["nan", "shape", "missing"])
+def test_joint_refuses_them_as_well(change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lying(Between):
+        def asked(self, request: Request) -> Request:
+            return LIES[change](request) if (request.kind, request.client) == ("train", VICTIM) else request
+
+    between(monkeypatch, Lying)
+    run(settings_of(tmp_path, "joint"))
+    assert charges(tmp_path)[VICTIM] == 0
+    rounds = History(tmp_path / "private/rounds.jsonl").rounds()
+    assert all(one.void is not None for one in rounds)
+
+
+# --- when and with whom ---
+
+
+class Probing(Between):
+    """Sends questions of its own before one of the honest server's; none may be answered."""
+
+    probes: ClassVar[dict[tuple[str, int], Callable[[Request], Sequence[Request]]]] = {}
+    refused = 0
+
+    def send(self, requests: Sequence[Request]) -> Any:
+        for request in requests:
+            make = self.probes.get((request.kind, request.round))
+            if request.client != VICTIM or make is None:
+                continue
+            for probe in make(request) or ():
+                (reply,) = self.inner.send([probe])
+                assert reply.refused is not None
+                assert not reply.tensors
+                assert not reply.values
+                self.refused += 1
+        return super().send(requests)
+
+
+def changed(request: Request, **values: Any) -> Request:
+    return replace(request, values={**request.values, **values})
+
+
+def test_questions_out_of_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, "fedask", secure_aggregation=True)
+    kept: list[Request] = []
+
+    class Server(Probing):
+        probes: ClassVar[Any] = {
+            # A vector without masks, and a later stage without its first.
+            ("share", 1): lambda r: [
+                replace(r, kind="train", values={"run": r.values["run"], "stage": "train"}),
+                replace(r, kind="sketch", values={"run": r.values["run"], "stage": "sketch"}),
+            ],
+            # Other numbers of clients, another threshold, other stages.
+            ("share", 2): lambda r: (
+                r.values["stage"] == "train"
+                and [
+                    changed(
+                        r,
+                        names="client-1,client-2",
+                        signing=r.values["signing"][:64],
+                        agreement=r.values["agreement"][:64],
+                    ),
+                    changed(r, threshold=2),
+                    changed(r, stage="train2"),
+                    changed(r, stage="sketch"),
+                    replace(r, round=ROUNDS + 1),
+                    replace(r, round=0),
+                ]
+            ),
+            # Phases left out.
+            ("train", 3): lambda r: [
+                replace(r, kind="agree", tensors={}, values=named(r, "client-1,client-2,client-3")),
+            ],
+            # Survivors that were not agreed on.
+            ("agree", 4): lambda r: [changed(r, names="client-1,client-2")],
+            ("unmask", 5): lambda r: [changed(r, names="client-1,client-2", signers="client-1,client-2")],
+            # The first stage of the next round in the place of this round's second one.
+            ("train", 6): lambda r: [replace(r, kind="sketch"), changed(r, stage="sketch")],
+        }
+
+        def asked(self, request: Request) -> Request:
+            if request.client == VICTIM and request.kind not in ("join", "leave"):
+                kept.append(request)
+            return request
+
+    made = between(monkeypatch, Server)
+    run(settings)
+    assert made[0].refused >= 12
+    rounds = {one.step: one for one in History(tmp_path / "private/rounds.jsonl").rounds()}
+    assert rounds[2].void is None, "questions that are refused out of hand do not stop a round"
+    assert rounds[7].void is None
+    assert [number for number in (3, 4, 5) if rounds[number].void is None] == []
+    # All that was asked, once more.
+    before = charges(tmp_path)
+    client = Client(VICTIM, tmp_path / "clients" / VICTIM, limits=ANYTHING)
+    assert all(client.answer(request).refused for request in kept)
+    assert charges(tmp_path) == before
+    assert max(before.values()) <= ROUNDS
+
+
+def named(request: Request, names: str) -> dict[str, Any]:
+    return {"run": request.values["run"], "stage": "train", "names": names}
+
+
+@pytest.mark.parametrize("kind", KINDS[1:-1])
+def test_before_joining_nothing_is_answered(kind: str, tmp_path: Path) -> None:
+    client = Client(VICTIM, tmp_path / "c")
+    assert client.answer(Request(VICTIM, kind, 1, values={"run": RUN})).refused
+    assert not (tmp_path / "c" / RUN).exists()
+
+
+def test_a_basis_of_its_own_for_one_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks hang on what was sent, so the sum does not open; without sums the client's answer is what it releases."""
+
+    class Lying(Between):
+        def asked(self, request: Request) -> Request:
+            if (request.kind, request.client) != ("sketch", VICTIM):
+                return request
+            return replace(request, tensors={n: t.flip(-1) for n, t in request.tensors.items()})
+
+    between(monkeypatch, Lying)
+    run(settings_of(tmp_path, "fedask", secure_aggregation=True))
+    rounds = History(tmp_path / "private/rounds.jsonl").rounds()
+    assert all("void" in str(one.void) for one in rounds)
+
+
+# --- names of runs and clients ---
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".", "..", "a" * 65, "ä", "a\0b", 7, None, b"ab"])
+def test_names_of_runs_that_lead_elsewhere(name: Any, tmp_path: Path) -> None:
+    client = Client(VICTIM, tmp_path / "inside" / "c")
+    values = {"settings": terms(settings_of(tmp_path)), **({} if name is None else {"run": name})}
+    assert client.answer(Request(VICTIM, "join", 0, values=values)).refused
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+# --- terms ---
+
+
+def terms(settings: Settings) -> str:
+    return public_settings(with_local_method(settings)).to_yaml()
+
+
+def joins(client: Client, text: str, name: str = RUN) -> bool:
+    reply = client.answer(Request(client.name, "join", 0, values={"run": name, "settings": text}))
+    return reply.refused is None
+
+
+def client_of(folder: Path, settings: Settings, **limits: Any) -> Client:
+    """A client that has the model."""
+    chosen = {"max_delta": 1e-2, **limits}
+    given = Workplace(public_settings(with_local_method(settings)), *parts())
+    return Client(VICTIM, folder, records=RECORDS, limits=Limits(**chosen), workplaces={RUN: given})
+
+
+@pytest.mark.parametrize(
+    ("privacy", "federation", "limits"),
+    [
+        (OPEN, {}, {}),
+        ({"target_epsilon": 4.0, "delta": 1e-3, "insecure_noise_seed": 1}, {}, {}),
+        ({"noise_multiplier": 0.3, "delta": 1e-3}, {}, {}),
+        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"max_epsilon": 2.0}),
+        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"max_delta": 1e-4}),
+        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"needs_secure_sums": True}),
+        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"unit": "user"}),
+        ({"target_epsilon": 4.0, "delta": 1e-3}, {"clients_per_round": 1}, {}),
+        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"least_clients": 4}),
+        (
+            {"target_epsilon": 4.0, "delta": 1e-3},
+            {"rule": "fedavg", "privacy_model": "client", "trusted_server": True},
+            {},
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_terms_beyond_what_the_owner_allows(
+    privacy: Any, federation: Any, limits: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(tmp_path / "run", privacy=privacy, **federation)
+    client = client_of(tmp_path / "c", settings, **limits)
+    with caplog.at_level(logging.WARNING):
+        assert not joins(client, terms(settings))
+    assert "limits." in caplog.text
+    assert not list((tmp_path / "c").rglob("*.jsonl"))
+    assert joins(replace(client, limits=ANYTHING), terms(settings))
+
+
+def test_all_runs_of_a_folder_count_together(tmp_path: Path) -> None:
+    """Else a server would begin anew, under another name, as often as it likes."""
+    settings = settings_of(tmp_path / "run")
+    client = client_of(tmp_path / "c", settings, max_epsilon=4.5)
+    client.workplaces.update(dict.fromkeys(("b", "c"), client.workplaces[RUN]))
+    assert joins(client, terms(settings))
+    assert joins(client, terms(settings)), "the same run, on the same terms"
+    assert not joins(client, terms(settings), "b")
+    # A run that was left costs what it released, here nothing.
+    client.answer(Request(VICTIM, "leave", ROUNDS + 1, values={"run": RUN}))
+    assert joins(client, terms(settings), "b")
+    assert not joins(client, terms(settings), "c")
+
+
+def test_nothing_is_trained_after_leaving(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run")
+    client = client_of(tmp_path / "c", settings)
+    assert joins(client, terms(settings))
+    leave = Request(VICTIM, "leave", ROUNDS + 1, values={"run": RUN})
+    given = client.answer(leave).values["ledger"]
+    assert client.answer(Request(VICTIM, "train", 1, values={"run": RUN})).refused
+    assert client.answer(leave).values["ledger"] == given
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("delta", "delta: 0.001", "delta: 0.002"),
+        ("clip_norm", "clip_norm: 1.0", "clip_norm: 100.0"),
+        ("private", "private: true\n  target_epsilon: 4.0", "private: false\n  target_epsilon: null"),
+        ("secure", "secure_aggregation: null", "secure_aggregation: true"),
+        ("seed", "insecure_noise_seed: null", "insecure_noise_seed: 3"),
+    ],
+)
+def test_terms_do_not_change_after_joining(
+    key: str, old: str, new: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = terms(settings_of(tmp_path / "run"))
+    client = client_of(tmp_path / "c", settings_of(tmp_path / "run"))
+    assert old in text
+    assert joins(client, text)
+    client.limits = ANYTHING
+    with caplog.at_level(logging.WARNING):
+        assert not joins(client, text.replace(old, new))
+        # Also where the process died before it had written what it agreed to.
+        (tmp_path / "c" / RUN / "settings.yaml").unlink()
+        assert not joins(client, text.replace(old, new)) or key in ("secure", "seed")
+    # Without noise there are no secure sums, so those terms are not even read as such.
+    assert ("other terms" in caplog.text) == (key != "private")
+    assert joins(client, text) or key in ("secure", "seed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "a: [",
+        "model: {name: x}",
+        "!!python/object/apply:os.system ['true']",
+        "a: &a [*a, *a]",
+        "x" * 10**6,
+        "[" * 10**5,
+    ],
+    ids=range(8),
+)
+def test_settings_that_are_none(text: str, tmp_path: Path) -> None:
+    assert not joins(Client(VICTIM, tmp_path / "c", limits=ANYTHING), text)
+
+
+@pytest.mark.parametrize("place", ["folder", "file", "hub"])
+def test_the_server_does_not_choose_what_is_loaded(place: str, tmp_path: Path) -> None:
+    """A folder of this machine may be another client's model; a file may be a pickle; both are the server's choice."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "model.pkl").write_bytes(b"\x80")
+    name = {"folder": str(tmp_path / "folder"), "file": str(tmp_path / "model.pkl"), "hub": "owner/model"}[
+        place
+    ]
+    settings = settings_of(tmp_path / "run")
+    text = terms(settings).replace("name: tiny", f"name: {name}")
+    assert name in text
+    allowed = Limits(max_delta=1e-2, pins_model=False)
+    assert not joins(Client(VICTIM, tmp_path / "a", limits=Limits(max_delta=1e-2)), text)
+    assert joins(Client(VICTIM, tmp_path / "b", limits=allowed), text) == (place == "hub")
+    assert joins(Client(VICTIM, tmp_path / "c", limits=Limits(max_delta=1e-2), model="mine"), text)
+
+
+def test_limits_say_what_to_mend(tmp_path: Path) -> None:
+    settings = with_local_method(settings_of(tmp_path, privacy=OPEN))
+    with pytest.raises(PrivacyError, match=r"must_be_private.*Fix: ask for other terms"):
+        Limits().refuse_terms(settings, None)
+    with pytest.raises(ConfigError, match="no group federation"):
+        Limits().refuse_terms(settings.model_copy(update={"federation": None}), None)

@@ -1,0 +1,140 @@
+"""What cannot protect is refused, with the reason: by the server's settings, and by clients that get such terms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federated_cases import Federation, owners, settings_of
+
+from privlora.errors import ConfigError
+from privlora.federated.messages import REFUSED, Request
+from privlora.federated.plans import with_local_method
+
+NAMES = ["owner-0", "owner-1", "owner-2", "owner-3"]
+
+SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "several joint steps": ("joint", {"local_steps": 2}, "does not protect what a client"),
+    "shares of noise in the clear": ("joint", {"secure_aggregation": False}, "share of the noise"),
+    "shares of clients' noise in the clear": (
+        "tan",
+        {"privacy_model": "client", "secure_aggregation": False},
+        "share of the noise",
+    ),
+    "few survivors": ("joint", {"survivors": 2}, "above half"),
+    "more survivors than clients": ("joint", {"survivors": 5}, "above half"),
+    "a sum over one client": ("joint", {"clients_per_round": 1}, "is its update"),
+    "joint clients": ("joint", {"privacy_model": "client"}, "records, not clients"),
+    "weighted clients": ("tan", {"privacy_model": "client", "weights": [1, 2, 3, 4]}, "no weights"),
+    "a trusted server of records": ("tan", {"trusted_server": True}, "hidden by the client itself"),
+    "a trusted server that sees sums": (
+        "tan",
+        {"privacy_model": "client", "trusted_server": True, "secure_aggregation": True},
+        "updates that it sees",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(SETTINGS))
+def test_settings_that_cannot_protect_are_refused(case: str) -> None:
+    rule, federation, reason = SETTINGS[case]
+    with pytest.raises(ConfigError, match=reason):
+        settings_of(rule, NAMES, federation=federation)
+
+
+@pytest.mark.parametrize("rule", ["fedask", "scaffold", "fedsa", "flora", "fedex", "flexlora"])
+def test_rules_of_more_than_one_summed_message_hide_no_clients(rule: str) -> None:
+    chosen = settings_of(rule, NAMES, federation={"privacy_model": "client"})
+    with pytest.raises(ConfigError, match=r"cannot hide whole clients|cannot be summed"):
+        with_local_method(chosen)
+
+
+def test_noiseless_joint_needs_no_secure_sum_and_none_of_its_numbers() -> None:
+    chosen = settings_of("joint", NAMES, privacy={"private": False}, federation={"survivors": 3})
+    federation = with_local_method(chosen).federation
+    assert federation is not None
+    assert (federation.secure, federation.survivors) == (False, None)
+    settings_of("joint", NAMES, privacy={"private": False}, federation={"secure_aggregation": False})
+
+
+TERMS: dict[str, tuple[str, str, str]] = {
+    "no secure sum": ("joint", "secure_aggregation: null", "secure_aggregation: false"),
+    "two steps of a joint round": ("joint", "local_steps: 1", "local_steps: 2"),
+    "few survivors": ("joint", "survivors: null", "survivors: 2"),
+    "a rule that cannot hide clients": ("tan", "rule: tan", "rule: fedask"),
+    "a method that does not go with the rule": ("tan", "name: prism", "name: ffa"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(TERMS))
+def test_clients_join_no_terms_that_cannot_protect(case: str, tmp_path: Path) -> None:
+    """A server of another version, or of bad will, sends them."""
+    rule, old, new = TERMS[case]
+    federation = {"privacy_model": "client"} if rule == "tan" else {}
+    made = Federation(tmp_path, settings_of(rule, NAMES, federation=federation), owners(4)).join()
+    (good, *_) = made.exchange.requests("join")
+    terms = str(good.values["settings"])
+    assert old in terms
+    bad = replace(good, values={"run": "another", "settings": terms.replace(old, new)})
+    client = made.clients["owner-0"]
+    assert client.answer(bad).refused == REFUSED
+    assert client.answer(replace(good, values={**good.values, "run": "another"})).refused is None
+
+
+class Asked:
+    """What a server asks of owner 0 for a secure sum, changed."""
+
+    def __init__(self, folder: Path, **federation: Any) -> None:
+        chosen = settings_of("joint", NAMES, federation={"survivors": 3, **federation})
+        self.made = Federation(folder, chosen, owners(4))
+        self.change: dict[str, Any] = {}
+        send = self.made.exchange.send
+
+        def changed(requests: Any) -> Any:
+            return send([self._changed(request) for request in requests])
+
+        self.made.exchange.send = changed  # type: ignore[method-assign]
+
+    def _changed(self, request: Request) -> Request:
+        if request.kind != "share" or request.client != "owner-0":
+            return request
+        return replace(request, values={**request.values, **self.change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threshold": 4},
+        {"names": "owner-0,owner-1,owner-2"},
+        {"names": "owner-0,owner-1,owner-2,owner-9"},
+        {"stage": "sketch"},
+    ],
+)
+def test_a_client_shares_with_nobody_but_those_agreed_on(change: dict[str, Any], tmp_path: Path) -> None:
+    asked = Asked(tmp_path)
+    asked.change = change
+    asked.made.run()
+    own = [reply for reply in asked.made.exchange.replies("share") if reply.client == "owner-0"]
+    assert [reply.refused for reply in own] == [REFUSED, REFUSED]
+    assert all("owner-0" not in one.answered for one in asked.made.done())
+    assert asked.made.ledger_of("owner-0").charges == 0
+
+
+def test_a_round_is_not_opened_twice_as_another_stage(tmp_path: Path) -> None:
+    """After a sum of the round, "train" again, called a sketch, over its survivors with a lower threshold."""
+    made = Federation(
+        tmp_path, settings_of("joint", NAMES, federation={"survivors": 3, "rounds": 1}), owners(4)
+    )
+    leave = made.exchange.drop
+    made.exchange.drop = lambda request: request.kind == "leave"
+    made.run()
+    made.exchange.drop = leave
+    client, charged = made.clients["owner-0"], made.ledger_of("owner-0").charges
+    (share,) = [r for r in made.exchange.requests("share") if r.client == "owner-0"]
+    (train,) = [r for r in made.exchange.requests("train") if r.client == "owner-0"]
+    for request in (share, train):
+        again = replace(request, values={**request.values, "stage": "sketch"})
+        assert client.answer(again).refused == REFUSED
+    assert made.ledger_of("owner-0").charges == charged == 1

@@ -1,0 +1,90 @@
+"""Federations through Python's front door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import record, save_tiny_model, write_records
+
+import privlora
+from privlora.accounting import read_ledger
+from privlora.config import settings_from
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+
+PRIVACY = {"noise_multiplier": 2.0, "delta": 1e-3, "expected_batch_size": 8, "public_dataset_size": 32}
+ROUNDS = {"rule": "alt", "rounds": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def start(model: Path, data: Any, output: Path, **changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "federation": ROUNDS,
+        "privacy": PRIVACY,
+        "adapter": {"r": 2},
+        "columns": {"max_length": 48},
+        "output": output,
+        **changes,
+    }
+    return privlora.federate(str(model), data, **arguments)
+
+
+def test_clients_by_name_in_memory_and_in_files(model: Path, tmp_path: Path) -> None:
+    north = [record(number) for number in range(16)]
+    south = write_records(tmp_path / "south.jsonl", 16, first=50)
+    run = tmp_path / "run"
+    done = start(model, {"north": north, "south": south}, run)
+    assert done.epsilon is not None
+    assert done.rounds == 2
+    for name in ("north", "south"):
+        ledger = read_ledger(done.release / f"ledger-{name}.jsonl")
+        assert (ledger.charges, ledger.epsilon()) == (2, done.epsilon)
+    again = privlora.resume_federation(run, records={"north": north})
+    assert again == done
+    with pytest.raises(ConfigError, match="clients without a path: north"):
+        privlora.resume_federation(run)
+    with pytest.raises(PrivacyError, match="records"):
+        privlora.resume_federation(run, records={"north": north[1:]})
+    with pytest.raises(RunError, match="use resume_federation"):
+        privlora.resume_run(run)
+
+
+def test_one_source_is_cut(model: Path, tmp_path: Path) -> None:
+    records = [record(number) for number in range(32)]
+    done = start(
+        model, records, tmp_path / "run", federation={**ROUNDS, "clients": 4, "clients_per_round": 2}
+    )
+    assert len(list(done.release.glob("ledger-client-*.jsonl"))) == 4
+    with pytest.raises(RunError, match="records were in memory"):
+        privlora.resume_federation(tmp_path / "run")
+    assert privlora.resume_federation(tmp_path / "run", records=records) == done
+
+
+def test_what_contradicts_itself(model: Path, tmp_path: Path) -> None:
+    records = [record(number) for number in range(16)]
+    both = {"north": records, "south": records}
+    with pytest.raises(ConfigError, match="data names the clients, and so does federation"):
+        start(model, both, tmp_path / "run", federation={**ROUNDS, "clients": 2})
+    with pytest.raises(ConfigError, match=r"federation\.clients is missing"):
+        start(model, records, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"federation is of type str.*rule='tan'"):
+        start(model, both, tmp_path / "run", federation="tan")
+    with pytest.raises(DataError, match=r"there is no file lost\.jsonl"):
+        start(model, {"north": records, "south": "lost.jsonl"}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_is_no_run_in_one_place(model: Path) -> None:
+    groups = {
+        "model": {"name": str(model)},
+        "data": {"path": "records.jsonl"},
+        "privacy": PRIVACY,
+        "federation": {**ROUNDS, "clients": 2},
+    }
+    with pytest.raises(ConfigError, match=r"privlora\.federate"):
+        privlora.train_run(settings_from(groups))

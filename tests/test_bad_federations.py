@@ -1,0 +1,198 @@
+"""What a new user of federations gets wrong: one line says so, exit code 2, no traceback, and no file is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call, check, record, refuses, run_settings, save_tiny_model, write_config, write_records
+from federation_cases import federation_settings, write_clients
+
+Groups = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_records(tmp_path / "records.jsonl")
+    return tmp_path
+
+
+def two(**second: Any) -> list[Groups]:
+    return [{"name": "north", "path": "north.jsonl"}, {"name": "south", "path": "south.jsonl", **second}]
+
+
+OWN = {"data": {"path": None}}
+JOINT = {"rule": "joint", "local_steps": 1}
+
+SETTINGS: dict[str, tuple[Groups, list[str]]] = {
+    "unknown rule": ({"federation": {"rule": "fedaks"}}, ["unknown federation.rule 'fedaks'", "'fedask'?"]),
+    "one client": (
+        {"federation": {"clients": 1}},
+        ["federation.clients", "at least 2 clients", "privlora train"],
+    ),
+    "no clients": ({"federation": {"clients": None}}, ["federation.clients is missing"]),
+    "a word for a number": ({"federation": {"clients": "three"}}, ["neither a number of clients nor a list"]),
+    "names alone": ({**OWN, "federation": {"clients": ["a", "b"]}}, ["- {name: north, path: north.jsonl}"]),
+    "a bad name": (
+        {**OWN, "federation": {"clients": two(name="the south")}},
+        ["federation.clients[1].name: (a str, not shown", "Fix: letters, digits"],
+    ),
+    "a number for a name": (
+        {**OWN, "federation": {"clients": two(name=7)}},
+        ["federation.clients[1].name=7"],
+    ),
+    "no name": (
+        {**OWN, "federation": {"clients": [{"path": "x"}]}},
+        ["federation.clients[0].name is missing"],
+    ),
+    "a name twice": (
+        {**OWN, "federation": {"clients": two(name="north")}},
+        ["the same name", "Fix: rename one"],
+    ),
+    "a file twice": (
+        {**OWN, "federation": {"clients": two(path="./north.jsonl")}},
+        ["'./north.jsonl' twice", "records of its own"],
+    ),
+    "a misspelt setting of a client": (
+        {**OWN, "federation": {"clients": two(pth="x")}},
+        ["federation.clients[1].pth is an unknown setting"],
+    ),
+    "paths of their own and one for all": (
+        {"federation": {"clients": two()}},
+        ["give data.path with the number of clients"],
+    ),
+    "no path for all": ({**OWN}, ["data.path"]),
+    "no rounds": ({"federation": {"rounds": None}}, ["federation.rounds is missing"]),
+    "zero rounds": ({"federation": {"rounds": 0}}, ["federation.rounds=0"]),
+    "misspelt": ({"federation": {"local_step": 2}}, ["federation.local_step", "'local_steps'?"]),
+    "steps as well": (
+        {"privacy": {"steps": 9}},
+        ["a client of this federation takes 4", "remove privacy.steps"],
+    ),
+    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["name the column"]),
+    "dirichlet without alpha": (
+        {"federation": {"split": "dirichlet", "column": "patient"}},
+        ["alpha goes with split=dirichlet", "Fix: alpha: 0.5"],
+    ),
+    "too many a round": (
+        {"federation": {"clients_per_round": 4}},
+        ["exceeds the 3 clients", "Fix: remove it"],
+    ),
+    "too few survivors": ({"federation": {**JOINT, "survivors": 1}}, ["above half of the 3", "Fix: 2 to 3"]),
+    "survivors of open sums": ({"federation": {"survivors": 2}}, ["secure sums", "secure_aggregation: true"]),
+    "joint with more steps": ({"federation": {"rule": "joint"}}, ["one step a round", "Fix: local_steps: 1"]),
+    "joint in open sums": (
+        {"federation": {**JOINT, "secure_aggregation": False}},
+        ["only a share of the noise", "Fix: remove it"],
+    ),
+    "joint by projections": (
+        {"federation": JOINT, "method": {"name": "projected"}},
+        ["rule=joint cannot train by method 'projected'", "use prism"],
+    ),
+    "secure sums of a rule that cannot": (
+        {"federation": {"rule": "flora", "secure_aggregation": True}},
+        ["rule=flora cannot be summed securely", "--list-rules"],
+    ),
+    "whole clients by a rule that cannot": (
+        {"federation": {"rule": "fedask", "privacy_model": "client"}},
+        ["rule=fedask cannot hide whole clients", "fedavg, tan, alt"],
+    ),
+    "a method of another space": (
+        {"federation": {"rule": "fedavg"}, "method": {"name": "prism"}},
+        ["rule=fedavg cannot train by method 'prism'", "move both factors", "or no method.name"],
+    ),
+    "unknown method": ({"method": {"name": "prsm"}}, ["unknown method 'prsm'", "prism"]),
+    "a trusted server of records": ({"federation": {"trusted_server": True}}, ["privacy_model=client"]),
+    "weights of too few": ({"federation": {"weights": [1, 2]}}, ["3 positive numbers"]),
+    "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
+    "a quantile": ({"privacy": {"clip_quantile": 0.5}}, ["do not go with a federation"]),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups, words = SETTINGS[name]
+    settings = federation_settings(model, folder, **groups)
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], *words)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+
+
+def test_no_settings(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, ["federate"], "no CONFIG", "--list-rules")
+    refuses(capsys, folder, ["federate", folder / "none.yaml"], "cannot read")
+    refuses(capsys, folder, ["federate", "--list-rule"], "--list-rule")
+
+
+def test_one_command_for_the_other(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = write_config(folder, run_settings(model, folder))
+    refuses(
+        capsys,
+        folder,
+        ["federate", alone],
+        "no group federation",
+        "federation: {clients: 3",
+        "privlora train",
+    )
+    together = write_config(folder, federation_settings(model, folder))
+    refuses(capsys, folder, ["train", together], "have a group federation", "`privlora federate`")
+
+
+def test_records_that_are_not_there(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clients = write_clients(folder)
+    lost = [{**clients[0], "path": str(folder / "lost.jsonl")}, *clients[1:]]
+    nowhere: list[Groups] = [{"name": "north"}, *clients[1:]]
+    for given, word in ((lost, "there is no file"), (nowhere, "clients without a path: north")):
+        settings = federation_settings(model, folder, data={"path": None}, federation={"clients": given})
+        refuses(capsys, folder, ["federate", write_config(folder, settings)], word, quiet=False)
+
+
+def test_a_clients_records_are_never_public(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = write_clients(folder)
+    data = {"path": None, "evaluation": f"{folder}/./south.jsonl"}
+    settings = federation_settings(model, folder, data=data, federation={"clients": clients})
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], "a client's and private")
+    start = {"init": "public-gradient", "public_text": clients[2]["path"]}
+    settings = federation_settings(
+        model, folder, data={"path": None}, adapter=start, federation={"clients": clients}
+    )
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], "which is private")
+
+
+def test_too_few_records_to_cut(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_records(folder / "records.jsonl", 2)
+    settings = federation_settings(model, folder)
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], "fewer records", quiet=False)
+
+
+def test_a_used_folder(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(folder, federation_settings(model, folder))
+    assert call(capsys, "federate", config).code == 0
+    refuses(capsys, folder, ["federate", config], "holds a run already", "privlora resume")
+    (folder / "records.jsonl").write_text("\n".join(json.dumps(record(n)) for n in range(1, 41)))
+    refuses(capsys, folder, ["resume", folder / "run"], quiet=False)
+
+
+def test_errors_never_quote_a_record(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "the code is 481502"
+    clients = write_clients(folder)
+    lines = [json.dumps(record(0)), f'{{"text": "{secret}"', json.dumps({"text": [secret]})]
+    for content in ("\n".join(lines[:2]), lines[2], secret):
+        Path(clients[1]["path"]).write_text(content)
+        settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
+        outcome = call(capsys, "federate", write_config(folder, settings))
+        check(outcome)
+        assert "481502" not in outcome.err
+    for wrong in ([{"name": secret}], [{"name": "a", "path": {"text": secret}}], [secret], {"text": secret}):
+        settings = federation_settings(model, folder, data={"path": None}, federation={"clients": wrong})
+        outcome = call(capsys, "federate", write_config(folder, settings))
+        check(outcome)
+        assert "481502" not in outcome.err
