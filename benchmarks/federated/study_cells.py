@@ -27,6 +27,7 @@ from privlora.evaluation import evaluate_next_token
 from privlora.federated.client import Client, answer_all
 from privlora.federated.desk import Desk
 from privlora.federated.history import History
+from privlora.federated.limits import ANYTHING
 from privlora.federated.plans import client_plan, federation_of, public_settings, with_local_method
 from privlora.federated.rounds import Rounds
 from privlora.federated.rules import RULES
@@ -332,7 +333,8 @@ def federation(
     history = History(run.private / "rounds.jsonl")
     shared = {history.run: Workplace(public_settings(settings), model, tokenizer)}
     clients = {
-        name: Client(name, folder / name, records=records, workplaces=shared) for name, records in own.items()
+        name: Client(name, folder / name, records=records, workplaces=shared, limits=ANYTHING)
+        for name, records in own.items()
     }
     exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
     plan = client_plan(settings, model)
