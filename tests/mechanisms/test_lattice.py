@@ -139,7 +139,7 @@ def test_it_describes_itself() -> None:
 # --- the order of entries ---
 
 
-def test_a_client_of_a_stack_has_the_vector_it_would_have_alone() -> None:
+def test_a_client_of_several_at_one_point_has_the_vector_it_would_have_alone() -> None:
     clients, generator = 3, torch.Generator().manual_seed(1)
     shapes = (((2, 3, 3), (2, 4, 3)), ((1, 5),))
     vectors = [
@@ -148,15 +148,13 @@ def test_a_client_of_a_stack_has_the_vector_it_would_have_alone() -> None:
     ]
     pairs = zip(*vectors, strict=True)
     stacked = [tuple(torch.cat(ts) for ts in zip(*parts, strict=True)) for parts in pairs]
-    alone = Layout(shapes)
-    together = Layout(tuple(tuple((clients * s[0], *s[1:]) for s in parts) for parts in shapes), clients)
-    flat = together.flat(stacked)
-    assert together.entries == alone.entries == 2 * 9 + 2 * 12 + 5
+    layout = Layout(shapes)
+    flat = layout.flat(stacked, clients)
+    assert layout.entries == 2 * 9 + 2 * 12 + 5
     assert flat.dtype == torch.float64
-    assert torch.equal(flat, torch.cat([alone.flat(vector) for vector in vectors]))
-    for found, vector in ((together.vector(flat), stacked), (alone.vector(flat[1]), vectors[1])):
-        for some, others in zip(found, vector, strict=True):
-            assert all(torch.equal(a, b.double()) for a, b in zip(some, others, strict=True))
+    assert torch.equal(flat, torch.cat([layout.flat(vector) for vector in vectors]))
+    for some, others in zip(layout.vector(flat[1]), vectors[1], strict=True):
+        assert all(torch.equal(a, b.double()) for a, b in zip(some, others, strict=True))
     # Groups, then tensors, then rows.
     assert flat[0][:9].tolist() == vectors[0][0][0][0].flatten().double().tolist()
     assert flat[0][18:30].tolist() == vectors[0][0][1][0].flatten().double().tolist()
