@@ -226,7 +226,10 @@ def _table(losses: dict[str, dict[str, float]]) -> Table:
     table.add_row(
         "mean of five", *(f"{fmean(row[column] for row in losses.values()):.3f}" for column in columns)
     )
-    table.caption = f"every trained adapter at ε = {EPSILON:g} for every patient, by the same steps and a rate that was chosen for training together"
+    table.caption = (
+        f"every trained adapter at ε = {EPSILON:g} for every patient, by the same steps and a rate that was chosen for "
+        "training together"
+    )
     return table
 
 
