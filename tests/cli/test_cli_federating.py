@@ -111,7 +111,7 @@ def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ended = call(capsys, "federate", config, *joint)
     assert ended.code == 0, ended.err
     assert (ended.json["secure_sums"], ended.json["threshold"]) == (True, 3)
-    assert "as long as 3 clients of a round are honest" in ended.err
+    assert "as long as each sum holds the noise of 3 clients" in ended.err
     assert "no client's part" in ended.err
     assert {read_ledger(path).charges for path in ended.json["ledgers"].values()} == {2}
 

@@ -11,6 +11,7 @@ from fact_cases import NAMES, ROUNDS, facts_of, rounds_with, settings_for
 
 from privlora.accounting import epsilon
 from privlora.federated.plans import client_plan, server_plan
+from privlora.federated.words import who_is_protected
 
 NOISE = {"noise_multiplier": 1.0}
 MODELS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
@@ -141,3 +142,11 @@ def test_a_trusted_server_draws_clients_in_secret_and_tells_nobody_whom() -> Non
         assert plan is not None
         assert plan.event.to_dict()["sampling"] == {"kind": "poisson", "sample_rate": asked / 4}
         assert plan.steps == ROUNDS
+
+
+@pytest.mark.parametrize("group", [{"rule": "joint"}, {"rule": "fedavg", "privacy_model": "client"}])
+def test_shared_noise_is_not_said_to_hide_from_a_client_that_knows_its_own(group: dict[str, Any]) -> None:
+    """Of t shares a curious client takes its own off; the line before a run may not promise more than the report."""
+    said = who_is_protected(settings_for(NOISE, **group))
+    assert "the other clients" not in said
+    assert "count without it" in said

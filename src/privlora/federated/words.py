@@ -41,10 +41,12 @@ def who_is_protected(settings: Settings) -> str:
     unit = (
         f"any one {privacy.unit}" if federation.privacy_model == "record" else "all records of any one client"
     )
-    honest = f"as long as {federation.threshold} clients of a round are honest and stay"
-    if federation.joint:
-        return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter, {honest}"
-    if federation.privacy_model == "record":
+    # A client can take its own share of the noise off a sum, so for what it sees itself it is not one of the t.
+    honest = (
+        f"as long as each sum holds the noise of {federation.threshold} clients that keep it to themselves (a client "
+        "knows its own, so count without it)"
+    )
+    if federation.privacy_model == "record" and not federation.joint:
         return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter"
     if federation.trusted_server:
         return f"hidden: {unit}, from the other clients and whoever gets the adapter, NOT from the server"

@@ -5,6 +5,7 @@ Clip norms and noise of a client that trains against an orthonormal factor do no
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -80,9 +81,9 @@ class PointRule(StateRule):
             moved = [self._moved(g, point, mean) for g, point in enumerate(_points(self._state))]
             self._state = _named(moved)
 
+    @abstractmethod
     def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
         """The state of group g with the mean answer added."""
-        raise NotImplementedError
 
     def broadcast(self, stage: str) -> Tensors:
         rank = self.settings.rank

@@ -5,6 +5,7 @@ The server keeps the answers of a round, so its memory grows with the number of 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -59,9 +60,9 @@ class StackingRule(StateRule):
             )
             self._merge(g, left, right, weights.to(left.device))
 
+    @abstractmethod
     def _merge(self, g: int, left: Tensor, right: Tensor, weights: Tensor) -> None:
         """Take in the answers (K, L, m, r) and (K, L, n, r) of group g under weights (K,) that sum to 1."""
-        raise NotImplementedError
 
     @classmethod
     def begin(
