@@ -3,16 +3,16 @@
     python benchmarks/federated/study.py --assets ASSETS
     python benchmarks/federated/study.py --assets ASSETS --splits "Dir(0.5)" "Dir(1.0)" --epsilons 6 none
     python benchmarks/federated/study.py --assets ASSETS --per-round 4
-    python benchmarks/federated/study.py --assets ASSETS --tasks sst2 sentiment
+    python benchmarks/federated/study.py --assets ASSETS --tasks sst2 authors
 
 Each finished cell is a line of benchmarks/results/federated/study.jsonl, and cells that are there are not run again, so
 a command can be stopped and repeated, and cells can be added. Without ASSETS nothing is run. `study_tables.py` makes
 the tables and figures.
 
 ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines), as in ``study_data.py``. Rates are chosen
-for each row and task from one grid, by runs with another seed on the iid split with all clients at epsilon 3, scored on
+for each row, task and epsilon from one grid, by runs with another seed on the iid split with all clients, scored on
 held-out records that are not reported on: from 0.016 on, up or down the grid as long as that helps. They are used at
-every epsilon and split.
+every split.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "federated" / "study.jsonl"
 RATES = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 FIRST_RATE = RATES.index(0.016)
-SEEDS, SELECTION_SEED, SELECTION_EPSILON = (0, 1, 2), 100, 3.0
+SEEDS, SELECTION_SEED = (0, 1, 2), 100
 _UNTRAINED = "zero training"
 _EVERYWHERE = (
     "central prism",
@@ -53,13 +53,13 @@ def read_rows(path: Path) -> Rows:
     return [row for row in rows if "cell" in row]
 
 
-def selection(task: str, row: str, rate: float) -> Cell:
+def selection(task: str, row: str, epsilon: float | None, rate: float) -> Cell:
     """What is run to choose a rate."""
     return Cell(
         task=task,
         row=row,
         split="iid",
-        epsilon=SELECTION_EPSILON,
+        epsilon=epsilon,
         per_round=CLIENTS,
         seed=SELECTION_SEED,
         rate=rate,
@@ -141,8 +141,10 @@ class Study:
             )
         return score(self.rows[key])
 
-    def rate(self, task: str, row: str) -> float:
-        return 0.0 if row == _UNTRAINED else best_rate(lambda rate: self.run(selection(task, row, rate)))
+    def rate(self, task: str, row: str, epsilon: float | None) -> float:
+        if row == _UNTRAINED:
+            return 0.0
+        return best_rate(lambda rate: self.run(selection(task, row, epsilon, rate)))
 
     def append(self, row: dict[str, Any]) -> None:
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -181,15 +183,16 @@ def main() -> None:
     study = Study(chosen.out, Runner(chosen.assets))
     study.append({"machine": describe_machine()})
     for task in chosen.tasks:
-        rates = {row: study.rate(task, row) for row in chosen.rows}
+        rates = {(e, row): study.rate(task, row, e) for e in chosen.epsilons for row in chosen.rows}
         for cell in planned(task, rates, chosen):
             study.run(cell)
 
 
-def planned(task: str, rates: dict[str, float], chosen: argparse.Namespace) -> list[Cell]:
+def planned(
+    task: str, rates: dict[tuple[float | None, str], float], chosen: argparse.Namespace
+) -> list[Cell]:
     """All reported cells, a seed after the other, so that what is there at any time can be compared."""
-    pairs = itertools.product(chosen.epsilons, rates.items())
-    cells = [cell for epsilon, (row, rate) in pairs for cell in reports(task, row, epsilon, rate, chosen)]
+    cells = [cell for (e, row), rate in rates.items() for cell in reports(task, row, e, rate, chosen)]
     order = {epsilon: number for number, epsilon in enumerate(chosen.epsilons)}
     return sorted(cells, key=lambda cell: (cell.seed, order[cell.epsilon], list(SPLITS).index(cell.split)))
 

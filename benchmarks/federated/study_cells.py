@@ -91,6 +91,14 @@ TASKS = {
         clip_norm=10.0,
         data={"prompt": "Review: {sentence1}\nIt is ", "completion": "label_text", "loss_on": "completion"},
     ),
+    "authors": Task(
+        folder="gutenberg_authors",
+        column="client",
+        domain="client",
+        records=3000,
+        clip_norm=1.0,
+        data={"text": "text"},
+    ),
 }
 
 SPLITS: dict[str, dict[str, Any]] = {
@@ -203,13 +211,15 @@ def records_of(assets: Path, name: str) -> tuple[list[dict[str, Any]], list[dict
 
 
 def _short(records: Sequence[Mapping[str, Any]], task: Task) -> list[dict[str, Any]]:
-    """With the column owner: each domain cut into as many as give CLIENTS clients."""
+    """With the column owner: a domain is cut into several clients, or several make one, so that there are CLIENTS."""
     found = []
-    domains = len({r[task.domain] for r in records}) if task.domain else 1
+    domains = sorted({r[task.domain] for r in records}) if task.domain else []
     for number, record in enumerate(records):
         short = {k: v[:_LETTERS] if isinstance(v, str) else v for k, v in record.items()}
-        if task.domain:
-            short["owner"] = f"{record[task.domain]}-{number % (CLIENTS // domains)}"
+        if len(domains) > CLIENTS:
+            short["owner"] = f"owner-{domains.index(record[task.domain]) % CLIENTS}"
+        elif domains:
+            short["owner"] = f"{record[task.domain]}-{number % (CLIENTS // len(domains))}"
         found.append(short)
     return found
 

@@ -99,9 +99,28 @@ def shown(epsilon: float | None) -> str:
     return "without privacy" if epsilon is None else f"ε = {epsilon:g}"
 
 
+def _chosen_for(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row["cell"][name] for name in ("task", "epsilon", "row"))
+
+
+def selections(rows: Rows) -> dict[tuple[Any, ...], dict[float, float]]:
+    """(task, epsilon, row): loss of each rate that was tried, on records that are not reported on."""
+    found: dict[tuple[Any, ...], dict[float, float]] = {}
+    for row in rows:
+        if row["cell"]["role"] == "selection":
+            found.setdefault(_chosen_for(row), {})[row["cell"]["rate"]] = score(row)
+    return found
+
+
 def tables(rows: Rows) -> list[Table]:
-    """Of all reported cells, in the order of tasks, clients a round and epsilons."""
-    reported = [row for row in rows if row["cell"]["role"] == "report"]
+    """Of all reported cells with the rate that was chosen, in the order of tasks, clients a round and epsilons."""
+    chosen = {key: min(of, key=lambda rate: of[rate]) for key, of in selections(rows).items()}
+    reported = [
+        row
+        for row in rows
+        if row["cell"]["role"] == "report"
+        and row["cell"]["rate"] == chosen.get(_chosen_for(row), row["cell"]["rate"])
+    ]
     found = []
     places = dict.fromkeys(
         (r["cell"]["task"], r["cell"]["per_round"], r["cell"]["epsilon"]) for r in reported
@@ -143,26 +162,21 @@ def _text(value: Value | None) -> str:
 
 def rates_table(rows: Rows) -> str:
     """Losses of the runs by which rates were chosen."""
-    chosen = [row for row in rows if row["cell"]["role"] == "selection"]
-    grid_ = sorted({row["cell"]["rate"] for row in chosen})
+    found = selections(rows)
+    tried = sorted({rate for of in found.values() for rate in of})
     lines = [
-        "| task | rule | " + " | ".join(f"{rate:g}" for rate in grid_) + " |",
-        "|---" * (len(grid_) + 2) + "|",
+        "| task | privacy | rule | " + " | ".join(f"{rate:g}" for rate in tried) + " |",
+        "|---" * (len(tried) + 3) + "|",
     ]
-    for task in dict.fromkeys(row["cell"]["task"] for row in chosen):
-        for name in ROWS:
-            of = {
-                r["cell"]["rate"]: score(r)
-                for r in chosen
-                if (r["cell"]["task"], r["cell"]["row"]) == (task, name)
-            }
-            if of:
-                best = min(of.values())
-                texts = [
-                    f"**{of[x]:.3f}**" if of.get(x) == best else f"{of[x]:.3f}" if x in of else ""
-                    for x in grid_
-                ]
-                lines.append(f"| {task} | {name} | " + " | ".join(texts) + " |")
+    order = list(ROWS)
+    for (task, epsilon, row), of in sorted(
+        found.items(), key=lambda item: (item[0][0], -(item[0][1] or 1e9), order.index(item[0][2]))
+    ):
+        best = min(of.values())
+        texts = [
+            f"**{of[x]:.3f}**" if of.get(x) == best else f"{of[x]:.3f}" if x in of else "" for x in tried
+        ]
+        lines.append(f"| {task} | {shown(epsilon)} | {row} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
 

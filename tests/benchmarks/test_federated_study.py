@@ -61,7 +61,7 @@ class _Runner:
 
 def test_finished_cells_are_not_run_again(study: Any, tmp_path: Path) -> None:
     path = tmp_path / "study.jsonl"
-    cell = study.selection("reviews", "tan", 0.016)
+    cell = study.selection("reviews", "tan", 3.0, 0.016)
     first = study.Study(path, _Runner())
     first.append({"machine": {}})
     assert first.run(cell) == first.run(cell) == 2.0
@@ -76,7 +76,7 @@ def test_finished_cells_are_not_run_again(study: Any, tmp_path: Path) -> None:
 def test_controls_in_one_place_are_run_once_for_all_splits(study: Any) -> None:
     chosen = Namespace(epsilons=[3.0], splits=["iid", "domain"], per_round=4, seeds=list(study.SEEDS))
     rates = {"tan": 0.01, "central prism": 0.01, "each alone": 0.01, "zero training": 0.0}
-    cells = study.planned("reviews", rates, chosen)
+    cells = study.planned("reviews", {(3.0, row): rate for row, rate in rates.items()}, chosen)
     count = {row: sum(cell.row == row for cell in cells) for row in rates}
     seeds = len(study.SEEDS)
     assert count == {
@@ -117,6 +117,26 @@ def test_tables_hold_means_standard_errors_and_gaps(study_tables: Any) -> None:
     assert "| fedsa | 0.01 | 1.500 |  |  |  |" in text.splitlines()
 
 
+def test_only_runs_with_the_chosen_rate_are_reported(study_tables: Any) -> None:
+    rows = [_row("tan", "iid", 0, 2.0), _row("tan", "iid", 0, 3.0)]
+    rows[1]["cell"]["rate"] = 0.02
+    for row, loss in zip(rows[::], (5.0, 4.0), strict=True):
+        chosen_by = {**row["cell"], "role": "selection", "seed": 100}
+        rows.append({"cell": chosen_by, "loss": loss})
+    (table,) = study_tables.tables(rows)
+    assert table.rates == {"tan": 0.02}
+    assert table.value("tan", "iid").mean == 3.0
+    assert "| reviews | ε = 3 | tan | 5.000 | **4.000** |" in study_tables.rates_table(rows)
+
+
+@pytest.mark.parametrize(("domains", "owners"), [(5, 10), (30, 10), (1, 10)])
+def test_domains_are_cut_or_joined_into_ten_clients(domains: int, owners: int) -> None:
+    cells = importlib.import_module("study_cells")
+    records = [{"client": f"d{number // 20}", "text": "t"} for number in range(20 * domains)]
+    short = cells._short(records, cells.TASKS["authors"])
+    assert len({record["owner"] for record in short}) == owners
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_formulas_of_messages_are_what_rules_say(rule: str) -> None:
     cost = importlib.import_module("cost")
@@ -136,7 +156,7 @@ def test_a_cell_runs(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "STEPS", 1)
     monkeypatch.setattr(cells, "EVALUATION", 20)
     study = importlib.import_module("study")
-    found = cells.Runner(ASSETS).run(study.selection("reviews", row, 0.01))
+    found = cells.Runner(ASSETS).run(study.selection("reviews", row, 3.0, 0.01))
     assert 3.0 < found["loss"] < 6.0
     assert found["noise_multiplier"] > 0
 
