@@ -33,9 +33,7 @@ def data_directions(case: Case) -> Tensor:
         raw: Sums = []
         for group in case.adapter.groups:
             g = torch.randn(len(group.sites), group.m, group.n, generator=generator)
-            left, right = (
-                torch.stack([getattr(s, side) for s in group.sites]).detach() for side in ("left", "right")
-            )
+            left, right = case.adapter.met(group)
             raw.append((g @ right, g.mT @ left))
         columns.append(flat(case.coordinates.to_vector(raw)))
     u, s, _ = torch.linalg.svd(torch.stack(columns, dim=1), full_matrices=False)

@@ -44,10 +44,7 @@ def settings(name: str, **method: Any) -> Any:
 
 def operands(coordinates: Coordinates) -> list[tuple[Tensor, Tensor]]:
     """left (L, m, r) and right (L, n, r) by which P and Q are taken now."""
-    return [
-        (torch.stack([s.left for s in g.sites]), torch.stack([s.right for s in g.sites]))  # type: ignore[misc]
-        for g in coordinates.adapter.groups
-    ]
+    return [coordinates.adapter.met(group) for group in coordinates.adapter.groups]
 
 
 def test_every_space_of_the_table_is_among_the_cases() -> None:

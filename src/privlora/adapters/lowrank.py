@@ -67,9 +67,9 @@ class Group:
 class Captured:
     """Gradients of one micro-batch, per privacy unit: lists over ``adapter.sites`` (groups laid end to end).
 
-    p[s]: (units, m_s, r), q[s]: (units, n_s, r); float32, or float64 for a float64 model. dense_squares: (units,)
-    float64, at least ||G_i||_F^2 over all sites, where the adapter wants it. owners: (K, units) bool, the one adapter
-    that each unit trains, where K are stacked. Private data.
+    p[s]: (units, m_s, r), q[s]: (units, n_s, r), or the adapter's ``columns`` of them; float32, or float64 for a
+    float64 model. dense_squares: (units,) float64, at least ||G_i||_F^2 over all sites, where the adapter wants it.
+    owners: (K, units) bool, the one adapter that each unit trains, where K are stacked. Private data.
     """
 
     p: list[Tensor]
@@ -165,6 +165,8 @@ class LowRankAdapter:
     groups: list[Group] = field(init=False)
     dense_norms: bool = field(default=False, init=False)
     """Whether to keep the norms of whole gradients too; they cost about as much as the low-rank ones."""
+    columns: tuple[slice, slice] = field(default=(slice(None), slice(None)), init=False)
+    """Which columns of P and of Q are kept, where coordinates need some of them alone."""
 
     def __post_init__(self) -> None:
         names = find_targets(
@@ -255,6 +257,16 @@ class LowRankAdapter:
             weight = site.weight
             dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16  # 4-bit base weights
             site.left, site.mid, site.right = (t[k].to(weight.device, dtype) for t in (left, mid, right))
+
+    def met(self, group: Group) -> tuple[Tensor, Tensor]:
+        """left (L, m, r) and right (L, n, r) with P = G right and Q = G^T left, as kept, for gradients G of a group."""
+        left, right = zip(*map(self.met_at, group.sites), strict=True)
+        return torch.stack(left), torch.stack(right)
+
+    def met_at(self, site: Site) -> tuple[Tensor, Tensor]:
+        """left (m, r) and right (n, r) of one site, where its operands are installed; see ``met``."""
+        left, _, right = self._operands(site, 1)
+        return left[..., self.columns[1]], right[..., self.columns[0]]
 
     def install_update(self, group: Group, update: Tensor) -> None:
         """Let a group compute with W0 + update while attached; update: (L, m, n), any rank.
@@ -383,6 +395,7 @@ class LowRankAdapter:
                 why="the rows of different records cannot be told apart",
                 fix="exclude it with adapter.exclude_modules (mixture-of-experts layers mix the rows)",
             )
+        xr, el = xr[..., self.columns[0]], el[..., self.columns[1]]
         if self._summed:
             p = (e.reshape(-1, site.m).T @ xr.reshape(-1, xr.shape[-1])).unsqueeze(0)
             q = (x.reshape(-1, site.n).T @ el.reshape(-1, el.shape[-1])).unsqueeze(0)

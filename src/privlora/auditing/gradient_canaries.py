@@ -42,18 +42,17 @@ class GradientCanaries:
         ps, qs = [], []
         squares = torch.zeros(len(chosen), dtype=torch.float64)
         for s, site in enumerate(adapter.sites):
-            assert site.left is not None
-            assert site.right is not None
-            dtype = torch.promote_types(site.left.dtype, torch.float32)
-            p = torch.zeros(len(chosen), site.m, site.left.shape[-1], dtype=dtype, device=adapter.device)
-            q = torch.zeros(len(chosen), site.n, site.left.shape[-1], dtype=dtype, device=adapter.device)
+            left, right = adapter.met_at(site)
+            dtype = torch.promote_types(left.dtype, torch.float32)
+            p = torch.zeros(len(chosen), site.m, right.shape[-1], dtype=dtype, device=adapter.device)
+            q = torch.zeros(len(chosen), site.n, left.shape[-1], dtype=dtype, device=adapter.device)
             here = place[self.members[s]] >= 0
             rows = place[self.members[s][here]]
             u, v = (side[s][here].to(adapter.device, dtype) for side in (self.left, self.right))
             size = self.sizes[s][here]
             u = u * size[:, None].to(u)
-            p[rows] = u[:, :, None] * (v @ site.right.to(dtype))[:, None]
-            q[rows] = v[:, :, None] * (u @ site.left.to(dtype))[:, None]
+            p[rows] = u[:, :, None] * (v @ right.to(dtype))[:, None]
+            q[rows] = v[:, :, None] * (u @ left.to(dtype))[:, None]
             squares[rows] += size.square()
             ps.append(p)
             qs.append(q)

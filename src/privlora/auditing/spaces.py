@@ -114,7 +114,8 @@ def _flat(vector: Vector) -> Tensor:
 
 def _away(canaries: GradientCanaries, adapter: LowRankAdapter, side: str) -> GradientCanaries:
     """The same beside the operands of one side: P = 0 beside the right ones, Q = 0 beside the left ones."""
-    rows, operands = getattr(canaries, side), (getattr(site, side) for site in adapter.sites)
+    number = ("left", "right").index(side)
+    rows, operands = getattr(canaries, side), (adapter.met_at(site)[number] for site in adapter.sites)
     pairs = [(r, t.to(r)) for r, t in zip(rows, operands, strict=True)]
     moved: dict[str, Any] = {side: [r - (r @ t) @ torch.linalg.pinv(t) for r, t in pairs]}
     return replace(canaries, **moved)

@@ -146,8 +146,10 @@ class Coordinates(ABC):
 
     def pull_back(self, vector: Vector) -> Sums:
         """X, Y with <to_vector(P, Q), vector> = <P, X> + <Q, Y> over all modules: the adjoint of ``to_vector``."""
-        like, rank = vector[0][0], self.adapter.rank
-        shapes = [(len(g.sites), rows, rank) for g in self.adapter.groups for rows in (g.m, g.n)]
+        like = vector[0][0]
+        ranks = [len(range(self.adapter.rank)[kept]) for kept in self.adapter.columns]
+        sizes = [(g, *pair) for g in self.adapter.groups for pair in zip((g.m, g.n), ranks, strict=True)]
+        shapes = [(len(g.sites), rows, rank) for g, rows, rank in sizes]
         with torch.enable_grad():
             leaves = [like.new_zeros(shape).requires_grad_(True) for shape in shapes]
             there = self.to_vector(list(zip(leaves[::2], leaves[1::2], strict=True)))
@@ -169,9 +171,7 @@ class Coordinates(ABC):
         """
         effect = []
         for group, (x, y) in zip(self.adapter.groups, self.pull_back(vector), strict=True):
-            left, right = (
-                torch.stack([getattr(s, side).to(x) for s in group.sites]) for side in ("left", "right")
-            )
+            left, right = (side.to(x) for side in self.adapter.met(group))
             effect.append((torch.cat([x, left], dim=-1), torch.cat([right, y], dim=-1)))
         return effect
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Sums, Vector
+from privlora.adapters import LowRankAdapter
+from privlora.coordinates.base import Coordinates
 from privlora.coordinates.tangent import TangentCoordinates, points_from_tensors, points_to_tensors
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent
@@ -23,9 +22,9 @@ class FixedTangentCoordinates(TangentCoordinates):
 
     xi starts at zero and is summed up linearly; nothing is retracted. The low-rank term that the model sees has twice
     the base's rank r: left' right'^T with left' = [U S + U M + Up, U] (m, 2r) and right' = [V, Vp] (n, 2r). With P' and
-    Q' of these operands, G V is the first half of P' = G right' and G^T U the second half of Q' = G^T left', so
-    coordinates of gradients are those of TangentCoordinates at the base, and one space for every xi. Gradients
-    themselves are taken at W0 + Z + xi.
+    Q' of these operands, G V is the first half of P' = G right' and G^T U the second half of Q' = G^T left': the
+    adapter keeps these halves alone. So coordinates of gradients are those of TangentCoordinates at the base, and one
+    space for every xi. Gradients themselves are taken at W0 + Z + xi.
 
     points: the base. Raises ConfigError unless the adapter's rank is twice theirs.
     """
@@ -46,6 +45,10 @@ class FixedTangentCoordinates(TangentCoordinates):
                 why="a base of rank r and what moves beside it have rank 2r together",
                 fix="make the adapter with twice the rank of the base",
             )
+        adapter.columns = (
+            slice(adapter.rank // 2),
+            slice(adapter.rank // 2, None),
+        )  # of P' and Q': G V and G^T U
         self._moved = [Tangent.zero(point) for point in points]
         super().__init__(adapter, points, dtype, right_weight=right_weight)
 
@@ -64,25 +67,6 @@ class FixedTangentCoordinates(TangentCoordinates):
         self._moved = [t.add(d, alpha=step) for t, d in zip(self._moved, directions, strict=True)]
         self.install()
         return self.residuals(0.0)
-
-    def norms_squared(self, captured: Captured) -> Tensor:
-        return super().norms_squared(self._at_base(captured))
-
-    def balance(self, captured: Captured) -> Captured:
-        found = super().balance(self._at_base(captured))
-        # In the places from which sums are read.
-        p = [torch.cat([t, torch.zeros_like(t)], dim=-1) for t in found.p]
-        q = [torch.cat([torch.zeros_like(t), t], dim=-1) for t in found.q]
-        return replace(found, p=p, q=q)
-
-    def to_vector(self, sums: Sums) -> Vector:
-        r = self.points[0].rank
-        return super().to_vector([(p[..., :r], q[..., r:]) for p, q in sums])
-
-    def _at_base(self, captured: Captured) -> Captured:
-        """G V and G^T U of each unit."""
-        r = self.points[0].rank
-        return replace(captured, p=[p[..., :r] for p in captured.p], q=[q[..., r:] for q in captured.q])
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:

@@ -7,7 +7,7 @@ one's own, so nothing that one sends depends on who else is in the process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -124,6 +124,7 @@ def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, num
     adapter = adapter_for(settings, model, dropout=lora.lora_dropout)
     if trains == "tangent":
         adapter = _of_rank(adapter, 2 * adapter.rank)
+    hyper = replace(hyper, averaging=0.0)  # the server averages; of a client, where it ends is asked
     scale = 1.0 if trains == "tangent" else lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
     for group, pair in zip(adapter.groups, beginning.offset or (), strict=False):
         adapter.subtract(group, -scale * pair[0], pair[1])
