@@ -180,11 +180,28 @@ def test_wrong_shares_are_seen(field, lost, owner):
     for name, request in federation.collector.ask_unmasking().items():
         reply = federation.person(name).unmask(request)
         if name == "c00":
-            # The first byte of an X25519 key has bits that do not count.
-            reply[field] = reply[field][:5] + bytes([reply[field][5] ^ 1]) + reply[field][6:]
-        federation.collector.take("unmask", name, reply)
+            # The first byte of an X25519 key has bits that do not count. Of the seeds, the second is that of c01.
+            place = 21 if field == "seeds" else 5
+            reply[field] = reply[field][:place] + bytes([reply[field][place] ^ 1]) + reply[field][place + 1 :]
+        if field == "keys" or name != "c01":  # who does not give its own seed needs the others' shares of it
+            federation.collector.take("unmask", name, reply)
     with pytest.raises(RunError, match=f"shares of the {owner} of client .* do not fit"):
         federation.collector.total()
+
+
+def test_a_seed_that_was_not_sealed_does_not_count():
+    federation = Federation(5)
+    federation.share()
+    federation.mask()
+    federation.agree()
+    for name, request in federation.collector.ask_unmasking().items():
+        reply = federation.person(name).unmask(request)
+        if name == "c00":
+            with pytest.raises(RunError, match="another seed of its self-mask than it had sealed"):
+                federation.collector.take("unmask", name, reply | {"seeds": bytes(16) + reply["seeds"][16:]})
+            continue  # the others' shares of its seed are enough
+        federation.collector.take("unmask", name, reply)
+    np.testing.assert_array_equal(federation.collector.total(), federation.expected(federation.names))
 
 
 def test_the_collector_looks_at_signatures():
@@ -243,13 +260,14 @@ def test_what_is_kept_holds_only_what_is_needed_still():
     federation.mask()
     after = person.to_bytes()
     assert key.hex().encode() not in after
-    assert seed.hex().encode() not in after
+    assert seed.hex().encode() in after  # it gives this itself, once the list of survivors is signed
     held = person._held["c01"].to_bytes()
     assert held.hex().encode() in after
     federation.agree()
     federation.unmask()
     assert person.over
     assert held.hex().encode() not in person.to_bytes()
+    assert seed.hex().encode() not in person.to_bytes()
     assert held[:16].hex() not in repr(person) + repr(vars(person))
 
 

@@ -42,6 +42,7 @@ class Collector:
         self._shown: dict[str, Announcement] = {}
         self._letters: dict[str, dict[str, bytes]] = {}
         self._signatures: dict[str, bytes] = {}
+        self._own: dict[str, bytes] = {}  # seeds that their owners gave
         self._seeds: dict[str, dict[int, bytes]] = {}
         self._keys: dict[str, dict[int, bytes]] = {}
         self._context = b""
@@ -158,10 +159,13 @@ class Collector:
 
     def _take_unmasking(self, name: str, reply: Message) -> None:
         dropped = self._dropped
-        seeds = wire.pieces(reply, "seeds", SEED, len(self.survivors))
+        seeds = dict(zip(self.survivors, wire.pieces(reply, "seeds", SEED, len(self.survivors)), strict=True))
         keys = wire.pieces(reply, "keys", KEY, len(dropped))
+        if not self._sealed(name, seeds[name]):
+            raise _wrong(name, "gave another seed of its self-mask than it had sealed")
+        self._own[name] = seeds.pop(name)
         holder = self.terms.names.index(name)
-        for owner, seed in zip(self.survivors, seeds, strict=True):
+        for owner, seed in seeds.items():
             self._seeds.setdefault(owner, {})[holder] = seed
         for owner, key in zip(dropped, keys, strict=True):
             self._keys.setdefault(owner, {})[holder] = key
@@ -189,10 +193,15 @@ class Collector:
             )
 
     def _seed_of(self, name: str) -> bytes:
+        if name in self._own:
+            return self._own[name]
         seed = shares.join_seed(self._seeds[name], self.terms.threshold)
-        if wire.seal_of(self.terms, name, seed) != self._shown[name].seal:
+        if not self._sealed(name, seed):
             raise self._void(f"the shares of the self-mask of client {name} do not fit")
         return seed
+
+    def _sealed(self, name: str, seed: bytes) -> bool:
+        return wire.seal_of(self.terms, name, seed) == self._shown[name].seal
 
     def _key_of(self, name: str) -> bytes:
         key = shares.join_key(self._keys[name], self.terms.threshold)

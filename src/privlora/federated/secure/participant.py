@@ -94,7 +94,6 @@ class Participant:
         split = dict(zip(names, shares.split(seed, key, self.terms.threshold, len(names)), strict=True))
         public, seal = public_key(key), wire.seal_of(self.terms, self.name, seed)
         self._stand, self._key, self._seed = "shared", key, seed
-        self._held = {self.name: split[self.name]}
         return {
             "key": public,
             "seal": seal,
@@ -123,8 +122,7 @@ class Participant:
             own = masks.self_key(self._context, self.name, self._seed)
             self._held |= letters
             self._sharers = tuple(one.name for one in shown)
-            self._key = self._seed = b""
-            self._stand = "masked"
+            self._key, self._stand = b"", "masked"
             masks.shift(vector, [own, *added], taken)
         return {"vector": vector, "context": self._context}
 
@@ -142,6 +140,7 @@ class Participant:
     def unmask(self, request: Message) -> Message:
         """Answer "unmask": names and signatures come, 16 bytes per survivor and 32 per client that dropped go.
 
+        Of its own self-mask a survivor gives the seed itself: shares of it are for those who cannot answer any more.
         Raises PrivacyError for another list than this client signed, or one that fewer than ``threshold`` signed.
         """
         with self._answering("agreed"):
@@ -153,7 +152,9 @@ class Participant:
             self._check_signatures(read)
             dropped = [name for name in self._sharers if name not in self.survivors]
             reply: Message = {
-                "seeds": b"".join(self._held[name].seed for name in self.survivors),
+                "seeds": b"".join(
+                    self._seed if name == self.name else self._held[name].seed for name in self.survivors
+                ),
                 "keys": b"".join(self._held[name].key for name in dropped),
             }
             self.end()
