@@ -7,13 +7,16 @@ import torch
 from tiny_models import one_batch, tiny_model, uneven_examples
 from torch import Tensor
 
-from privlora.adapters import LowRankAdapter
+from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import FixedTangentCoordinates, TangentCoordinates
+from privlora.coordinates.tangent import points_to_tensors
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent, random_point
 from privlora.mechanisms import Release
 from privlora.optimizers import TANGENT_OPTIMIZERS
 from privlora.optimizers.tangent import TangentRank
+from privlora.stacked import joined
+from privlora.stacked.adapter import StackedAdapter
 from privlora.training.gradients import micro_batch_gradients
 
 R = 2
@@ -188,6 +191,37 @@ def test_its_place_is_the_base_and_the_move() -> None:
     c.load_state_dict(c.state_dict() | {"0.S": 2 * c.points[0].S})
     places.add(c.place())
     assert len(places) == 3
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_units_of_a_stack_are_measured_at_their_own_base(alike: bool) -> None:
+    """Also where all have the same one, which is met as one."""
+    singles = [fixed(), fixed()]
+    if not alike:
+        other = [
+            random_point(*p.U.shape[:2], p.V.shape[1], R, torch.Generator().manual_seed(9))
+            for p in singles[1].points
+        ]
+        singles[1].load_state_dict(singles[1].state_dict() | points_to_tensors(other))
+    generator = torch.Generator().manual_seed(5)
+    sites = singles[0].adapter.sites
+    p, q = (
+        [torch.randn(4, size, R, generator=generator, dtype=torch.float64) for size in sizes]
+        for sizes in ([s.m for s in sites], [s.n for s in sites])
+    )
+    owners = torch.tensor([[True, False, True, False], [False, True, False, True]])
+    stack = fixed().stacked(StackedAdapter.like(fixed().adapter, 2, torch.zeros(4, dtype=torch.int64)), 2)
+    stack.load_state_dict(joined([one.state_dict() for one in singles]))
+    norms, balanced = (
+        stack.norms_squared(Captured(p, q, owners=owners)),
+        stack.balance(Captured(p, q, owners=owners)),
+    )
+    for k, single in enumerate(singles):
+        own = Captured([t[owners[k]] for t in p], [t[owners[k]] for t in q])
+        torch.testing.assert_close(norms[owners[k]], single.norms_squared(own))
+        expected = single.balance(own)
+        for mine, theirs in zip((*balanced.p, *balanced.q), (*expected.p, *expected.q), strict=True):
+            torch.testing.assert_close(mine[owners[k]], theirs)
 
 
 def test_twice_the_rank_is_asked_for() -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from privlora.adapters import LowRankAdapter
+from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates
 from privlora.coordinates.tangent import TangentCoordinates, points_from_tensors, points_to_tensors
 from privlora.errors import ConfigError
@@ -50,7 +50,16 @@ class FixedTangentCoordinates(TangentCoordinates):
             slice(adapter.rank // 2, None),
         )  # of P' and Q': G V and G^T U
         self._moved = [Tangent.zero(point) for point in points]
+        self._shared: list[Point | None] | None = None
         super().__init__(adapter, points, dtype, right_weight=right_weight)
+
+    def _met_by(self, captured: Captured) -> list[Point]:
+        """Clients of one round share their base, and one product with it is faster than one for each unit."""
+        if self._shared is None:
+            count = len(self.points[0].S) // len(self.adapter.groups[0].sites)
+            self._shared = [_first_of(point, count) for point in self.points]
+        shared = [point for point in self._shared if point is not None]
+        return shared if len(shared) == len(self.points) else super()._met_by(captured)
 
     def moved(self) -> list[Tangent]:
         """xi of each group: M (L, r, r), Up (L, m, r), Vp (L, n, r)."""
@@ -100,10 +109,17 @@ class FixedTangentCoordinates(TangentCoordinates):
             moved = [
                 Tangent(*(tensors[f"{g}.{name}"].to(t.M) for name in _PARTS)) for g, t in enumerate(moved)
             ]
-        self.points, self._moved = points, moved
+        self.points, self._moved, self._shared = points, moved, None
         self.install()
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
         copies = super().stacked(adapter, count)
         copies.load_state_dict({name: torch.cat([t] * count) for name, t in self.state_dict().items()})
         return copies
+
+
+def _first_of(point: Point, count: int) -> Point | None:
+    """The first of ``count`` copies (L, …), None where they differ."""
+    copies = [t.unflatten(0, (count, -1)) for t in (point.U, point.S, point.V)]
+    alike = all(torch.equal(t, t[:1].expand_as(t)) for t in copies)
+    return Point(*(t[0] for t in copies)) if alike else None

@@ -201,9 +201,8 @@ class TangentCoordinates(Coordinates):
 
     def _met_by(self, captured: Captured) -> list[Point]:
         """The points as units meet them: those of a stack with (L, units, …), each unit at its own adapter's."""
-        one = len(self.points[0].S) == len(self.adapter.groups[0].sites)  # all meet at it, whosever they are
-        if captured.owners is None or one:
-            return self.points
+        if captured.owners is None or len(self.points[0].S) == len(self.adapter.groups[0].sites):
+            return self.points  # all meet at it, whosever they are
         count, owners = len(captured.owners), captured.owners.int().argmax(dim=0)
 
         def of_units(t: Tensor) -> Tensor:
