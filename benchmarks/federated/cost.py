@@ -149,11 +149,26 @@ def _groups(job: Job) -> Any:
     return groups
 
 
+def clients(turns: int) -> dict[str, Any]:
+    """Rounds over ever more clients that share the same records, each number in a process of its own."""
+    program = str(Path(__file__).with_name("cost_clients.py"))
+    return {
+        f"{rule}, {count} clients": json.loads(
+            subprocess.run(
+                [sys.executable, program, rule, str(count), str(turns)], check=True, capture_output=True
+            ).stdout
+        )
+        for rule, counts in (("tan", (10, 30, 100, 300, 1000)), ("joint", (5, 10, 20, 40)))
+        for count in counts
+    }
+
+
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "rounds": rounds,
     "secure": secure,
     "masking": masking,
     "server": server,
+    "clients": clients,
     "bytes": bytes_of_rounds,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -119,6 +120,12 @@ def of_run(job: Job, steps: int) -> list[Spent]:
                 folder.create(protects=settings.privacy.protects)
                 finish_training(parts, data, folder, plan, observer=watch)
     return watch.each()
+
+
+def of_many(job: Job, rule: str, turns: int) -> dict[str, float]:
+    """A round's seconds, the first of which reads records, and the process's peak of memory in MB."""
+    spent, _ = of_federation(job, rule=rule, rounds=1 + turns)
+    return {**medians(spent), "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def against_a_run(job: Job, turns: int, local_steps: int = 2) -> dict[str, Any]:

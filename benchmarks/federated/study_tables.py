@@ -23,6 +23,7 @@ from study_cells import CLIENTS, ROWS, SPLITS
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
 
 CENTRAL, UNTRAINED = "central prism", "zero training"
+PUBLISHED = ("fedavg", "ffa", "fedask")
 _CONTROLS = (CENTRAL, "central dp-adamw", "each alone", UNTRAINED)
 _EVERYWHERE = (CENTRAL, "central dp-adamw", UNTRAINED)
 _APART = (*_CONTROLS, "fedsa")  # of the figure; fedsa has no common adapter
@@ -156,6 +157,24 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def summary(found: Sequence[Table]) -> str:
+    """One line a table with all clients in each round: what it was made to find out, in means over splits."""
+    named = ("central dp-adamw", "joint", "tan", "alt", *PUBLISHED)
+    heads = ["task", "privacy", CENTRAL, *named, "joint behind central", "tan or alt ahead of all three"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for table in found:
+        values = {row: table.over_splits(row) for row in (CENTRAL, *named)}
+        present = {row: value for row, value in values.items() if value is not None}
+        if table.per_round != CLIENTS or len(present) < len(values):
+            continue
+        ours = min((present["tan"], present["alt"]), key=lambda value: value.mean)
+        rival = min((present[row] for row in PUBLISHED), key=lambda value: value.mean)
+        cells = [f"{value.mean:.3f}" for value in present.values()]
+        gaps = [present["joint"].behind(present[CENTRAL]), rival.behind(ours)]
+        lines.append("| " + " | ".join([table.task, shown(table.epsilon), *cells, *gaps]) + " |")
+    return "\n".join(lines)
+
+
 def _text(value: Value | None) -> str:
     return "" if value is None else str(value)
 
@@ -187,6 +206,7 @@ def page(rows: Rows) -> str:
         "# The federated study",
         f"{len(rows)} cells. Held-out loss in nats, mean ± standard error over seeds.",
     ]
+    parts += ["## In short", "Means over splits.", summary(found)]
     for table in found:
         seeds = sorted({len(v.values) for (row, _), v in table.values.items() if row != UNTRAINED})
         parts += [

@@ -129,6 +129,16 @@ def test_only_runs_with_the_chosen_rate_are_reported(study_tables: Any) -> None:
     assert "| reviews | ε = 3 | tan | 5.000 | **4.000** |" in study_tables.rates_table(rows)
 
 
+def test_the_summary_says_who_is_ahead(study_tables: Any) -> None:
+    losses = {"central prism": 3.0, "central dp-adamw": 3.5, "joint": 3.25, "tan": 3.75, "alt": 4.0}
+    losses |= {"fedavg": 4.5, "ffa": 4.25, "fedask": 5.0}
+    rows = [_row(name, "iid", 0, loss) for name, loss in losses.items()]
+    text = study_tables.summary(study_tables.tables(rows)).splitlines()
+    cells = "3.000 | 3.500 | 3.250 | 3.750 | 4.000 | 4.500 | 4.250 | 5.000 | +0.250 | +0.500 |"
+    assert text[2] == f"| reviews | ε = 3 | {cells}"
+    assert len(study_tables.summary(study_tables.tables(rows[:-1])).splitlines()) == 2  # not all are there
+
+
 @pytest.mark.parametrize(("domains", "owners"), [(5, 10), (30, 10), (1, 10)])
 def test_domains_are_cut_or_joined_into_ten_clients(domains: int, owners: int) -> None:
     cells = importlib.import_module("study_cells")
