@@ -33,6 +33,7 @@ from typing import Any, Literal, TypeGuard, get_args
 from privlora.accounting.accountants import Adjacency, check_covered, check_delta, epsilon
 from privlora.accounting.events import StepEvent, events_to_dicts, exact_fields
 from privlora.errors import PrivacyError, RunError
+from privlora.ranges import BATCHES, CLIP_NORMS
 
 SCHEMA_VERSION = 3
 _WITH_CLOCKS, _ONE_EVENT = 1, 2
@@ -82,13 +83,17 @@ class Plan:
             "target_epsilon": self.target_epsilon is None or 0 < self.target_epsilon < math.inf,
             "unit": self.unit in get_args(Unit),
             "records_per_user": _is_integer(bound) and bound >= 1 if self.unit == "user" else bound is None,
-            "clip_norm": 0 < self.clip_norm < math.inf,
-            "expected_batch_size": 0 < self.expected_batch_size < math.inf,
+            "clip_norm": CLIP_NORMS[0] <= self.clip_norm <= CLIP_NORMS[1],
+            "expected_batch_size": BATCHES[0] <= self.expected_batch_size <= BATCHES[1],
             "insecure_noise": isinstance(self.insecure_noise, bool),
         }
         for name, is_good in good.items():
             if not is_good:
-                raise PrivacyError(f"the plan's {name}={getattr(self, name)!r} is not usable")
+                raise PrivacyError(
+                    f"the plan's {name}={getattr(self, name)!r} is not usable",
+                    why="what is released would not be what is accounted for",
+                    fix="plan the run with sound settings",
+                )
         for event, _ in self.phases:
             check_covered(event, self.adjacency)
         runs = groupby(self.phases, key=lambda phase: phase[0])

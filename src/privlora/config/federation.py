@@ -190,6 +190,11 @@ class FederationSettings(Group):
                 "Fix: remove weights",
             ),
             (
+                self.weights is not None and self.secure and max(self.weights) > 100 * min(self.weights),
+                "secure sums with weights that differ by more than a factor of 100 would be nearly one client's "
+                "update. Fix: make them more alike",
+            ),
+            (
                 self.survivors is not None and not self.secure,
                 "survivors goes with secure sums. Fix: remove it, or add secure_aggregation: true",
             ),

@@ -15,6 +15,7 @@ from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.errors import ConfigError, named, nearest
 from privlora.names import in_full
+from privlora.ranges import BATCHES, CLIP_NORMS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
 
@@ -169,18 +170,18 @@ class PrivacySettings(Group):
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
     """Epsilon at the end of the run; the noise multiplier follows from it. Give this or noise_multiplier."""
-    noise_multiplier: float | None = Field(default=None, gt=0)
+    noise_multiplier: float | None = Field(default=None, ge=NOISE_MULTIPLIERS[0], le=NOISE_MULTIPLIERS[1])
     """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """At most 1 / public_dataset_size, better far below it."""
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
     """C: bound on the norm of one unit's gradient over all modules."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
     stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
     steps: int = Field(ge=1)
     """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training."""
-    expected_batch_size: float | None = Field(default=None, gt=0)
+    expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """b = q N: mean number of units in a step. Give it with public_dataset_size, or with sample_rate."""
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     """q: probability with which each unit joins a step."""

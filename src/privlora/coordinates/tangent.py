@@ -28,7 +28,7 @@ from privlora.geometry.fixed_rank import (
 # Largest right_weight: it multiplies the rounding of Q in span(V), which must stay below a mechanism's slack.
 MAX_RIGHT_WEIGHT = 10.0
 # Largest entry of U^T U - I of a point that is taken in; its own rounding is far below.
-_ORTHONORMAL = 1e-4
+_ORTHONORMAL = 1e-5
 
 
 class TangentCoordinates(Coordinates):

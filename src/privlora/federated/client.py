@@ -108,7 +108,7 @@ class Client:
             os.close(descriptor)
 
     def refuse(self, request: Request, error: PrivloraError) -> Reply:
-        _log.warning("%s refuses %r of round %d: %s", self.name, request.kind, request.round, error)
+        _log.warning("%s refuses %r of round %s: %s", self.name, request.kind, request.round, error)
         return Reply(self.name, request.kind, request.round, refused=REFUSED)
 
 
@@ -135,11 +135,12 @@ def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> li
 
 
 def _alike(works: Sequence[Work]) -> list[list[Work]]:
-    """Works of one run and round that were sent the same; those of a server that treats clients alike are one list."""
+    """Works of one run and round with the same terms that were sent the same; those of a server that treats clients
+    alike are one list."""
     found: list[list[Work]] = []
     for work in works:
         for others in found:
-            if _same(work.request, others[0].request):
+            if work.session.settings == others[0].session.settings and _same(work.request, others[0].request):
                 others.append(work)
                 break
         else:

@@ -17,7 +17,9 @@ from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger_format import Unit
 from privlora.config import Settings
 from privlora.errors import PrivacyError
-from privlora.federated.plans import federation_of
+from privlora.federated.plans import federation_of, server_plan
+
+ANY_COLUMN: Final = "*"
 
 _Events = tuple[tuple[StepEvent, int], ...]
 
@@ -28,7 +30,8 @@ class Limits:
     plan, or to where the client left it. max_delta: of one run. least_clients: in a round. must_be_private: refuse runs
     without noise, or whose noise comes from a seed that the server chose. needs_secure_sums: whether the server may see
     sums only. trusts_server: whether it may see this client's update as it is, and add the noise itself. unit: whose
-    presence has to be hidden; None: whatever the terms say. pins_model: whether the owner has to say where the base
+    presence has to be hidden; None: whatever the terms say. user_column: the column that tells users apart, or
+    ANY_COLUMN: by another one a user would be many. pins_model: whether the owner has to say where the base
     model lies; else it is loaded from the hub, by the name that the server gives.
     """
 
@@ -39,6 +42,7 @@ class Limits:
     needs_secure_sums: bool = False
     trusts_server: bool = False
     unit: Unit | None = None
+    user_column: str | None = None
     pins_model: bool = True
 
     def refuse_terms(
@@ -59,6 +63,11 @@ class Limits:
             raise _beyond(
                 "no noise" if not privacy.private else "noise that the server can repeat", "must_be_private"
             )
+        if privacy.unit == "user" and self.user_column not in (ANY_COLUMN, privacy.user_column):
+            raise _beyond("users told apart by a column that its owner has not named", "user_column")
+        plan = (
+            server_plan(settings) if plan is None else plan
+        )  # what a trusted server says that it will release
         if plan is not None:
             self._refuse_plan(plan, [each for each in others if not each.plan.insecure_noise])
 
@@ -89,6 +98,7 @@ ANYTHING: Final = Limits(
     must_be_private=False,
     trusts_server=True,
     pins_model=False,
+    user_column=ANY_COLUMN,
 )
 """For an owner who is also the server, and has written the settings."""
 

@@ -119,6 +119,8 @@ def refuse_unlisted(message: Request | Reply, secure: bool, tensors: Iterable[st
     """
     table = REQUESTS if isinstance(message, Request) else REPLIES
     listed = table[secure].get(message.kind)
+    if type(message.round) is not int or message.round < 0:
+        raise _unlisted(message, "a round that is no number")
     if listed is None:
         raise _unlisted(message, "a kind of message that is not listed")
     if isinstance(message, Reply) and message.refused is not None:

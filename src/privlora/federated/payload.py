@@ -12,7 +12,7 @@ from privlora.accounting import Ledger, Plan
 from privlora.config import FederationSettings, Settings
 from privlora.federated.plans import federation_of
 from privlora.federated.rules import Tensors
-from privlora.federated.secure import FixedPoint, Layout, encode
+from privlora.federated.secure import FixedPoint, Layout, digest_of, encode
 from privlora.mechanisms import ClippedUpdate, Lattice, NoiseSource, Noising, lattice_for
 
 FIXED_BITS = 64
@@ -48,6 +48,15 @@ def lattice_of(
 def like_of(expected: Mapping[str, tuple[int, ...]]) -> Tensors:
     """Tensors of these names and shapes, with no values of their own."""
     return {name: torch.empty(shape, device="meta") for name, shape in expected.items()}
+
+
+def agreed_digest(terms: Settings, sent: Tensors) -> bytes:
+    """32 bytes: all that a client's answer follows from beside its records. terms: as agreed on (`public_settings`).
+
+    Masks depend on it. A client whose terms differ in anything, such as what sums are divided by, rounds to another
+    lattice, and its noise would be too small or too large for the others'.
+    """
+    return digest_of(sent, {"terms": terms.to_yaml()})
 
 
 def clipped_share(answer: Tensors, settings: Settings, ledger: Ledger, noise: NoiseSource) -> np.ndarray:

@@ -18,11 +18,10 @@ from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
 from privlora.federated.desk import Desk, read_terms
 from privlora.federated.fields import REQUESTS
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
-from privlora.federated.payload import clipped_share, fixed_share
+from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
 from privlora.federated.plans import (
     charges_a_round,
     client_plan,
-    client_settings,
     federation_of,
     rule_of,
     rule_settings,
@@ -34,16 +33,16 @@ from privlora.federated.plans import (
 from privlora.federated.rules import Tensors
 from privlora.federated.rules.base import Sizes
 from privlora.federated.schedule import timetable
-from privlora.federated.secure import Message, Participant, Phase, digest_of
+from privlora.federated.secure import Message, Participant, Phase
 from privlora.federated.secure import Turn as Which
 from privlora.federated.workplace import Workplace
-from privlora.mechanisms import NoiseSource
+from privlora.mechanisms import ClippedUpdate, NoiseSource
 from privlora.names import is_local
-from privlora.training.inputs import Data, load_data
 
 if TYPE_CHECKING:
     from privlora.federated.client import Client
     from privlora.federated.local import Ended, Job
+    from privlora.training.inputs import Data
 
 
 class Session:
@@ -75,18 +74,12 @@ class Session:
 
     @cached_property
     def data(self) -> Data:
-        """This client's records, as the run reads them. How many they are is not held against public numbers, which are
-        of all clients."""
+        """This client's records, as the run reads them."""
+        from privlora.federated.reading import own_data  # for training alone, since it takes long to import
+
         model, tokenizer, settings = self.workplace.loaded
-        own = {"path": self.client.path or "", "evaluation": None, "unchecked": True, "limit": None}
-        nowhere = {"init": None, "public_text": None, "public_text_limit": None}
-        mine = client_settings(settings).model_copy(
-            update={
-                "data": settings.data.model_copy(update=own),
-                "adapter": settings.adapter.model_copy(update=nowhere),
-            }
-        )
-        return load_data(mine, tokenizer, self.client.records, model=model)
+        source = self.client.path if self.client.records is None else self.client.records
+        return own_data(settings, self.client.name, source, model, tokenizer)
 
     # --- messages ---
 
@@ -148,8 +141,11 @@ class Session:
         if self.federation.secure:
             participant = self._participant(request)
             vector = tensors[SUM].numpy()
-            masked = participant.mask(_asked(request, "mask"), vector, digest_of(request.tensors))
-            self._keep(participant)
+            agreed = agreed_digest(self.desk.settings, dict(request.tensors))
+            try:
+                masked = participant.mask(_asked(request, "mask"), vector, agreed)
+            finally:
+                self._keep(participant)  # one that refused has forgotten its secrets
             tensors = {SUM: torch.from_numpy(np.asarray(masked["vector"]))}
             values["context"] = bytes(masked["context"])  # type: ignore[arg-type]
         reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
@@ -371,8 +367,9 @@ class Work:
         settings = session.settings
         if session.federation.privacy_model == "record" or not settings.privacy.private:
             return session.send(self.request, session.packed(answer))
-        if self.job.ledger is None:  # a trusted server clips and adds the noise
-            return session.send(self.request, answer)
+        if self.job.ledger is None:  # a trusted server clips it again, and adds the noise
+            update = ClippedUpdate(answer, settings.privacy.clip_norm)
+            return session.send(self.request, update.tensors(update.clipped(answer)))
         seed = self.job.seed
         share = clipped_share(
             answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1)

@@ -14,10 +14,10 @@ from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.errors import RunError
 from privlora.federated.messages import SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
-from privlora.federated.payload import FIXED_BITS, fixed_point, lattice_of, like_of
-from privlora.federated.plans import federation_of, tensors_of, weight_of
+from privlora.federated.payload import FIXED_BITS, agreed_digest, fixed_point, lattice_of, like_of
+from privlora.federated.plans import federation_of, public_settings, tensors_of, weight_of
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
-from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode, digest_of
+from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
 from privlora.federated.secure import Layout as Names
 from privlora.federated.secure import Turn as Which
 from privlora.federated.server import Server
@@ -96,8 +96,9 @@ class Turn:
         collector = Collector(terms, whole=stage != self.server.stages[0])
         self._phase("share", stage, collector, collector.ask_shares())
         sent = self.server.tensors(stage)
+        agreed = agreed_digest(public_settings(self.settings), sent)
         length = int(np.sum([np.prod(shape) for shape in expected.values()]))
-        self._phase("mask", stage, collector, collector.ask_vectors(digest_of(sent), length), sent)
+        self._phase("mask", stage, collector, collector.ask_vectors(agreed, length), sent)
         self._phase("agree", stage, collector, collector.ask_agreement())
         self._phase("unmask", stage, collector, collector.ask_unmasking())
         total, answered = collector.total(), list(collector.survivors)

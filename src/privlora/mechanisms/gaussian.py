@@ -16,6 +16,7 @@ from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multipli
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.release import Mechanism, PrivateSum, Release
+from privlora.ranges import BATCHES, CLIP_NORMS, refuse_outside
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
 # 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
@@ -92,13 +93,8 @@ class GaussianMechanism(Mechanism):
                 why="the count is not projected, so the projection's event would not cover it",
                 fix="leave privacy.clip_quantile out, or use another method",
             )
-        for name, value in (("clip_norm", clip_norm), ("expected_batch_size", expected_batch_size)):
-            if not 0 < value < float("inf"):
-                raise PrivacyError(
-                    f"{name}={value} must be positive and finite",
-                    why="the noise is calibrated to it",
-                    fix=f"set privacy.{name}",
-                )
+        refuse_outside("clip_norm", clip_norm, CLIP_NORMS)
+        refuse_outside("expected_batch_size", expected_batch_size, BATCHES)
         if event.projections != coordinates.event_layers:
             raise PrivacyError(
                 f"the event has the projections {event.projections}, the coordinates {coordinates.event_layers}",

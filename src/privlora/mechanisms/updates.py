@@ -14,6 +14,7 @@ from privlora.errors import PrivacyError
 from privlora.mechanisms.distributed import check_lattice
 from privlora.mechanisms.lattice import Lattice
 from privlora.mechanisms.noising import Noising
+from privlora.ranges import CLIP_NORMS, refuse_outside
 
 Tensors = dict[str, Tensor]
 
@@ -28,7 +29,8 @@ class ClippedUpdate:
     ``share``, whose noise is there in any case; ``release`` also covers who is in the batch.
 
     like: names and shapes of every update, and the dtypes of what comes back; its values are not looked at. Entries
-    stand in the order of the sorted names, each tensor row by row. clip_norm: C, positive and finite (PrivacyError).
+    stand in the order of the sorted names, each tensor row by row. clip_norm: C, within
+    ranges.CLIP_NORMS (PrivacyError).
 
     | edge case                                 | what happens                                 |
     |-------------------------------------------|----------------------------------------------|
@@ -38,12 +40,7 @@ class ClippedUpdate:
     """
 
     def __init__(self, like: Mapping[str, Tensor], clip_norm: float) -> None:
-        if not 0 < clip_norm < float("inf"):
-            raise PrivacyError(
-                f"clip_norm={clip_norm} must be positive and finite",
-                why="the noise is calibrated to it",
-                fix="set privacy.clip_norm",
-            )
+        refuse_outside("clip_norm", clip_norm, CLIP_NORMS)
         self.clip_norm = clip_norm
         self._like = [(name, tuple(like[name].shape), like[name].dtype) for name in sorted(like)]
 
@@ -92,7 +89,7 @@ class ClippedUpdate:
 
     def opened(self, total: np.ndarray, lattice: Lattice, divisor: float) -> Tensors:
         """A server's mean update, from an opened sum of shares; divisor: public."""
-        return self._tensors(torch.from_numpy(lattice.opened(total) / divisor))
+        return self.tensors(torch.from_numpy(lattice.opened(total) / divisor))
 
     def release(self, total: Tensor | None, noising: Noising, event: StepEvent, divisor: float) -> Tensors:
         """A trusted server's noisy mean update, once its ledger shows ``event``.
@@ -111,9 +108,10 @@ class ClippedUpdate:
                 fix="add what clipped() gives",
             )
         scale = event.noise_multiplier * self.clip_norm
-        return self._tensors(charged.tensor(known, scale=scale, divisor=divisor, dtype=torch.float64))
+        return self.tensors(charged.tensor(known, scale=scale, divisor=divisor, dtype=torch.float64))
 
-    def _tensors(self, flat: Tensor) -> Tensors:
+    def tensors(self, flat: Tensor) -> Tensors:
+        """(entries,) of any update as its tensors, in the dtypes of ``like``."""
         pieces = flat.split([prod(shape) for _, shape, _ in self._like])
         return {
             name: piece.reshape(shape).to(dtype)

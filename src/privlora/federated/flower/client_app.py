@@ -112,7 +112,7 @@ def _limits(config: Mapping[str, Any]) -> Limits:
     for key, value in given.items():
         wanted = (
             (str,)
-            if key == "unit"
+            if key in ("unit", "user_column")
             else (int, float)
             if key.startswith("max_")
             else (type(getattr(usual, key)),)

@@ -1,0 +1,83 @@
+"""A client's records as the terms read them, whatever they are: a refusal would tell the server something of them.
+
+The server chooses the terms, columns and formats among them, and sees whether a client answers. So a client answers
+with any records: those that cannot be read as the terms say count as none, each for itself, and its own log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from privlora.config import Settings
+from privlora.data.examples import Examples, pad_token
+from privlora.data.records import as_records, load_records
+from privlora.data.units import Units
+from privlora.errors import ConfigError, PrivloraError
+from privlora.federated.plans import client_settings
+from privlora.training.inputs import Data, load_data
+
+_log = logging.getLogger(__name__)
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def own_data(
+    settings: Settings, name: str, source: str | Sequence[str] | Records | None, model: Any, tokenizer: Any
+) -> Data:
+    """The records of client ``name``, tokenised. settings: the terms. source: its path, or its records in memory.
+
+    How many they are is held against no public number: those are of all clients, or of the server's choice.
+    """
+    data = settings.data.model_copy(update={"path": "", "evaluation": None, "unchecked": True, "limit": None})
+    nowhere = {"init": None, "public_text": None, "public_text_limit": None}
+    mine = client_settings(settings)
+    mine = mine.model_copy(
+        update={
+            "data": data,
+            "adapter": settings.adapter.model_copy(update=nowhere),
+            # Not held against the number of records, or a server could count them by its choice of delta.
+            "privacy": mine.privacy.model_copy(update={"delta": None}),
+        }
+    )
+
+    def load(some: Records) -> Data:
+        return load_data(mine, tokenizer, some, model=model)
+
+    try:
+        records = load_records(source, format=data.format) if _is_path(source) else as_records(source or [])
+    except ConfigError:
+        raise  # of terms that nobody can follow, whatever the records are
+    except PrivloraError as error:
+        _log.error("%s: its records cannot be read, so it trains on none: %s", name, error)
+        records = []
+    try:
+        return load(records)
+    except ConfigError:
+        raise
+    except PrivloraError as error:
+        _log.error("%s: records that cannot be read as the terms say count as none: %s", name, error)
+    readable = _readable(records, load)
+    if readable:
+        return load(readable)
+    nothing = Examples([], pad_token_id=pad_token(tokenizer))
+    return Data(nothing, Units(np.arange(0)), nothing)
+
+
+def _is_path(source: Any) -> TypeGuard[str | list[str]]:
+    return isinstance(source, str) or (
+        isinstance(source, list) and any(isinstance(each, str) for each in source)
+    )
+
+
+def _readable(records: Records, load: Callable[[Records], Data]) -> Records:
+    """Those that can be read alone; whole halves where they can."""
+    try:
+        load(records)
+    except PrivloraError:
+        middle = len(records) // 2
+        return [*_readable(records[:middle], load), *_readable(records[middle:], load)] if middle else []
+    return list(records)

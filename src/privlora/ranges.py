@@ -1,0 +1,29 @@
+"""Sizes of public numbers within which what is computed is what is accounted for.
+
+Outside of them float32 and float64 underflow: the noise sigma C / b becomes zero while a gradient does not, or the
+square of a gradient's entry does, so that its norm is not what is clipped.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from privlora.errors import PrivacyError
+
+CLIP_NORMS: Final = (1e-9, 1e9)
+"""Of C. Squares of gradients that float32 loses are below 1e-38, and C^2 is not."""
+BATCHES: Final = (1e-3, 1e12)
+"""Of b, in units."""
+NOISE_MULTIPLIERS: Final = (1e-3, 1e9)
+"""Of sigma, with any promise left."""
+
+
+def refuse_outside(name: str, value: float, range_: tuple[float, float]) -> None:
+    """Raises PrivacyError for a value that is no number within ``range_``."""
+    low, high = range_
+    if not low <= value <= high:
+        raise PrivacyError(
+            f"{name}={value} is not between {low:g} and {high:g}",
+            why="the noise is calibrated to it, and beyond these sizes the noise or the gradients underflow",
+            fix=f"set privacy.{name}",
+        )

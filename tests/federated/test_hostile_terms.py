@@ -1,0 +1,215 @@
+"""Terms with which a server could switch protection off, or ask about records without paying for the answer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
+
+from privlora.accounting import Plan, PoissonSampling, StepEvent
+from privlora.config import Settings, settings_from
+from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.federated.limits import ANYTHING, Limits
+from privlora.federated.messages import Reply, Request, refuse_unlisted
+from privlora.federated.plans import client_plan, public_settings
+from privlora.federated.workplace import Workplace
+from privlora.mechanisms import ClippedUpdate
+
+NAMES = ["owner-0", "owner-1", "owner-2"]
+CLIENT_LEVEL = {"privacy_model": "client", "trusted_server": True}
+
+
+def changed(settings: Settings, **groups: Any) -> Settings:
+    raw = settings.model_dump(mode="json", exclude_unset=True)
+    for group, values in groups.items():
+        raw[group] = {name: v for name, v in {**raw[group], **values}.items() if v is not None}
+    return settings_from(raw, source="test")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"clip_norm": 5e-324},
+        {"clip_norm": 1e-26},
+        {"clip_norm": 1e300},
+        {"expected_batch_size": 1e-300},
+        {"expected_batch_size": 1e300},
+        {"noise_multiplier": 1e-300},
+    ],
+)
+def test_sizes_at_which_noise_underflows_are_refused(value: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(value))):
+        settings_of("tan", NAMES, privacy=value)
+
+
+@pytest.mark.parametrize(("clip_norm", "batch"), [(5e-324, 1.0), (1.0, 1e-300), (float("nan"), 1.0)])
+def test_no_plan_has_them(clip_norm: float, batch: float) -> None:
+    with pytest.raises(PrivacyError, match="is not usable"):
+        Plan(
+            phases=((StepEvent(PoissonSampling(0.1), 1.0), 1),),
+            delta=1e-5,
+            target_epsilon=None,
+            adjacency="add-or-remove-one",
+            unit="record",
+            records_per_user=None,
+            clip_norm=clip_norm,
+            expected_batch_size=batch,
+            method="tan",
+            dataset="d",
+        )
+
+
+def test_no_update_is_clipped_to_them() -> None:
+    with pytest.raises(PrivacyError, match="underflow"):
+        ClippedUpdate({"t": torch.zeros(2)}, 1e-26)
+
+
+def test_norms_are_exact_down_to_the_smallest_clipping_norm() -> None:
+    """Of a unit whose entries are all about C / 1000, in float32."""
+    from privlora.coordinates.base import squared_norms
+
+    entries = torch.full((1, 1000, 1000), 1e-12)
+    assert float(squared_norms(entries)) == pytest.approx(1e6 * 1e-24, rel=1e-4)
+
+
+@pytest.mark.parametrize("other", [{"expected_batch_size": 1e5}, {"clip_norm": 3.0}, {"delta": 1e-4}])
+def test_clients_with_other_terms_do_not_cancel_masks(
+    other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The victim's own terms are honest. The others' noise, on a coarser lattice, would be nothing beside its sum."""
+    drawing(monkeypatch, lambda n: [])
+    federation = Federation(tmp_path, settings_of("joint", NAMES), owners(3))
+    lying = public_settings(changed(federation.settings, privacy=other))
+    send = federation.exchange.send
+
+    def two_faced(requests: list[Request]) -> list[Reply]:
+        told = [
+            replace(r, values={**r.values, "settings": lying.to_yaml()})
+            if r.kind == "join" and r.client != NAMES[0]
+            else r
+            for r in requests
+        ]
+        return [reply for request in told for reply in send([request])]
+
+    federation.exchange.send = two_faced  # type: ignore[method-assign, assignment]
+    for name in NAMES[1:]:
+        federation.clients[name].workplaces = {
+            federation.history.run: Workplace(lying, federation.model, federation.workplace.tokenizer)
+        }
+    federation.run()
+    assert [one.void is None for one in federation.done()] == [False, False]
+    assert not any(one.answered for one in federation.done())
+
+
+def lone(folder: Path, settings: Settings, own: Records) -> Reply:
+    """What a client with these records answers in its first round, without noise."""
+    federation = Federation(folder, settings, {**owners(3), NAMES[0]: own})
+    federation.join()
+    return federation.exchange.send([federation.request(NAMES[0])])[0]
+
+
+def test_no_answer_depends_on_how_many_records_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 / delta is not compared with a client's number of records."""
+    for count in (1, 4, 6):
+        settings = settings_of("fedavg", NAMES, privacy={"delta": 0.2})
+        reply = lone(tmp_path / str(count), settings, records(1)[:count])
+        assert reply.refused is None
+
+
+UNREADABLE: list[Any] = [{"other": "x"}, {"text": None}, {"text": 3}, {}]
+
+
+@pytest.mark.parametrize("rule", ["tan", "fedavg"])
+def test_a_record_that_cannot_be_read_counts_as_none(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_noise(monkeypatch)
+    drawing(monkeypatch, lambda n: list(range(n)))
+    good = records(1)
+    settings = settings_of(rule, NAMES)
+    plain = lone(tmp_path / "good", settings, good)
+    for number, bad in enumerate(UNREADABLE):
+        with caplog.at_level(logging.ERROR):
+            reply = lone(tmp_path / str(number), settings, [*good[:2], bad, *good[2:]])
+        assert reply.refused is None
+        assert "count as none" in caplog.text
+        for name, tensor in reply.tensors.items():
+            torch.testing.assert_close(tensor, plain.tensors[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["tan", "joint"])
+def test_a_client_without_records_answers(rule: str, tmp_path: Path) -> None:
+    settings = settings_of(rule, NAMES)
+    federation = Federation(tmp_path, settings, {**owners(3), NAMES[0]: [], NAMES[1]: [UNREADABLE[0]]}).run()
+    assert [set(one.answered) for one in federation.done()] == [set(NAMES)] * 2
+    assert federation.ledger_of(NAMES[0]).charges == (2 if rule == "joint" else 4)
+
+
+def test_the_server_does_not_say_what_a_user_is() -> None:
+    users = {"unit": "user", "user_column": "note", "max_records_per_user": 2}
+    settings = settings_of("tan", NAMES, privacy=users)
+    plan = client_plan(settings)
+    for limits in (
+        Limits(max_epsilon=1e3, max_delta=0.1),
+        Limits(max_epsilon=1e3, max_delta=0.1, user_column="patient"),
+    ):
+        with pytest.raises(PrivacyError, match=r"limits\.user_column"):
+            limits.refuse_terms(settings, plan)
+    Limits(max_epsilon=1e3, max_delta=0.1, user_column="note").refuse_terms(settings, plan)
+    ANYTHING.refuse_terms(settings, plan)
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [({"max_epsilon": 1.0}, "max_epsilon"), ({"max_delta": 1e-6}, "max_delta"), ({"unit": "record"}, "unit")],
+)
+def test_limits_hold_for_what_a_trusted_server_says(limit: dict[str, Any], named: str) -> None:
+    settings = settings_of("tan", NAMES, federation={**CLIENT_LEVEL, "clients_per_round": 2})
+    own: dict[str, Any] = {"max_epsilon": 1e3, "max_delta": 0.1, "trusts_server": True, **limit}
+    with pytest.raises(PrivacyError, match=rf"limits\.{named}"):
+        Limits(**own).refuse_terms(settings, None)
+
+
+def test_an_update_for_a_trusted_server_is_clipped_before_it_leaves(tmp_path: Path) -> None:
+    settings = settings_of("tan", NAMES, privacy={"clip_norm": 1e-3}, federation=CLIENT_LEVEL)
+    federation = Federation(tmp_path, settings, owners(3)).run()
+    for reply in federation.exchange.replies("train"):
+        norm = sum(float(t.double().square().sum()) for t in reply.tensors.values()) ** 0.5
+        assert 0 < norm <= 1e-3 * (1 + 1e-6)
+
+
+def test_weights_of_a_secure_sum_are_alike() -> None:
+    with pytest.raises(ConfigError, match="factor of 100"):
+        settings_of("fedavg", NAMES, federation={"secure_aggregation": True, "weights": [1.0, 1e-15, 1e-15]})
+    settings_of("fedavg", NAMES, federation={"secure_aggregation": True, "weights": [1.0, 0.5, 0.1]})
+
+
+def test_a_sum_that_was_refused_leaves_no_secret(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, settings_of("joint", NAMES), owners(3))
+    send = federation.exchange.send
+
+    def cut(requests: list[Request]) -> list[Reply]:
+        return send(
+            [replace(r, values={**r.values, "length": 3}) if r.kind == "train" else r for r in requests]
+        )
+
+    federation.exchange.send = cut  # type: ignore[method-assign, assignment]
+    federation.run()
+    assert not list(tmp_path.glob("owner-*/*/sum.secret"))
+
+
+@pytest.mark.parametrize("number", ["1", 1.0, None, -1, True])
+def test_a_round_is_a_number(number: Any, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, settings_of("tan", NAMES), owners(3)).join()
+    request = replace(federation.request(NAMES[0]), round=number)
+    with pytest.raises(RunError, match="a round that is no number"):
+        refuse_unlisted(request, secure=False, tensors=request.tensors)
+    assert federation.clients[NAMES[0]].answer(request).refused is not None
+    assert federation.ledger_of(NAMES[0]).charges == 0
