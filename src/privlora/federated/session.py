@@ -19,8 +19,8 @@ from privlora.federated.desk import Desk, read_terms
 from privlora.federated.fields import REQUESTS
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
 from privlora.federated.payload import clipped_share, fixed_share
+from privlora.federated.phases import reach
 from privlora.federated.plans import (
-    charges_a_round,
     client_plan,
     client_settings,
     federation_of,
@@ -80,7 +80,7 @@ class Session:
         model, tokenizer, settings = self.workplace.loaded
         own = {"path": self.client.path or "", "evaluation": None, "unchecked": True, "limit": None}
         nowhere = {"init": None, "public_text": None, "public_text_limit": None}
-        mine = client_settings(settings).model_copy(
+        mine = client_settings(settings, 1).model_copy(
             update={
                 "data": settings.data.model_copy(update=own),
                 "adapter": settings.adapter.model_copy(update=nowhere),
@@ -118,13 +118,8 @@ class Session:
         self.desk.opened(private)
         ledger = Ledger.open(self.desk.ledger) if private else None
         try:
-            if ledger is not None and ledger.remaining < charges_a_round(self.federation):
-                raise PrivacyError(
-                    f"the budget has {ledger.remaining} releases left, and a round takes "
-                    f"{charges_a_round(self.federation)}",
-                    why="more releases than planned would exceed the stated epsilon",
-                    fix="end the federation; the next one can plan more rounds",
-                )
+            if ledger is not None:
+                reach(ledger, self.federation, settings.privacy, request.round)
             beginning = None
             if not self.federation.joint:
                 beginning = rule_of(self.federation).begin(
