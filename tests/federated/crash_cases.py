@@ -33,7 +33,8 @@ def parts() -> tuple[Any, Any]:
 
 
 def settings_of(folder: Path, rule: str = "tan", *, privacy: Any = None, **federation: Any) -> Settings:
-    chosen = {"clients": CLIENTS, "rounds": ROUNDS, "rule": rule, **federation}
+    timetable = {} if "phases" in federation else {"rounds": ROUNDS}
+    chosen = {"clients": CLIENTS, "rule": rule, **timetable, **federation}
     return settings_from(
         {
             "model": {"name": "tiny"},

@@ -402,7 +402,7 @@ class Settings(Group):
         for place, kind in enumerate(federation.kinds):
             if kind.expected_batch_size is not None and kind.expected_batch_size > self.privacy.n:
                 raise ValueError(
-                    f"federation.phases.{place}.expected_batch_size={kind.expected_batch_size:g} exceeds the "
+                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
                     f"{self.privacy.n:g} {self.privacy.unit}s of all clients (privacy.public_dataset_size), so its "
                     "sampling rate would be above 1. Fix: lower it"
                 )
