@@ -129,8 +129,8 @@ class FederationSettings(Group):
         return [1 + end for end in accumulate((kind.rounds for kind in self.kinds[:-1]), initial=0)]
 
     def place_of(self, number: int) -> int:
-        """Which of ``kinds`` round 1, 2, … is of."""
-        return next(at for at, end in enumerate(accumulate(k.rounds for k in self.kinds)) if number <= end)
+        """Which of ``kinds`` round 1, 2, … is of; the last, for rounds after all of them."""
+        return sum(first <= number for first in self.first_rounds) - 1
 
     def kind_of(self, number: int) -> PhaseSettings:
         """The phase of round 1, 2, …"""
