@@ -24,7 +24,7 @@ from privlora.federated.messages import REFUSED, Request
 from privlora.federated.phases import charged_after, reach, span_of
 from privlora.federated.plans import client_plan, client_settings, public_settings, server_plan
 from privlora.federated.schedule import timetable
-from privlora.mechanisms import GaussianMechanism, SumMechanism
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, SumMechanism
 from privlora.stacked import Team
 from privlora.training.assembly import ADJACENCY
 
@@ -287,7 +287,7 @@ class Seen:
         self.rates: dict[int, set[float]] = {}
         self.divisors: dict[int, set[float]] = {}
         self.steps: dict[int, set[int]] = {}
-        draw, take, init = PoissonSampler.draw, Team.take, GaussianMechanism.__init__
+        draw, take = PoissonSampler.draw, Team.take
 
         def number() -> int:
             return made.history.begun
@@ -300,13 +300,17 @@ class Seen:
             self.steps.setdefault(number(), set()).add(count)
             take(team, count, *others)
 
-        def begun(mechanism: GaussianMechanism, *args: Any, **options: Any) -> None:
-            init(mechanism, *args, **options)
-            self.divisors.setdefault(number(), set()).add(mechanism.expected_batch_size)
+        def noted(init: Any) -> Any:
+            def begun(mechanism: Any, *args: Any, **options: Any) -> None:
+                init(mechanism, *args, **options)
+                self.divisors.setdefault(number(), set()).add(mechanism.expected_batch_size)
+
+            return begun
 
         patch.setattr(PoissonSampler, "draw", drawn)
         patch.setattr(Team, "take", taken)
-        patch.setattr(GaussianMechanism, "__init__", begun)
+        for mechanism in (GaussianMechanism, MeanMechanism):
+            patch.setattr(mechanism, "__init__", noted(mechanism.__init__))
 
 
 @pytest.mark.parametrize("rule", PHASES)
@@ -336,6 +340,35 @@ def test_each_round_samples_divides_and_charges_as_its_phase_says(
     else:
         assert seen.divisors == {1: {2.0}, 2: {2.0}, 3: {3.0}, 4: {3.0}, 5: {3.0}}
         assert seen.steps == {1: {3}, 2: {3}, 3: {1}, 4: {1}, 5: {1}}
+
+
+@pytest.mark.parametrize(
+    ("groups", "charged"),
+    [
+        ({"privacy": {"private": False}}, None),
+        ({"federation": {"secure_aggregation": True}}, 9),
+        ({"federation": {"privacy_model": "client"}}, 5),
+        ({"federation": {"privacy_model": "client", "trusted_server": True}}, None),
+    ],
+)
+def test_steps_follow_the_phases_in_every_privacy_model(
+    groups: dict[str, dict[str, Any]], charged: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = "privacy_model" in groups.get("federation", {})
+    phases = [{key: n for key, n in phase.items() if key != "expected_batch_size"} for phase in TAN]
+    made = Federation(tmp_path, phased(phases=phases if whole else TAN, **groups), owners(3))
+    seen = Seen(monkeypatch, made)
+    made.run()
+    assert all(one.void is None for one in made.done() if one.asked)
+    for number, steps in seen.steps.items():
+        assert steps == {3 if number <= 2 else 1}
+    if charged is None:
+        assert not list(tmp_path.glob("owner-*/*/ledger.jsonl"))
+    else:
+        assert {made.ledger_of(name).charges for name in NAMES} == {charged}
+    if not whole:
+        assert seen.rates == {1: {0.5}, 2: {0.5}, 3: {0.75}, 4: {0.75}, 5: {0.75}}
+        assert seen.divisors == {1: {2.0}, 2: {2.0}, 3: {3.0}, 4: {3.0}, 5: {3.0}}
 
 
 @pytest.mark.parametrize("rule", PHASES)
