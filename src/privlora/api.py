@@ -155,7 +155,7 @@ def federate(
     data: a mapping from each client's public name to its records, each as in `fine_tune`; or one source that is cut
         into ``federation["clients"]`` parts, for studies and rehearsals.
     federation: fields of FederationSettings, for example ``dict(rule="tan", rounds=20, local_steps=4)``; without
-        ``clients`` where ``data`` names them.
+        ``clients`` where ``data`` names them. Rounds of several kinds: ``phases=[dict(rounds=4, local_steps=3), …]``.
     privacy: as in `fine_tune`, without steps, which follow; public_dataset_size and expected_batch_size are of all
         clients together.
     method: a row's name or fields of MethodSettings; None takes what goes with the rule.

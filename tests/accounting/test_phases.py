@@ -392,3 +392,74 @@ def test_what_can_be_read_once_counts_twice_where_it_is_needed_twice() -> None:
     projected = StepEvent(PoissonSampling(0.1), 1.0, ((2, 8),))
     with pytest.raises(PrivacyError):
         epsilon(iter([(projected, 1)]), 1e-5, adjacency="replace-one")
+
+
+# --- one noise for phases of several sampling rates ---
+
+KINDS = [(PoissonSampling(0.1), 12), (PoissonSampling(0.4), 2)]
+OF_KINDS = {"delta": 1e-5, "target_epsilon": 2.0}
+
+
+def several(kinds=KINDS, **options):
+    (first, steps), *others = kinds
+    return calibrate_noise_multiplier(
+        first, steps, others=others, **{**OF_KINDS, "cache": False, "tolerance": 1e-4, **options}
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"adjacency": "replace-one", "target_epsilon": 4.0}, {"beside": FIXED[:1]}]
+)
+def test_one_noise_for_several_rates_is_tight_and_never_above_the_target(options):
+    found = several(**options)
+    sigma, beside = found.noise_multiplier, options.get("beside", [])
+    events = [(StepEvent(sampling, sigma), count) for sampling, count in KINDS]
+    assert list(found.events) == [*beside, *events]
+    spent = epsilon([*beside, *events], 1e-5, adjacency=found.adjacency)
+    assert spent == found.epsilon <= found.target_epsilon
+    less = [(StepEvent(sampling, sigma * (1 - 5e-4)), count) for sampling, count in KINDS]
+    assert epsilon([*beside, *less], 1e-5, adjacency=found.adjacency) > found.target_epsilon
+
+
+def test_one_noise_for_several_rates_by_dp_accountings_own_composition():
+    found = several()
+    assert composed_by_dp_accounting(list(found.events), 1e-5) == pytest.approx(2.0, rel=5e-4)
+    assert [phase["steps"] for phase in found.to_dict()["others"]] == [2]
+    assert "q=0.1" in found.describe()
+    assert "q=0.4" in found.describe()
+
+
+def test_the_noise_lies_between_that_of_each_rate_alone_and_does_not_depend_on_the_order():
+    steps = sum(count for _, count in KINDS)
+    low, high = (several([(sampling, steps)]).noise_multiplier for sampling, _ in KINDS)
+    found = several()
+    assert low < found.noise_multiplier < high
+    assert several(KINDS[::-1]).noise_multiplier == pytest.approx(found.noise_multiplier, rel=2e-4)
+
+
+def test_phases_of_one_rate_are_one_phase(tmp_path, monkeypatch):
+    """The same question, answer and place in the cache, however it is cut."""
+    monkeypatch.setenv("PRIVLORA_CACHE", str(tmp_path))
+    sampling = PoissonSampling(0.2)
+    whole = calibrate_noise_multiplier(sampling, 10, 1.0, 1e-5)
+    (kept,) = (tmp_path / "calibration").iterdir()
+    assert "others" not in json.loads(kept.read_text())["request"]
+    cut = calibrate_noise_multiplier(sampling, 3, 1.0, 1e-5, others=iter([(sampling, 6), (sampling, 1)]))
+    assert cut == whole
+    assert "others" not in whole.to_dict()
+    assert list((tmp_path / "calibration").iterdir()) == [kept]
+
+
+def test_a_kept_answer_is_for_the_same_rates_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVLORA_CACHE", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(calibration, "_solve", lambda *question: asked.append(question) or (2.0, 1.0))
+    for others in ((), KINDS[1:], KINDS[1:], [(PoissonSampling(0.4), 3)], [(PoissonSampling(0.5), 2)]):
+        calibrate_noise_multiplier(PoissonSampling(0.1), 12, 2.0, 1e-5, others=others)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("other", [(PoissonSampling(0.4), 0), (PoissonSampling(0.0), 2)])
+def test_a_phase_that_releases_nothing_is_refused(other):
+    with pytest.raises(PrivacyError):
+        several([KINDS[0], other])

@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +41,9 @@ from privlora.errors import PrivacyError
 
 _log = logging.getLogger(__name__)
 
+Phases = Sequence[tuple[Sampling, int]]
+"""How batches are drawn, and in how many steps, for steps of one noise multiplier."""
+
 # Below the smallest, epsilon is in the hundreds and means nothing; above the largest, no signal would be left. The
 # smallest is multiplied by the root of the share of a gradient's energy that a projection keeps.
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
@@ -57,6 +60,7 @@ class Calibration:
     Attributes:
         event: the step to take; `event.noise_multiplier` is sigma = std / clip_norm, rounded up.
         steps: how many such steps the guarantee covers.
+        others: (sampling, how many steps) of steps with the same sigma and another sampling, which it covers as well.
         beside: the other releases that it covers.
         target_epsilon: what was asked for.
         epsilon: what is given, at most `target_epsilon` (PLD).
@@ -75,6 +79,7 @@ class Calibration:
     tolerance: float
     versions: dict[str, str]
     beside: Events = ()
+    others: Phases = ()
 
     @property
     def noise_multiplier(self) -> float:
@@ -85,19 +90,27 @@ class Calibration:
         return self.event.sampling
 
     @property
+    def events(self) -> Events:
+        """All that the guarantee covers."""
+        alike = [(replace(self.event, sampling=sampling), steps) for sampling, steps in self.others]
+        return (*self.beside, (self.event, self.steps), *alike)
+
+    @property
     def accountant(self) -> str:
         return "pld"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         events = {"event": self.event.to_dict(), "beside": events_to_dicts(self.beside)}
-        return {**asdict(self), **events, "accountant": self.accountant}
+        found = {**asdict(self), **events, "accountant": self.accountant}
+        others = found.pop("others")
+        return {**found, "others": _sampled(self.event, self.others)} if others else found
 
     def describe(self) -> str:
         """One line: the guarantee with everything that it depends on."""
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return (
-            f"{describe_events([*self.beside, (self.event, self.steps)])}: ({self.epsilon:.4g}, {self.delta:.3g})-DP, "
+            f"{describe_events(self.events)}: ({self.epsilon:.4g}, {self.delta:.3g})-DP, "
             f"adjacency {self.adjacency}, accountant {self.accountant} ({packages})"
         )
 
@@ -113,8 +126,12 @@ def calibrate_noise_multiplier(
     cache: bool = True,
     projections: Projections = (),
     beside: Events = (),
+    others: Phases = (),
 ) -> Calibration:
     """The smallest noise multiplier with which `steps` steps are (target_epsilon, delta)-DP, with all `beside` them.
+
+    Several kinds of steps (`others`) share the one noise multiplier: epsilon of their composition falls in it, as that
+    of each does, so there is one root.
 
     Args:
         sampling: how each batch is drawn.
@@ -127,13 +144,18 @@ def calibrate_noise_multiplier(
         projections: (rank, input dimension) of the layers that each step projects afresh after clipping the whole
             gradient; empty if it projects nothing. See `StepEvent`.
         beside: (event, count) of releases on the same data whose noise is fixed: other phases of the run's plan.
+        others: (sampling, steps) of other phases whose noise is sought as well: the same multiplier, other batches.
 
     Raises:
         PrivacyError: an argument is out of range, the adjacency does not cover projections, `beside` alone costs the
             target or more, or no sensible noise reaches the target.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise PrivacyError(f"steps={steps!r} is not a positive integer", fix="give the exact number of steps")
+    others = tuple(others)
+    for count in (steps, *(count for _, count in others)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise PrivacyError(
+                f"steps={count!r} is not a positive integer", fix="give the exact number of steps"
+            )
     if not _SMALLEST_TARGET <= target_epsilon <= LARGEST_EPSILON:
         raise PrivacyError(
             f"target_epsilon={target_epsilon} is not between {_SMALLEST_TARGET:g} and {LARGEST_EPSILON:g}",
@@ -145,8 +167,10 @@ def calibrate_noise_multiplier(
         )
     check_delta(delta)
     step = StepEvent(sampling, 0.0, projections)
+    (_, steps), *rest = _joined([(sampling, steps), *others])
+    others = tuple(rest)
     check_covered(step, adjacency)
-    if sampling.sample_rate == 0:
+    if any(kind.sample_rate == 0 for kind in (sampling, *(other for other, _ in others))):
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
@@ -170,9 +194,13 @@ def calibrate_noise_multiplier(
         "tolerance": float(tolerance),
         "versions": accountant_versions(),
     }
+    if others:  # of one phase the request is as it always was, and so is where it is kept
+        request["others"] = _sampled(step, others)
     found = _read_cache(request) if cache else None
     if found is None:
-        found = _solve(step, steps, beside, target_epsilon, delta, adjacency, tolerance)
+        found = _solve(
+            step, ((sampling, steps), *others), beside, target_epsilon, delta, adjacency, tolerance
+        )
         if cache:
             _write_cache(request, *found)
     sigma, spent = found
@@ -186,12 +214,29 @@ def calibrate_noise_multiplier(
         tolerance=float(tolerance),
         versions=accountant_versions(),
         beside=tuple(beside),
+        others=others,
     )
+
+
+def _joined(phases: Phases) -> list[tuple[Sampling, int]]:
+    """Each kind of sampling once, in the order in which it comes first."""
+    total: dict[Sampling, int] = {}
+    for sampling, count in phases:
+        total[sampling] = total.get(sampling, 0) + count
+    return list(total.items())
+
+
+def _sampled(step: StepEvent, phases: Phases) -> list[dict[str, Any]]:
+    """JSON-ready."""
+    return [
+        {"sampling": replace(step, sampling=sampling).to_dict()["sampling"], "steps": count}
+        for sampling, count in phases
+    ]
 
 
 def _solve(
     step: StepEvent,
-    steps: int,
+    phases: Phases,
     beside: Events,
     target: float,
     delta: float,
@@ -201,7 +246,8 @@ def _solve(
     """sigma, rounded up, and epsilon on the fine grid, for events like `step` and those `beside` them."""
 
     def pld_or_huge(sigma: float, grid: float) -> float:
-        events = merged([*beside, (replace(step, noise_multiplier=sigma), steps)])
+        alike = [(replace(step, sampling=kind, noise_multiplier=sigma), count) for kind, count in phases]
+        events = merged([*beside, *alike])
         # Far from the root PLD needs gigabytes, and its inf, where delta is below the tail, stops the root finder.
         if not rough_epsilon(events) <= _FAR * max(1.0, target):
             return _HUGE * target
@@ -236,7 +282,8 @@ def _solve(
         if fine(sigma) <= target:
             return sigma, fine(sigma)
     raise PrivacyError(
-        f"no noise_multiplier found for target_epsilon={target}, delta={delta}, {steps} steps",
+        f"no noise_multiplier found for target_epsilon={target}, delta={delta}, "
+        f"{sum(count for _, count in phases)} steps",
         why="the accountant's numerical error is larger than the tolerance",
         fix="raise tolerance to 1e-4, or delta",
     )

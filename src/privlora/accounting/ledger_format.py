@@ -54,7 +54,7 @@ class Plan:
             sends.
         records_per_user: bound on the records of one user in a batch; None for other units.
         clip_norm: C, the bound on one unit's contribution in norm.
-        expected_batch_size: what sums are divided by, in units.
+        expected_batch_size: what sums are divided by, in units; in the last phase, if there are several.
         method: name of the training method.
         dataset: public name that the user gives the data; runs on the same data share it.
         insecure_noise: the noise can be replayed (tests only): no epsilon is ever stated.

@@ -120,6 +120,13 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     """
     settings = with_local_method(settings)
     federation, privacy = federation_of(settings), settings.privacy
+    if federation.phases is not None:
+        raise ConfigError(
+            "federation.phases has rounds of several kinds, and an audit plays rounds of one",
+            why="its bound is on the noise of one kind of release",
+            fix="give federation.rounds and federation.local_steps, and the batch size, of one phase at a time, with "
+            "privacy.noise_multiplier as `privlora plan` shows it for all of them",
+        )
     plan = client_plan(settings) or server_plan(settings)
     if plan is None:
         raise ConfigError(

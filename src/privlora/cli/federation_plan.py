@@ -11,9 +11,10 @@ from privlora.cli.training import describe
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
-    client_settings,
     federation_of,
+    plan_in,
     resolved,
+    round_settings,
     rule_of,
     rule_settings,
     server_plan,
@@ -60,6 +61,7 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         event = whole.phases[-1][0]
         statement = {"epsilon": cost, "unit": whole.unit, "sampling": event.to_dict()["sampling"]}
         statement["projections"] = event.projections
+    kinds = [_kind(settings, whole, number) for number in federation.first_rounds]
     return {
         "private": cost is not None,
         "clients": federation.names,
@@ -71,12 +73,9 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         "trusted_server": federation.trusted_server,
         "secure_sums": federation.secure,
         "threshold": federation.threshold if federation.secure else None,
-        "local_steps": federation.local_steps,
         "method": settings.method.name,
         "hyperparameters": hyper.to_dict(),
-        "sample_rate": settings.privacy.q,
-        "expected_batch_size": settings.privacy.b,
-        "expected_batch_size_of_a_client": settings.privacy.b / federation.size,
+        **(kinds[0] if len(kinds) == 1 else {"phases": kinds}),
         **_noise(settings, whole),
         "epsilon": cost,
         "bytes": None if model is None else _bytes(settings, model),
@@ -84,23 +83,45 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
     }
 
 
-def _noise(settings: Settings, plan: Plan | None) -> dict[str, Any]:
-    """What is released, and the standard deviation of the noise in each coordinate."""
-    if plan is None:
-        return {}
-    federation, event = federation_of(settings), plan.phases[-1][0]
+def _kind(settings: Settings, plan: Plan | None, number: int) -> dict[str, Any]:
+    """What a round like round ``number`` takes, and its noise; where kinds are several, how many rounds are of it."""
+    federation = federation_of(settings)
+    kind, privacy = federation.kind_of(number), round_settings(settings, number).privacy
+    several = len(federation.kinds) > 1
+    return {
+        **({"rounds": kind.rounds} if several else {}),
+        "local_steps": kind.local_steps,
+        "sample_rate": privacy.q,
+        "expected_batch_size": privacy.b,
+        "expected_batch_size_of_a_client": privacy.b / federation.size,
+        **({} if plan is None else _deviations(settings, plan_in(settings, plan, number))),
+    }
+
+
+def _deviations(settings: Settings, plan: Plan) -> dict[str, Any]:
+    """The standard deviation of the noise in each coordinate. plan: of one phase."""
+    federation, event = federation_of(settings), plan.event
     whole = event.noise_multiplier * plan.clip_norm / plan.expected_batch_size
     weights = sorted(federation.weights or [1.0] * federation.size, reverse=True)[: federation.per_round]
     share = sqrt(sum(weight**2 for weight in weights)) / sum(weights)
     alone = federation.privacy_model == "record" and not federation.joint
     return {
+        "noise_of_a_client": whole if alone else None,
+        "noise_of_the_mean": whole * share if alone else whole,
+    }
+
+
+def _noise(settings: Settings, plan: Plan | None) -> dict[str, Any]:
+    """What is released, in all phases with the one noise multiplier."""
+    if plan is None:
+        return {}
+    event = plan.phases[-1][0]
+    return {
         "delta": plan.delta,
         "clip_norm": plan.clip_norm,
         "noise_multiplier": event.noise_multiplier,
-        "sampling": event.to_dict()["sampling"],
+        **({"sampling": event.to_dict()["sampling"]} if len(plan.phases) == 1 else {}),
         "releases": plan.steps,
-        "noise_of_a_client": whole if alone else None,
-        "noise_of_the_mean": whole * share if alone else whole,
         "adjacency": plan.adjacency,
         "unit": plan.unit,
         "accountant": "pld",
@@ -129,18 +150,21 @@ def _rows(
     settings: Settings, content: dict[str, Any], plan: Plan | None, own: Plan | None
 ) -> list[tuple[str, str]]:
     hyper = ", ".join([content["method"], *(f"{k} {v}" for k, v in content["hyperparameters"].items())])
-    mine = client_settings(settings).privacy
+    kinds, several = content.get("phases", [content]), "phases" in content
+
+    def named(name: str, place: int) -> str:
+        return f"{name} {place}" if several else name
+
     rows = [
         ("clients", who_trains(settings)),
         ("rule", how_it_is_put_together(settings)),
         ("promise", who_is_protected(settings)),
         ("server", what_the_server_sees(settings)),
         ("method", hyper),
-        (
-            "batches",
-            f"Poisson, q {mine.q:.6g}; on average {content['expected_batch_size']:g} records of all clients",
-        ),
     ]
+    for place, kind in enumerate(kinds, start=1):
+        average = f"on average {kind['expected_batch_size']:g} records of all clients"
+        rows.append((named("batches", place), f"Poisson, q {kind['sample_rate']:.6g}; {average}"))
     whole = own or plan
     if whole is not None:
         rows += [
@@ -149,7 +173,10 @@ def _rows(
                 f"{content['releases']} {'by the server' if own else 'of each client at most'}: {describe(whole)}",
             ),
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
-            ("noise", _noise_line(content)),
+            *(
+                (named("noise", place), _noise_line(kind, content["clients_per_round"]))
+                for place, kind in enumerate(kinds, start=1)
+            ),
             ("epsilon", what_it_costs(plan, own)),
         ]
     for name, opinion in content.get("cross_check", {}).items():
@@ -159,12 +186,12 @@ def _rows(
     return rows
 
 
-def _noise_line(content: dict[str, Any]) -> str:
-    mean = f"{content['noise_of_the_mean']:.4g} in each coordinate of the mean"
-    if content["noise_of_a_client"] is None:
+def _noise_line(kind: dict[str, Any], clients: int) -> str:
+    mean = f"{kind['noise_of_the_mean']:.4g} in each coordinate of the mean"
+    if kind["noise_of_a_client"] is None:
         return mean
-    alone = f"{content['noise_of_a_client']:.4g} in each coordinate of a client's step"
-    return f"{alone}, {mean} of {content['clients_per_round']} clients' steps"
+    alone = f"{kind['noise_of_a_client']:.4g} in each coordinate of a client's step"
+    return f"{alone}, {mean} of {clients} clients' steps"
 
 
 def _bytes_line(sizes: dict[str, float] | None, settings: Settings) -> str:

@@ -5,7 +5,7 @@ contradictions are errors. A run keeps its own in ``private/config.resolved.yaml
 what they say of method and privacy is public, and stands in the report.
 """
 
-from privlora.config.federation import ClientSettings, FederationSettings
+from privlora.config.federation import ClientSettings, FederationSettings, PhaseSettings
 from privlora.config.groups import (
     AT_CLIENTS,
     IN_MEMORY,
@@ -30,6 +30,7 @@ __all__ = [
     "FederationSettings",
     "MethodSettings",
     "ModelSettings",
+    "PhaseSettings",
     "PrivacySettings",
     "RunSettings",
     "Settings",

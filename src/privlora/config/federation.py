@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from privlora.config.base import Group
 from privlora.errors import named
@@ -30,11 +38,23 @@ class ClientSettings(Group):
         return name
 
 
+class PhaseSettings(Group):
+    """Consecutive rounds of one kind."""
+
+    rounds: int = Field(ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    """As federation.local_steps."""
+    expected_batch_size: float | None = Field(default=None, gt=0)
+    """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. With it
+    goes the sampling rate of these rounds, expected_batch_size / public_dataset_size."""
+
+
 class FederationSettings(Group):
     """Who trains together, and how what they send is put together.
 
     In privacy, public_dataset_size and expected_batch_size are of all clients together: with every client's sampling
-    rate q = b / N, a client's share of a step has the expected size b / clients. privacy.steps follows from rounds.
+    rate q = b / N, a client's share of a step has the expected size b / clients. privacy.steps follows from rounds, or
+    from phases: rounds of several kinds, all with the one noise multiplier of privacy.
     """
 
     clients: int | list[ClientSettings] = Field(union_mode="left_to_right")
@@ -47,8 +67,12 @@ class FederationSettings(Group):
     alpha: float | None = Field(default=None, gt=0)
     """Of split=dirichlet: small values give each client few labels."""
     rounds: int = Field(ge=1)
+    """How many; where there are phases, the sum of theirs, which nobody gives."""
     local_steps: int = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
+    phases: list[PhaseSettings] | None = Field(default=None, min_length=1)
+    """In the place of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
+    local_steps: 3, expected_batch_size: 128}”."""
     clients_per_round: int | None = Field(default=None, ge=1)
     """How many train in a round, each equally often; null: all. With trusted_server the expected number of clients that
     it draws in secret, each with the same probability."""
@@ -95,6 +119,45 @@ class FederationSettings(Group):
         return -(-self.rounds * self.per_round // self.size)
 
     @property
+    def kinds(self) -> list[PhaseSettings]:
+        """The phases; rounds and local_steps as one, where there are none."""
+        return self.phases or [PhaseSettings(rounds=self.rounds, local_steps=self.local_steps)]
+
+    @property
+    def first_rounds(self) -> list[int]:
+        """The number of each phase's first round."""
+        return [1 + end for end in accumulate((kind.rounds for kind in self.kinds[:-1]), initial=0)]
+
+    def place_of(self, number: int) -> int:
+        """Which of ``kinds`` round 1, 2, … is of; the last, for rounds after all of them."""
+        return sum(first <= number for first in self.first_rounds) - 1
+
+    def kind_of(self, number: int) -> PhaseSettings:
+        """The phase of round 1, 2, …"""
+        return self.kinds[self.place_of(number)]
+
+    def steps_before(self, number: int) -> int:
+        """Private steps of a client that trains in all rounds, in those before round ``number``."""
+        ends = accumulate((kind.rounds for kind in self.kinds), initial=0)
+        return sum(
+            max(0, min(number - 1 - start, kind.rounds)) * kind.local_steps
+            for kind, start in zip(self.kinds, ends, strict=False)
+        )
+
+    @property
+    def steps(self) -> int:
+        """Of all rounds."""
+        return self.steps_before(self.rounds + 1)
+
+    @property
+    def steps_of_a_client(self) -> list[int]:
+        """The largest number of steps that one client takes in each phase."""
+        # After so many rounds, a client has been in as many as any other, or in one more or less.
+        places = accumulate((kind.rounds * self.per_round for kind in self.kinds), initial=0)
+        most = [-(-end // self.size) - start // self.size for start, end in pairwise(places)]
+        return [count * kind.local_steps for count, kind in zip(most, self.kinds, strict=True)]
+
+    @property
     def threshold(self) -> int:
         """t of the clients of a round."""
         return self.survivors or self.per_round
@@ -112,6 +175,29 @@ class FederationSettings(Group):
     def secure(self) -> bool:
         """Whether the server sees sums only."""
         return self.distributed if self.secure_aggregation is None else self.secure_aggregation
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Either phases, or rounds and local_steps: what is written can be read again."""
+        left_out = {"phases"} if self.phases is None else {"rounds", "local_steps"}
+        return {name: value for name, value in handler(self).items() if name not in left_out}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rounds_of_phases(cls, values: Any) -> Any:
+        """rounds, where phases say it."""
+        if not isinstance(values, Mapping) or values.get("phases") is None:
+            return values
+        if values.keys() & {"rounds", "local_steps"}:
+            raise ValueError(
+                "phases say rounds and local_steps of each kind of round, so rounds and local_steps beside them would "
+                "be a second timetable. Fix: remove rounds and local_steps, or phases"
+            )
+        try:
+            phases = [PhaseSettings.model_validate(phase) for phase in values["phases"]]
+        except (ValidationError, TypeError):
+            return {**values, "rounds": 1}  # found again, and told, where each phase is checked
+        return {**values, "phases": phases, "rounds": max(1, sum(phase.rounds for phase in phases))}
 
     @field_validator("clients", mode="before")
     @classmethod
@@ -163,9 +249,16 @@ class FederationSettings(Group):
                 f"weights must be {self.size} positive numbers, one for each client. Fix: remove them",
             ),
             (
-                self.joint and self.local_steps != 1,
+                self.joint and any(kind.local_steps != 1 for kind in self.kinds),
                 "rule=joint takes one step a round, because other clients' noise does not protect what a client "
                 "does alone. Fix: local_steps: 1, or another rule",
+            ),
+            (
+                self.privacy_model == "client"
+                and any(kind.expected_batch_size is not None for kind in self.kinds),
+                "privacy_model=client charges one update a round, whatever batches it was trained on, so a phase's "
+                "expected_batch_size would say nothing of its cost. Fix: remove it; privacy.expected_batch_size holds "
+                "in all phases",
             ),
             (
                 self.joint and self.privacy_model == "client",

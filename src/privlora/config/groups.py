@@ -347,7 +347,7 @@ class Settings(Group):
         except (ValidationError, TypeError):
             pass  # found again, and told, where the group is checked
         else:
-            steps = federation.participations * federation.local_steps
+            steps = sum(federation.steps_of_a_client)
         filled = {
             group: dict(inner) if isinstance(inner, Mapping) else inner for group, inner in values.items()
         }
@@ -394,12 +394,19 @@ class Settings(Group):
         federation = self.federation
         if federation is None:
             return
-        steps = federation.participations * federation.local_steps
+        steps = sum(federation.steps_of_a_client)
         if self.privacy.steps != steps:
             raise ValueError(
                 f"privacy.steps={self.privacy.steps}, and a client of this federation takes {steps}. "
                 "Fix: remove privacy.steps; it follows from rounds, clients_per_round and local_steps"
             )
+        for place, kind in enumerate(federation.kinds):
+            if kind.expected_batch_size is not None and kind.expected_batch_size > self.privacy.n:
+                raise ValueError(
+                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
+                    f"{self.privacy.n:g} {self.privacy.unit}s of all clients (privacy.public_dataset_size), so its "
+                    "sampling rate would be above 1. Fix: lower it"
+                )
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
             raise ValueError(
                 "give data.path with the number of clients to cut it into, or each client a path of its own"

@@ -17,7 +17,14 @@ from privlora.federated.history import Round
 from privlora.federated.ledgers import most_released
 from privlora.federated.parties import against, noise_by, parties, unit
 from privlora.federated.payload import FIXED_BITS, lattice_of
-from privlora.federated.plans import federation_of, rule_of, rule_settings, weight_of
+from privlora.federated.plans import (
+    federation_of,
+    plan_in,
+    round_settings,
+    rule_of,
+    rule_settings,
+    weight_of,
+)
 from privlora.federated.server import RuleServer, Server
 from privlora.mechanisms import Lattice
 from privlora.pages.numbers import finite
@@ -47,7 +54,8 @@ def federation_facts(
     federation, private = federation_of(settings), settings.privacy.private
     plan = next(iter(ledgers.values())).plan if ledgers else None
     most = most_released(ledgers) if ledgers else None
-    lattice = _lattice(federation, server, plan)
+    lattices = [] if plan is None else _lattices(settings, server, plan)
+    lattice = lattices[-1] if lattices else None
     return {
         "rule": _rule(federation),
         "privacy_model": federation.privacy_model,
@@ -60,10 +68,10 @@ def federation_facts(
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
         "lattice": None if lattice is None else lattice.describe(),
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
-        "colluding": [] if lattice is None or most is None else _colluding(lattice, ledgers[most]),
+        "colluding": [] if lattice is None or most is None else _colluding(lattices, ledgers[most]),
         "size": federation.size,
         "clients_per_round": federation.per_round,
-        "local_steps": federation.local_steps,
+        **_kinds(settings),
         "statement_of": most,
         "clients": _clients(settings, rounds, ledgers),
         "rounds": _rounds(federation, rounds),
@@ -85,18 +93,45 @@ def _rule(federation: FederationSettings) -> dict[str, Any]:
     }
 
 
-def _lattice(federation: FederationSettings, server: Server, plan: Plan | None) -> Lattice | None:
-    return lattice_of(federation, plan, server.expected(server.stages[0], 1))
+def _kinds(settings: Settings) -> dict[str, Any]:
+    """What a round is; of each phase, where rounds are of several kinds."""
+    federation = federation_of(settings)
+    if len(federation.kinds) == 1:
+        return {"local_steps": federation.kinds[0].local_steps}
+    phases = [
+        {
+            "rounds": kind.rounds,
+            "local_steps": kind.local_steps,
+            "expected_batch_size": round_settings(settings, number).privacy.b,
+        }
+        for kind, number in zip(federation.kinds, federation.first_rounds, strict=True)
+    ]
+    return {"phases": phases}
 
 
-def _colluding(lattice: Lattice, ledger: LedgerSummary) -> list[dict[str, Any]]:
+def _lattices(settings: Settings, server: Server, plan: Plan) -> list[Lattice]:
+    """Of each phase; none where clients share no noise."""
+    federation = federation_of(settings)
+    expected = server.expected(server.stages[0], 1)
+    found = [
+        lattice_of(federation, plan_in(settings, plan, number), expected)
+        for number in federation.first_rounds
+    ]
+    return [lattice for lattice in found if lattice is not None]
+
+
+def _colluding(lattices: Sequence[Lattice], ledger: LedgerSummary) -> list[dict[str, Any]]:
     """Epsilon of the same releases for c clients together that take off their own noise, in a sum of t clients."""
     plan = ledger.plan
     if plan.insecure_noise:
         return []
     rows = []
-    for count in range(1, min(_COLLUDING, lattice.survivors - 1) + 1):
-        left = replace(lattice, survivors=lattice.survivors - count).noise_multiplier(plan.clip_norm)
+    t = lattices[0].survivors
+    for count in range(1, min(_COLLUDING, t - 1) + 1):
+        # Phases differ in what rounding adds alone; the least noise bounds all of them.
+        left = min(
+            replace(lattice, survivors=t - count).noise_multiplier(plan.clip_norm) for lattice in lattices
+        )
         events = [(replace(event, noise_multiplier=left), number) for event, number in ledger.events()]
         found = epsilon(events, plan.delta, adjacency=plan.adjacency)
         rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})

@@ -7,6 +7,7 @@ moves as a central run would. Accounting, noise and accuracy are the central one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of, rates
 from privlora.federated.messages import SUM
 from privlora.federated.payload import lattice_of
-from privlora.federated.plans import federation_of, resolved
+from privlora.federated.plans import federation_of, plan_in, resolved, round_settings
 from privlora.federated.rules import Tensors
 from privlora.federated.server import Server
 from privlora.federated.workplace import Workplace
@@ -43,13 +44,14 @@ def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
 
 
 def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
-    model, _, settings = workplace.loaded
+    model, _, run = workplace.loaded
+    settings = round_settings(run, jobs[0].number)
     with unchanged_afterwards(model):
         parts = _parts(settings, model, jobs)
-        members = members_of(jobs, settings, charged=False)  # the mechanism charges for them
+        members = members_of(jobs, settings, {})  # the mechanism charges for them
         step = Step(
             state=parts,
-            mechanism=_mechanism(parts, jobs, members),
+            mechanism=_mechanism(parts, jobs, members, run),
             examples=end_to_end([job.data.examples for job in jobs]),
             learning_rate=0.0,  # nothing moves here
             max_tokens=settings.run.tokens_per_micro_batch,
@@ -93,21 +95,25 @@ def _scale(settings: Settings) -> float:
     return lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
 
 
-def _mechanism(parts: Parts, jobs: Sequence[Job], members: Sequence[Member]) -> ShareMechanism | PlainSums:
+def _mechanism(
+    parts: Parts, jobs: Sequence[Job], members: Sequence[Member], run: Settings
+) -> ShareMechanism | PlainSums:
+    """parts: with the settings of the round. run: settings of all rounds."""
     settings = parts.settings
     privacy, ledgers = settings.privacy, [job.ledger for job in jobs if job.ledger is not None]
     if not ledgers:
         return PlainSums(
             parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
         )
-    event = ledgers[0].plan.phases[-1][0]
+    plan = plan_in(run, ledgers[0].plan, jobs[0].number)
     entries = {SUM: (Layout.of(parts.coordinates).entries,)}
-    lattice = lattice_of(federation_of(settings), ledgers[0].plan, entries)
+    lattice = lattice_of(federation_of(settings), plan, entries)
     assert lattice is not None
     return ShareMechanism(
         parts.coordinates,
         clip_norm=privacy.clip_norm,
-        event=event,
+        # What is charged is what is sampled; a ledger refuses it if it is not what was planned next.
+        event=replace(plan.event, sampling=members[0].sampler.sampling),
         expected_batch_size=privacy.b,
         ledger=ChargeAll(ledgers),
         lattice=lattice,
@@ -121,21 +127,17 @@ class JointServer(Server):
 
     def __init__(self, parts: Parts, plan: Plan | None) -> None:
         """plan: of each client's ledger; None in the non-private mode."""
-        self.parts = parts
-        settings, entries = parts.settings, Layout.of(parts.coordinates).entries
-        self._mechanism = SumMechanism(
-            parts.coordinates,
-            lattice=lattice_of(federation_of(settings), plan, {SUM: (entries,)}),
-            expected_batch_size=settings.privacy.b,
-            clip_norm=settings.privacy.clip_norm,
-        )
+        self.parts, self._plan = parts, plan
+        self._layout = Layout.of(parts.coordinates)
+        for number in federation_of(parts.settings).first_rounds:
+            self._mechanism(number)  # refuses sums that no lattice is fine enough for
         self._total: np.ndarray | None = None
 
     def tensors(self, stage: str) -> Tensors:
         return {name: t.detach().cpu().clone() for name, t in self.parts.coordinates.state_dict().items()}
 
     def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
-        return {SUM: (self._mechanism.layout.entries,)}
+        return {SUM: (self._layout.entries,)}
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         vector = message[SUM].numpy()
@@ -144,9 +146,24 @@ class JointServer(Server):
     def close(self, stage: str, number: int, present: int) -> None:
         assert self._total is not None
         total, self._total = self._total, None
-        release = self._mechanism.release(total, number, shares=present)
+        release = self._mechanism(number).release(total, number, shares=present)
         # Schedules run over all rounds, and a client is not in each of them.
         self.parts.move(release, rates(self.parts.settings, number)(1))
+
+    def _mechanism(self, number: int) -> SumMechanism:
+        """Of round ``number``: its lattice, its divisor."""
+        run, plan = self.parts.settings, self._plan
+        privacy = round_settings(run, number).privacy
+        return SumMechanism(
+            self.parts.coordinates,
+            lattice=lattice_of(
+                federation_of(run),
+                None if plan is None else plan_in(run, plan, number),
+                {SUM: (self._layout.entries,)},
+            ),
+            expected_batch_size=privacy.b,
+            clip_norm=privacy.clip_norm,
+        )
 
     def states(self) -> States:
         return self.parts.states()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from math import isclose
 from pathlib import Path
@@ -14,7 +14,8 @@ from privlora.accounting.ledger_format import parse_ledger
 from privlora.config import Settings
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.history import History
-from privlora.federated.plans import charges_a_round, federation_of
+from privlora.federated.phases import charged_after
+from privlora.federated.plans import federation_of
 from privlora.training.files import RunFolder, write_atomically
 
 _log = logging.getLogger(__name__)
@@ -34,18 +35,25 @@ def keep_ledgers(
     covers whatever clients without one can have released: as often as they were asked.
     """
     federation = federation_of(settings)
-    charges = charges_a_round(federation)
-    answered = Counter(name for one in history.rounds() for name in one.answered)
-    asked = Counter(name for one in history.rounds() for name in one.asked)
+    answered, asked = defaultdict(list), defaultdict(list)
+    for one in history.rounds():
+        for name in one.asked:
+            asked[name].append(one.step)
+        for name in one.answered:
+            answered[name].append(one.step)
+
+    def shown(rounds: list[int]) -> int:
+        return charged_after(federation, settings.privacy, rounds)
+
     found: dict[str, LedgerSummary] = {}
     for name in federation.names:
         try:
-            found[name] = _right(name, given.get(name, ""), plan, charges * answered[name])
+            found[name] = _right(name, given.get(name, ""), plan, shown(answered[name]))
         except PrivloraError as wrong:
             _log.warning("the ledger of %s is left out: %s", name, wrong)
     most = most_released(found) if found else None
     missing = [name for name in federation.names if name not in found]
-    least = max((charges * asked[name] for name in missing), default=0)
+    least = max((shown(asked[name]) for name in missing), default=0)
     if most is None or found[most].charges < least:
         raise RunError(
             f"clients that did not give their ledgers: {', '.join(missing)}",
@@ -59,7 +67,8 @@ def keep_ledgers(
 
 
 def most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
-    """The client whose ledger has the most charges, the first of several: its budget bounds all others'."""
+    """The client whose ledger has the most charges, the first of several: its budget bounds all others', since all
+    ledgers charge the phases of one plan in one order."""
     return max(ledgers, key=lambda name: ledgers[name].charges)
 
 

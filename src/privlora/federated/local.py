@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from privlora.accounting import Ledger
+from privlora.accounting import Ledger, Plan
+from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
@@ -24,11 +25,19 @@ from privlora.coordinates import (
     Vector,
 )
 from privlora.data.examples import Examples
-from privlora.federated.plans import client_settings, federation_of, resolved, rule_of, rule_settings
+from privlora.federated.plans import (
+    client_settings,
+    federation_of,
+    plan_in,
+    resolved,
+    rule_of,
+    rule_settings,
+)
 from privlora.federated.rules import Beginning, Tensors, Trains
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.mechanisms import NoiseSource
+from privlora.mechanisms.charges import Charges
 from privlora.methods import Hyperparameters, find_method, make_optimizer
 from privlora.optimizers import learning_rate_at
 from privlora.stacked import Member, Team, joined, stack_parts
@@ -49,7 +58,8 @@ _MOVED: dict[Trains, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One client's part of a round. data, ledger, seed: its own; seed: of tests alone, whose noise repeats.
+    """One client's part of a round. data, ledger, seed: its own; seed: of tests alone, whose noise repeats. The ledger
+    stands where the round's releases are next (`phases.reach`).
 
     number: of the round. sent: what the server sent. beginning: by the rule; None for joint.
     """
@@ -81,39 +91,40 @@ def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
 
 def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
     model, _, settings = workplace.loaded
-    mine, federation = client_settings(settings), federation_of(settings)
+    number, federation = jobs[0].number, federation_of(settings)
+    mine, steps = client_settings(settings, number), federation.kind_of(number).local_steps
     beginnings = [job.beginning for job in jobs if job.beginning is not None]
-    rate = rates(settings, jobs[0].number)
+    rate = rates(settings, number)
     sigma = None if jobs[0].ledger is None else jobs[0].ledger.plan.phases[-1][0].noise_multiplier
     if federation.privacy_model == "client":
         sigma = None  # noise is added to whole updates
     with unchanged_afterwards(model):
         parts = stack_parts(
-            _parts(mine, model, beginnings[0], jobs[0].number),
+            _parts(mine, model, beginnings[0], number),
             len(jobs),
             owners_of([job.data for job in jobs]),
         )
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
-        parts.optimizer.drift = _drift(parts, beginnings, jobs[0].number)
+        parts.optimizer.drift = _drift(parts, beginnings, number)
         team = Team(
             parts,
             end_to_end([job.data.examples for job in jobs]),
-            members_of(jobs, mine, charged=sigma is not None),
+            members_of(jobs, mine, _ledgers(jobs, settings) if sigma is not None else {}),
             noise_multiplier=sigma,
             learning_rate=rate,
         )
-        team.take(federation.local_steps)
+        team.take(steps)
     tau = 0.0 if sigma is None else sigma * mine.privacy.clip_norm / mine.privacy.b
-    travelled = sum(rate(step) for step in range(1, federation.local_steps + 1)) / (tau or 1.0)
+    travelled = sum(rate(step) for step in range(1, steps + 1)) / (tau or 1.0)
     return [Ended(state, travelled) for state in team.states()]
 
 
 def rates(settings: Settings, number: int) -> Callable[[int], float]:
     """The learning rate of steps 1, 2, … of a round."""
     federation, hyper = federation_of(settings), resolved(settings)
-    before, steps = (number - 1) * federation.local_steps, federation.rounds * federation.local_steps
+    before = federation.steps_before(number)
     return lambda step: learning_rate_at(
-        before + step, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+        before + step, federation.steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
     )
 
 
@@ -200,7 +211,28 @@ def _pulled(now: Tensors, start: Tensors, control: Tensors, name: str, pull: flo
     return found + control[name].to(found) if name in control else found
 
 
-def members_of(jobs: Sequence[Job], settings: Settings, *, charged: bool) -> list[Member]:
+@dataclass(frozen=True)
+class _InRound:
+    """A ledger as the releases of one round see it. plan: of rounds like it."""
+
+    ledger: Ledger
+    plan: Plan
+
+    def charge(self, event: StepEvent) -> int:
+        return self.ledger.charge(event)
+
+
+def _ledgers(jobs: Sequence[Job], settings: Settings) -> dict[str, Charges]:
+    """By the names of clients. settings: of the run."""
+    return {
+        job.name: _InRound(job.ledger, plan_in(settings, job.ledger.plan, job.number))
+        for job in jobs
+        if job.ledger is not None
+    }
+
+
+def members_of(jobs: Sequence[Job], settings: Settings, ledgers: Mapping[str, Charges]) -> list[Member]:
+    """settings: of a client in the round. ledgers: of the members that are charged for themselves."""
     members, first = [], 0
     for job in jobs:
         seeds = (None, None) if job.seed is None else (2 * job.seed, 2 * job.seed + 1)
@@ -211,8 +243,8 @@ def members_of(jobs: Sequence[Job], settings: Settings, *, charged: bool) -> lis
             first=first,
             noise=NoiseSource(seeds[1]),
         )
-        if charged and job.ledger is not None:
-            member = Member(**{**vars(member), "ledger": job.ledger})
+        if job.name in ledgers:
+            member = replace(member, ledger=ledgers[job.name])
         members.append(member)
         first += len(job.data.examples)
     return members

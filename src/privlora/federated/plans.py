@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from privlora.accounting import Plan
@@ -10,6 +12,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
 from privlora.errors import ConfigError, named, nearest
 from privlora.federated.messages import SUM
+from privlora.federated.phases import privacy_of, span_of
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
@@ -87,11 +90,19 @@ def with_local_method(settings: Settings) -> Settings:
     return settings
 
 
-def client_settings(settings: Settings) -> Settings:
-    """The settings of a client's own steps: the same sampling rate, its share of the batch as the divisor."""
-    federation, privacy = federation_of(settings), settings.privacy
+def round_settings(settings: Settings, number: int) -> Settings:
+    """The settings of round ``number``, of all clients together: batch size and sampling rate are its phase's."""
+    privacy = privacy_of(settings.privacy, federation_of(settings).kind_of(number))
+    return settings.model_copy(update={"privacy": privacy})
+
+
+def client_settings(settings: Settings, number: int) -> Settings:
+    """The settings of a client's own steps in round ``number``: the round's sampling rate, its share of the batch as
+    the divisor."""
+    federation, settings = federation_of(settings), round_settings(settings, number)
     if federation.joint:
         return settings
+    privacy = settings.privacy
     share = {
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b / federation.size,
@@ -106,8 +117,25 @@ def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Pla
     if not settings.privacy.private or federation.trusted_server:
         return None
     if federation.privacy_model == "record":
-        return plan_privacy(client_settings(settings), model)[0]
+        counts = federation.steps_of_a_client
+        phases = [
+            (PoissonSampling(privacy_of(settings.privacy, kind).q), count)
+            for kind, count in zip(federation.kinds, counts, strict=True)
+        ]
+        return plan_privacy(client_settings(settings, federation.rounds), model, phases)[0]
     return _of_whole_clients(settings, PoissonSampling(1.0), federation.participations)
+
+
+def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
+    """What a client's plan says of the rounds like round ``number``: a plan of one phase, with its divisor."""
+    if len(plan.phases) == 1:
+        return plan
+    span = span_of(federation_of(settings), settings.privacy, number)
+    return replace(
+        plan,
+        phases=((plan.event_of(span.end), span.end - span.start),),
+        expected_batch_size=client_settings(settings, number).privacy.b,
+    )
 
 
 def public_settings(settings: Settings) -> Settings:
@@ -147,8 +175,7 @@ def resolved(settings: Settings) -> Hyperparameters:
     """Of the local method; steps are counted over all rounds."""
     federation, method = federation_of(settings), find_method(settings.method.name)
     private = settings.privacy.private and federation.privacy_model == "record"
-    steps = federation.rounds * federation.local_steps
-    return method.resolve(settings.method, settings.adapter.init, steps, private=private)
+    return method.resolve(settings.method, settings.adapter.init, federation.steps, private=private)
 
 
 def weight_of(settings: Settings, client: str) -> float:
@@ -170,11 +197,6 @@ def tensors_of(settings: Settings, stage: str, number: int) -> tuple[set[str], s
         return {f"0.{name}" for name in parts}, {SUM}
     sent, answered = rule_of(federation).shapes(stage, number, [(1, 1, 1)], rule_settings(settings))
     return set(sent), {SUM} if federation.secure else set(answered)
-
-
-def charges_a_round(federation: FederationSettings) -> int:
-    """How many releases a client's ledger is charged for in a round."""
-    return 1 if federation.privacy_model == "client" else federation.local_steps
 
 
 def client_rate(federation: FederationSettings) -> float:

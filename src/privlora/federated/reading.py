@@ -34,7 +34,7 @@ def own_data(
     """
     data = settings.data.model_copy(update={"path": "", "evaluation": None, "unchecked": True, "limit": None})
     nowhere = {"init": None, "public_text": None, "public_text_limit": None}
-    mine = client_settings(settings)
+    mine = client_settings(settings, 1)  # of rounds: reading is the same in all
     mine = mine.model_copy(
         update={
             "data": data,

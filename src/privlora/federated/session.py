@@ -19,8 +19,8 @@ from privlora.federated.desk import Desk, read_terms
 from privlora.federated.fields import REQUESTS
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
 from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
+from privlora.federated.phases import reach
 from privlora.federated.plans import (
-    charges_a_round,
     client_plan,
     federation_of,
     rule_of,
@@ -111,13 +111,8 @@ class Session:
         self.desk.opened(private)
         ledger = Ledger.open(self.desk.ledger) if private else None
         try:
-            if ledger is not None and ledger.remaining < charges_a_round(self.federation):
-                raise PrivacyError(
-                    f"the budget has {ledger.remaining} releases left, and a round takes "
-                    f"{charges_a_round(self.federation)}",
-                    why="more releases than planned would exceed the stated epsilon",
-                    fix="end the federation; the next one can plan more rounds",
-                )
+            if ledger is not None:
+                reach(ledger, self.federation, settings.privacy, request.round)
             beginning = None
             if not self.federation.joint:
                 beginning = rule_of(self.federation).begin(

@@ -15,7 +15,7 @@ from privlora.config import Settings
 from privlora.errors import RunError
 from privlora.federated.messages import SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
 from privlora.federated.payload import FIXED_BITS, agreed_digest, fixed_point, lattice_of, like_of
-from privlora.federated.plans import federation_of, public_settings, tensors_of, weight_of
+from privlora.federated.plans import federation_of, plan_in, public_settings, tensors_of, weight_of
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
 from privlora.federated.secure import Layout as Names
@@ -85,7 +85,8 @@ class Turn:
         """A sum of which no part is seen."""
         federation = federation_of(self.settings)
         expected = self.server.expected(stage, self.number)
-        lattice = lattice_of(federation, self.plan, expected)
+        plan = None if self.plan is None else plan_in(self.settings, self.plan, self.number)
+        lattice = lattice_of(federation, plan, expected)
         names = tuple(sorted(asked))
         terms = Terms(
             Which(self.run, self.number, stage),

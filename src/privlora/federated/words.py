@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from privlora.accounting import Plan, epsilon
-from privlora.config import Settings
+from privlora.config import PhaseSettings, Settings
+from privlora.federated.phases import privacy_of
 from privlora.federated.plans import federation_of
 from privlora.pages.numbers import rounded_up
 
@@ -26,9 +27,29 @@ def how_it_is_put_together(settings: Settings) -> str:
     """The rule, the local method and the local steps."""
     federation, method = federation_of(settings), settings.method.name
     if federation.joint:
-        return f"rule joint: each round is one step of {method} on a batch that is spread over the clients"
-    steps = f"{federation.local_steps} local step{'s' * (federation.local_steps != 1)}"
-    return f"rule {federation.rule}: {steps} of {method} in a round"
+        each = f"rule joint: each round is one step of {method} on a batch that is spread over the clients"
+        return f"{each}{_in_phases(settings)}"
+    if len(federation.kinds) > 1:
+        return f"rule {federation.rule}: local steps of {method}{_in_phases(settings)}"
+    return f"rule {federation.rule}: {_steps(federation.kinds[0])} of {method} in a round"
+
+
+def _steps(kind: PhaseSettings) -> str:
+    return f"{kind.local_steps} local step{'s' * (kind.local_steps != 1)}"
+
+
+def _in_phases(settings: Settings) -> str:
+    """Nothing, where all rounds are alike."""
+    federation = federation_of(settings)
+    if len(federation.kinds) == 1:
+        return ""
+    phases = [
+        f"{kind.rounds} round{'s' * (kind.rounds != 1)} of "
+        + ("" if federation.joint else f"{_steps(kind)}, ")
+        + f"b {privacy_of(settings.privacy, kind).b:g}"
+        for kind in federation.kinds
+    ]
+    return f"; {', then '.join(phases)}"
 
 
 def who_is_protected(settings: Settings) -> str:

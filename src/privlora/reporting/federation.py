@@ -33,7 +33,7 @@ def federation_table(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("Distributed noise", _distributed(facts)))
     rows += [
         ("Clients", f"{facts['size']}, of which {facts['clients_per_round']} train in a round"),
-        ("Local steps in a round", number(facts["local_steps"])),
+        *_kinds(facts),
         ("Rounds", _rounds(rounds)),
         ("Drop-outs", _dropped(rounds)),
     ]
@@ -51,13 +51,35 @@ def card_paragraph(facts: Facts) -> str:
     text = (
         f"Trained by {facts['size']} clients together, whose records stayed with them, by the rule "
         f"{facts['rule']['name']} ({facts['rule']['reference']}): {_rounds(rounds)}, "
-        f"{facts['clients_per_round']} clients and {facts['local_steps']} local steps in each. "
+        f"{facts['clients_per_round']} clients{_steps(facts)} in each. "
         f"Noise is added by {_NOISE_BY[facts['noise_by']]}. Secure sums: {_secure(facts)}."
     )
     if silent:
         more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
         text += f" Nothing was released by {', '.join(silent[:_MOST_NAMED])}{more}."
     return text
+
+
+def _kinds(facts: Facts) -> list[tuple[str, str]]:
+    if "phases" not in facts:
+        return [("Local steps in a round", number(facts["local_steps"]))]
+    return [
+        (f"Rounds of phase {place}", f"{phase['rounds']}, each of {_of_a_phase(phase)}")
+        for place, phase in enumerate(facts["phases"], start=1)
+    ]
+
+
+def _steps(facts: Facts) -> str:
+    if "phases" not in facts:
+        return f" and {facts['local_steps']} local steps"
+    phases = ", then ".join(f"{phase['rounds']} rounds of {_of_a_phase(phase)}" for phase in facts["phases"])
+    return f" ({phases})"
+
+
+def _of_a_phase(phase: Facts) -> str:
+    steps = phase["local_steps"]
+    batch = number(phase["expected_batch_size"])
+    return f"{steps} local step{'s' * (steps != 1)}, b {batch} of all clients together"
 
 
 def never_released(facts: Facts) -> list[str]:

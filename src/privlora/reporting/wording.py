@@ -147,10 +147,11 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
             ("Sampling", sampling(s)),
             ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
         ]
+    of_last = " in the last phase" if "phases" in s else ""
     rows += [
         ("Clipping norm C", clip_norm(report)),
-        ("Expected batch size b", number(s["expected_batch_size"])),
-        (_noise_name(report), number(report["noise"]["noise_std"])),
+        (f"Expected batch size b{of_last}", number(s["expected_batch_size"])),
+        (_noise_name(report) + of_last, number(report["noise"]["noise_std"])),
         ("Steps T", f"{s['steps_charged']} charged of {s['steps_planned']} planned"),
         ("Seeds", seeds(report)),
         ("Data set", s["dataset"]),

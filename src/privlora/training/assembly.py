@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from privlora.accounting import Ledger, Plan
-from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
+from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
 from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
@@ -83,10 +83,14 @@ class Parts(TrainState):
             ) from None
 
 
-def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tuple[Plan, Calibration | None]:
+def plan_privacy(
+    settings: Settings, model: torch.nn.Module | None = None, phases: Phases = ()
+) -> tuple[Plan, Calibration | None]:
     """What the run will release and cost, before any record is read.
 
-    model: the base model where it is at hand; else its configuration is read if the cost depends on it.
+    model: the base model where it is at hand; else its configuration is read if the cost depends on it. phases:
+    (sampling, steps) of each phase where there are several, all with one noise multiplier; ``settings`` are then of the
+    last one.
     """
     privacy = settings.privacy
     assert privacy.private
@@ -97,7 +101,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
             f"method {method.name!r} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
-    sampling = sampler(privacy, 0).sampling
+    phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
         return adapter_for(settings, load_skeleton(settings.model) if model is None else model)
@@ -113,17 +117,19 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None) -> tu
     sigma = privacy.noise_multiplier
     if sigma is None:
         assert privacy.target_epsilon is not None
+        (sampling, steps), *others = phases
         calibration = calibrate_noise_multiplier(
             sampling,
-            privacy.steps,
+            steps,
             privacy.target_epsilon,
             privacy.delta,
             adjacency=ADJACENCY,
             projections=projections,
+            others=others,
         )
         sigma = calibration.noise_multiplier
     plan = Plan(
-        phases=((StepEvent(sampling, sigma, projections), privacy.steps),),
+        phases=tuple((StepEvent(sampling, sigma, projections), steps) for sampling, steps in phases),
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
         adjacency=ADJACENCY,
