@@ -31,6 +31,7 @@ from privlora.federated.plans import (
     weight_of,
     with_local_method,
 )
+from privlora.federated.readiness import refuse_missing_model, refuse_unreadable
 from privlora.federated.rules import Tensors
 from privlora.federated.rules.base import Sizes
 from privlora.federated.schedule import timetable
@@ -217,6 +218,10 @@ class Session:
         self._refuse_model(settings)
         plan = client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
+        # After the limits: terms beyond them learn nothing about this machine.
+        refuse_unreadable(self.client.path, self.client.records, settings)
+        if self.run not in self.client.workplaces:  # what clients of one process share is loaded
+            refuse_missing_model(self.client.model or settings.model.name)
         self.desk.open(settings, plan, text)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:

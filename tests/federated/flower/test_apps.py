@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import sys
 import tomllib
@@ -27,12 +28,12 @@ from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower.app import toml_string, write_app
-from privlora.federated.flower.client_app import REFUSED, Place, _core, make_client_app
+from privlora.federated.flower.client_app import Place, _core, make_client_app
 from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.records import message_type, read_reply, write_request
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits
-from privlora.federated.messages import KINDS, Reply, Request
+from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
 
 
 def node(tmp_path: Path, **changed: object) -> dict:
@@ -73,9 +74,11 @@ def test_a_node_gives_its_name_and_touches_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_request_for_somebody_else_is_refused(tmp_path: Path) -> None:
-    assert ask(request(client="b"), node(tmp_path)).refused == "this client is called a"
+def test_a_request_for_somebody_else_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(request(client="b"), node(tmp_path)) == Reply("a", "train", 1, refused=OTHER_NAME)
     assert not (tmp_path / "a").exists()
+    assert "the server calls this client 'b', and its node config says name='a'" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
 def test_no_word_of_an_error_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -119,14 +122,24 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
 )
-def test_node_configs(tmp_path: Path, changed: dict, says: str, capsys: pytest.CaptureFixture) -> None:
+def test_node_configs(
+    tmp_path: Path,
+    changed: dict,
+    says: str,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture,
+) -> None:
     config = node(tmp_path, **changed)
     with pytest.raises(ConfigError, match=says):
         Place.read(config)
     # Flower would send the server what an exception says.
     reply = read_reply(make_client_app(stub)(asked(request()), context(config)))
-    assert reply == Reply("", "train", 1, refused=REFUSED)
-    assert "ConfigError" in capsys.readouterr().err
+    assert reply == Reply("", "train", 1, refused=BAD_CONFIG)
+    said = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    assert len(said) == 1  # by Flower's logger too, which a SuperNode shows
+    assert re.search(says, said.pop())
+    assert {record.name.split(".")[0] for record in caplog.records} == {"privlora", "flwr"}
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_what_an_owner_sets(tmp_path: Path) -> None:
