@@ -49,3 +49,18 @@ def through_flower() -> Iterator[None]:
     finally:
         _PRIVLORA.removeHandler(handler)
         _PRIVLORA.setLevel(before)
+
+
+@contextmanager
+def without_banner() -> Iterator[None]:
+    """Inside, Flower does not say that its function ``run_simulation`` is deprecated; all else is shown."""
+    _FLOWER.addFilter(_no_banner)
+    try:
+        yield
+    finally:
+        _FLOWER.removeFilter(_no_banner)
+
+
+def _no_banner(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not (text.startswith("DEPRECATED FEATURE:") and "`run_simulation`" in text)
