@@ -17,7 +17,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import History, Round
-from privlora.federated.messages import REFUSED, Exchange, Reply, Request, refuse_unlisted
+from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_rate, federation_of, public_settings
 from privlora.federated.schedule import participants, secret_participants
 from privlora.federated.secure import PublicIdentity
@@ -157,7 +157,7 @@ class Rounds:
             joined &= set(self._roster)
         if joined != set(names):
             absent = sorted(set(names) - joined)
-            shown = [f"{name} ({refused[name]})" if name in refused else name for name in absent]
+            shown = [f"{name} ({refused.get(name, 'no answer')})" for name in absent]
             raise RunError(
                 f"clients that did not join: {', '.join(shown)}",
                 why="a client joins terms that it can keep with its records and its budget",
@@ -166,17 +166,19 @@ class Rounds:
         _log.info("all %d clients joined", len(names))
 
     def _answers(self, requests: list[Request], refused: dict[str, str] | None = None) -> list[Reply]:
-        """Replies that are listed and no refusals. refused: takes in who refused in which words, but for REFUSED."""
+        """Replies that are listed and no refusals. refused: takes in why others do not count, in fixed words."""
         secure, found = federation_of(self.settings).secure, []
         for reply in self.exchange.send(requests):
             try:
                 refuse_unlisted(reply, secure)
             except RunError as unlisted:
                 _log.warning("the answer of %s is dropped: %s", reply.client, unlisted)
+                why = "its answer is not listed"
             else:
                 found += [reply] if reply.refused is None else []
-                if refused is not None and reply.refused not in (None, REFUSED):
-                    refused[reply.client] = str(reply.refused)
+                why = "its key is no key" if reply.refused is None else reply.refused
+            if refused is not None:
+                refused[reply.client] = why
         return found
 
     def _leave(self, number: int) -> dict[str, str]:

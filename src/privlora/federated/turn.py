@@ -159,8 +159,9 @@ class Turn:
                 seen.add(reply.client)
                 self.up += size(reply)
                 yield reply
-        for name in sorted(silent):
-            _log.info("round %d: no answer to %s from %s", self.number, kind, self._who(name))
+        if silent:
+            who = ", ".join(sorted({self._who(name) for name in silent}))
+            _log.info("round %d: no answer to %s from %s", self.number, kind, who)
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""

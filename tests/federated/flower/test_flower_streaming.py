@@ -114,7 +114,7 @@ def test_an_operator_reads_each_round(tmp_path: Path, monkeypatch: pytest.Monkey
         "INFO clients: a, b, c; each has 5 s for an answer",
         "INFO all 3 clients joined",
         "INFO round 1: c refuses train: its own log says why",
-        "INFO round 2: no answer to train from b",
+        "INFO round 2: no answer to train from a, b",
         "WARNING round 2/3 is VOID, nothing moved: no client answered",
     ):
         assert line in lines.said

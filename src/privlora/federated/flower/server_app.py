@@ -105,8 +105,11 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
 
 def serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federated:
     """The core's rounds, with lines for the operator. Raises PrivloraError, also where a signal ends it."""
+    from transformers.utils.logging import disable_progress_bar
+
     from privlora.federated.run import serve_run  # which a client's process has no use for
 
+    disable_progress_bar()  # of a log it would be a line
     try:
         done = serve_run(settings, exchange, folder, observer=Told(settings))
     except Interrupted as stop:
