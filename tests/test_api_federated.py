@@ -74,6 +74,8 @@ def test_what_contradicts_itself(model: Path, tmp_path: Path) -> None:
         start(model, records, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"federation is of type str.*rule='tan'"):
         start(model, both, tmp_path / "run", federation="tan")
+    with pytest.raises(ConfigError, match=r"federation is None.*rule='tan'"):
+        start(model, both, tmp_path / "run", federation=None)
     with pytest.raises(DataError, match=r"there is no file lost\.jsonl"):
         start(model, {"north": records, "south": "lost.jsonl"}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -167,6 +167,11 @@ def federate(
 
     public, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
     sources: dict[str, Any] = {"evaluation": public}
+    if federation is None:
+        raise ConfigError(
+            "federation is None, so nothing says how the clients train together",
+            fix=f"pass federation={_EXAMPLES['federation']}",
+        )
     _refuse_no_mapping("federation", federation)
     terms: dict[str, Any] = dict(federation)
     records: Any = None

@@ -308,6 +308,50 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "64 modules of 4096 x 4096" in shown.out
 
 
+# --- machines of their own ---
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--superlink", "link.example:9391"], "--superlink without --write-app"),
+        (["--root-certificates", "ca.crt"], "--root-certificates without --write-app"),
+        (
+            ["--superlink", "h:1", "--root-certificates", "ca.crt"],
+            "--superlink and --root-certificates without",
+        ),
+        (["--write-app", "app", "--root-certificates", "nowhere.crt"], "'nowhere.crt' is no file"),
+        (["--write-app", "app", "model.name=/nowhere/model"], "cannot load model '/nowhere/model'"),
+    ],
+)
+def test_options_of_an_app_that_lead_nowhere(
+    options: list[str],
+    says: str,
+    config: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    ended = call(capsys, "federate", config, *options)
+    assert ended.code == 2
+    assert says in ended.err
+    assert "Fix: " in ended.err
+    assert not (folder / "app").exists()
+    assert not (folder / "run").exists()
+
+
+def test_an_app_says_where_its_model_will_be_sought(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(capsys, "federate", config, "--write-app", folder / "app")
+    assert (ended.code, "note:" in ended.err) == (0, False)
+    assert '"127.0.0.1:8000"' in (folder / "app/flower-home/config.toml").read_text()
+    ended = call(capsys, "federate", config, "--write-app", folder / "hub", "model.name=owner/model")
+    assert ended.code == 0
+    assert "note: model.name='owner/model' is no folder here" in ended.err
+
+
 # --- without the packages ---
 
 
@@ -319,6 +363,7 @@ def test_without_a_package_only_this_command_is_missing(module: str, package: st
         ["federate", "--list-rules"],
         ["plan", str(config)],
         ["methods"],
+        ["demo", "--federated", "--output", str(config.parent / "demo")],  # before a clinic trains alone
     ]
     code = (
         f"import sys, json; sys.modules[{module!r}] = None\n"
@@ -331,9 +376,12 @@ def test_without_a_package_only_this_command_is_missing(module: str, package: st
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True, timeout=300
     )
     codes: list[Any] = json.loads(ended.stdout.splitlines()[-1])
-    assert codes == [2, 0, 0, 0], ended.stderr
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
-    assert f"needs the package {package}, which is not installed" in line
-    assert "pip install 'privlora[federated]'" in line
+    assert codes == [2, 0, 0, 0, 2], ended.stderr
+    said = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
+    assert len(said) == 2
+    for line in said:
+        assert f"needs the package {package}, which is not installed" in line
+        assert "pip install 'privlora[federated]'" in line
     assert "Traceback" not in ended.stderr
+    assert not (config.parent / "demo").exists()
     assert not (config.parent / "run").exists()

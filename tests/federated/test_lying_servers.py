@@ -355,10 +355,11 @@ def test_the_server_does_not_choose_what_is_loaded(place: str, tmp_path: Path) -
     settings = settings_of(tmp_path / "run")
     text = terms(settings).replace("name: tiny", f"name: {name}")
     assert name in text
-    allowed = Limits(max_delta=1e-2, pins_model=False)
-    assert not joins(Client(VICTIM, tmp_path / "a", limits=Limits(max_delta=1e-2)), text)
-    assert joins(Client(VICTIM, tmp_path / "b", limits=allowed), text) == (place == "hub")
-    assert joins(Client(VICTIM, tmp_path / "c", limits=Limits(max_delta=1e-2), model="mine"), text)
+    allowed, records = Limits(max_delta=1e-2, pins_model=False), [{"text": "mine"}]
+    assert not joins(Client(VICTIM, tmp_path / "a", records=records, limits=Limits(max_delta=1e-2)), text)
+    assert joins(Client(VICTIM, tmp_path / "b", records=records, limits=allowed), text) == (place == "hub")
+    pinned = Client(VICTIM, tmp_path / "c", records=records, limits=Limits(max_delta=1e-2), model="mine")
+    assert joins(pinned, text)
 
 
 def test_limits_say_what_to_mend(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from privlora.federated.run import Federated
 
 
+_SUPERLINK = "127.0.0.1:8000"
+
+
 def federate(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)
@@ -47,8 +50,13 @@ def federate(
         ),
     ] = None,
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="With --write-app: where the SuperLink answers.")
-    ] = "127.0.0.1:8000",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"With --write-app: where the SuperLink answers, {_SUPERLINK} if not given.",
+            show_default=False,
+        ),
+    ] = None,
     root_certificates: Annotated[
         Path | None,
         typer.Option(
@@ -65,12 +73,23 @@ def federate(
     if list_rules:
         show_rules(as_json)
         return
+    given = [
+        name
+        for name, value in (("--superlink", superlink), ("--root-certificates", root_certificates))
+        if value is not None
+    ]
+    if given and app is None:
+        raise ConfigError(
+            f"{' and '.join(given)} without --write-app",
+            why="all clients of this run are in this process, and nobody is called",
+            fix="add --write-app FOLDER, which writes the app for machines of their own",
+        )
     if config is None:
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
     settings = load_settings(config, overrides or ())
     federation_in(settings)
     if app is not None:
-        _write(app, settings, superlink, root_certificates, as_json)
+        _write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
         return
     folder = RunFolder(Path(settings.run.output))
     folder.refuse_if_used()
@@ -84,6 +103,11 @@ def _write(
         from privlora.federated.flower.app import write_app
 
         folder = write_app(app, settings, superlink=superlink, root_certificates=root_certificates)
+    name = settings.model.name
+    if not Path(name).expanduser().is_dir():
+        err().print(
+            f"note: model.name={name!r} is no folder here, so that the server will ask the hub for it"
+        )
     if as_json:
         emit({"app": str(folder)})
         return

@@ -22,7 +22,7 @@ from privlora.demo.run import fresh_folder
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import Round
 from privlora.federated.messages import SUM, Reply
-from privlora.federated.run import federate
+from privlora.federated.run import federate, refuse_without_flower
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
 
@@ -82,6 +82,7 @@ def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> d
     numbers that were shown. Raises RunError if ``output`` is given and not empty.
     """
     torch.set_num_threads(1)  # on a model this small a second thread mostly waits for the first
+    refuse_without_flower()  # before the clinics train alone, which takes minutes
     sizes = sizes or Sizes()
     root = fresh_folder(output, Path("runs/demo-federated"))
     notes = {name: clinic_records(i, sizes.notes, seed=1) for i, name in enumerate(_NAMES)}

@@ -17,6 +17,7 @@ from privlora.accounting import LedgerSummary, read_ledger
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, Reply, Request
+from privlora.federated.readiness import NotReadyError
 from privlora.federated.secure import Identity
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
@@ -47,7 +48,7 @@ class Client:
     _sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
 
     def answer(self, request: Request) -> Reply:
-        """The reply to one request. What cannot or must not be answered is refused without a reason, and told here."""
+        """The reply to one request. What cannot or must not be answered is refused in fixed words; the log says why."""
         return answer_all({self.name: self}, [request])[0]
 
     @property
@@ -109,7 +110,8 @@ class Client:
 
     def refuse(self, request: Request, error: PrivloraError) -> Reply:
         _log.warning("%s refuses %r of round %s: %s", self.name, request.kind, request.round, error)
-        return Reply(self.name, request.kind, request.round, refused=REFUSED)
+        told = error.told if isinstance(error, NotReadyError) and request.kind == "join" else REFUSED
+        return Reply(self.name, request.kind, request.round, refused=told)
 
 
 def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> list[Reply]:

@@ -22,7 +22,18 @@ SUM: Final = "sum"
 """The one tensor of an answer that goes into a sum: (entries,) ring integers; float64 where nothing is hidden."""
 
 REFUSED: Final = "refused"
-"""All that a client says where it does not answer."""
+"""All that a client says where it does not answer, but for the words below."""
+
+NO_RECORDS: Final = "its records cannot be read"
+NO_MODEL: Final = "its base model is not found"
+BAD_CONFIG: Final = "its node config is wrong"
+OTHER_NAME: Final = "its node config gives it another name"
+
+ABOUT_ITS_PLACE: Final = frozenset({BAD_CONFIG, OTHER_NAME})
+"""Refusals of any message: of a client that was set up wrongly."""
+
+BEFORE_IT_BEGINS: Final = frozenset({NO_RECORDS, NO_MODEL})
+"""Refusals to join, and of nothing else: why a round is refused may follow from what a record holds."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """From a client to the server. refused: REFUSED in the place of an answer; else None."""
+    """From a client to the server. refused: in the place of an answer, in fixed words; else None."""
 
     client: str
     kind: str
@@ -124,7 +135,7 @@ def refuse_unlisted(message: Request | Reply, secure: bool, tensors: Iterable[st
     if listed is None:
         raise _unlisted(message, "a kind of message that is not listed")
     if isinstance(message, Reply) and message.refused is not None:
-        if message.refused != REFUSED or message.tensors or message.values:
+        if not _is_refusal(message.kind, message.refused) or message.tensors or message.values:
             raise _unlisted(message, "more than a refusal")
         return
     if {name: type(value) for name, value in message.values.items()} != dict(listed):
@@ -132,6 +143,10 @@ def refuse_unlisted(message: Request | Reply, secure: bool, tensors: Iterable[st
     due = set(_by_group(tensors).values())
     if set(_by_group(message.tensors).values()) != due:
         raise _unlisted(message, "other tensors than are listed")
+
+
+def _is_refusal(kind: str, words: str) -> bool:
+    return words == REFUSED or words in ABOUT_ITS_PLACE or (kind == "join" and words in BEFORE_IT_BEGINS)
 
 
 def _by_group(names: Iterable[str]) -> dict[str, frozenset[str]]:

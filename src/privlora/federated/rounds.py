@@ -6,7 +6,7 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +28,8 @@ from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.loop import Interrupted, stop_on_signal
 
 _log = logging.getLogger(__name__)
+
+_SHOWN = 10  # rounds that a line names
 
 
 class RoundObserver(Protocol):
@@ -85,7 +87,11 @@ class Rounds:
                 if stop.is_set() and not last:
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
-        return self._leave(federation.rounds)
+        given = self._leave(federation.rounds)
+        missed = shortfall(self.history.rounds(), secret=federation.trusted_server)
+        if missed is not None:
+            _log.warning("ATTENTION: %s", missed)
+        return given
 
     def _participants(self) -> Iterator[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
@@ -143,28 +149,36 @@ class Rounds:
             raise RunError(
                 f"clients that cannot be reached: {', '.join(sorted(missing))}", fix="start them, then go on"
             )
-        replies = self._answers([Request(name, "join", 0, values=values) for name in names])
+        refused: dict[str, str] = {}
+        replies = self._answers([Request(name, "join", 0, values=values) for name in names], refused)
         joined = {reply.client for reply in replies}
         if federation_of(self.settings).secure:
             self._roster = roster_of(replies)
             joined &= set(self._roster)
         if joined != set(names):
+            absent = sorted(set(names) - joined)
+            shown = [f"{name} ({refused.get(name, 'no answer')})" for name in absent]
             raise RunError(
-                f"clients that did not join: {', '.join(sorted(set(names) - joined))}",
+                f"clients that did not join: {', '.join(shown)}",
                 why="a client joins terms that it can keep with its records and its budget",
                 fix="see what these clients logged",
             )
+        _log.info("all %d clients joined", len(names))
 
-    def _answers(self, requests: list[Request]) -> list[Reply]:
-        """Replies that are listed and no refusals."""
+    def _answers(self, requests: list[Request], refused: dict[str, str] | None = None) -> list[Reply]:
+        """Replies that are listed and no refusals. refused: takes in why others do not count, in fixed words."""
         secure, found = federation_of(self.settings).secure, []
         for reply in self.exchange.send(requests):
             try:
                 refuse_unlisted(reply, secure)
             except RunError as unlisted:
                 _log.warning("the answer of %s is dropped: %s", reply.client, unlisted)
+                why = "its answer is not listed"
             else:
                 found += [reply] if reply.refused is None else []
+                why = "its key is no key" if reply.refused is None else reply.refused
+            if refused is not None:
+                refused[reply.client] = why
         return found
 
     def _leave(self, number: int) -> dict[str, str]:
@@ -185,3 +199,22 @@ class Rounds:
         append_line(self.folder.evaluations, {"step": step, **result.to_dict()})
         if self.observer is not None:
             self.observer.on_evaluation(step, result.loss_per_example)
+
+
+def shortfall(rounds: Sequence[Round], *, secret: bool = False) -> str | None:
+    """What rounds lacked that the report says too, for the log's last line: None where at least half of those asked
+    answered in every round, and everybody in some. secret: whom the server drew is said to nobody."""
+    done = [one for one in rounds if one.void is None]
+    void, found = len(rounds) - len(done), []
+    if void:
+        found.append(f"{void} of {len(rounds)} rounds are void, nothing moved in them")
+    asked = {name for one in done for name in one.asked}
+    absent = sorted(asked - {name for one in done for name in one.answered})
+    few = [one.step for one in done if 2 * len(one.answered) < len(one.asked)]
+    if absent:
+        who = f"{len(absent)} of the clients" if secret else ", ".join(absent)
+        found.append(f"never an answer from {who}: nothing was learnt from their records")
+    if few:
+        which = str(len(few)) if secret or len(few) > _SHOWN else ", ".join(map(str, few))
+        found.append(f"fewer than half of those asked answered in rounds: {which} (of {len(rounds)})")
+    return f"{'; '.join(found)}. See what these clients logged" if found else None

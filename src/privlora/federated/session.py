@@ -30,6 +30,7 @@ from privlora.federated.plans import (
     weight_of,
     with_local_method,
 )
+from privlora.federated.readiness import refuse_missing_model, refuse_missing_records, warn_of_unreadable
 from privlora.federated.rules import Tensors
 from privlora.federated.rules.base import Sizes
 from privlora.federated.schedule import timetable
@@ -208,6 +209,12 @@ class Session:
         self._refuse_model(settings)
         plan = client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
+        # After the limits: terms beyond them learn nothing about this machine.
+        path, records = self.client.path, self.client.records
+        refuse_missing_records(path, in_memory=records is not None, format=settings.data.format)
+        warn_of_unreadable(self.client.name, path, records, settings)
+        if self.run not in self.client.workplaces:  # what clients of one process share is loaded
+            refuse_missing_model(self.client.model or settings.model.name)
         self.desk.open(settings, plan, text)
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:

@@ -13,7 +13,7 @@ from torch import Tensor
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.federated.messages import SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
+from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
 from privlora.federated.payload import FIXED_BITS, agreed_digest, fixed_point, lattice_of, like_of
 from privlora.federated.plans import federation_of, plan_in, public_settings, tensors_of, weight_of
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
@@ -153,12 +153,17 @@ class Turn:
         ]
         self.down += sum(size(request) for request in requests)
         seen: set[str] = set()
+        silent = set(asks)
         for reply in self.exchange.send(requests):
+            silent.discard(reply.client)
             fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
             if fits and reply.client not in seen and self._listed(reply):
                 seen.add(reply.client)
                 self.up += size(reply)
                 yield reply
+        if silent:
+            who = ", ".join(sorted({self._who(name) for name in silent}))
+            _log.info("round %d: no answer to %s from %s", self.number, kind, who)
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
@@ -169,6 +174,9 @@ class Turn:
         except RunError as unlisted:
             self._drop(reply, unlisted)
             return False
+        if reply.refused is not None:
+            why = "its own log says why" if reply.refused == REFUSED else reply.refused
+            _log.info("round %d: %s refuses %s: %s", self.number, self._who(reply.client), reply.kind, why)
         return reply.refused is None
 
     def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
@@ -180,7 +188,12 @@ class Turn:
         return True
 
     def _drop(self, reply: Reply, because: RunError) -> None:
-        _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
+        who = self._who(reply.client)
+        _log.warning("round %d: the answer of %s is dropped: %s", self.number, who, because)
+
+    def _who(self, name: str) -> str:
+        """A client in a log. Where the server draws in secret, others who read the log may not see whom."""
+        return "a client" if federation_of(self.settings).trusted_server else name
 
 
 def roster_of(replies: Iterable[Reply]) -> dict[str, PublicIdentity]:

@@ -114,11 +114,13 @@ class Gated:
 
 
 def gated_serve(settings: Settings, exchange: Exchange, folder: Path) -> None:
-    """The core's, with gates where the label of the run says so; ends with a file that says how it went."""
+    """A deployed server's, with gates where the label of the run says so; ends with a file that says how it went."""
+    from privlora.federated.flower.server_app import serve_aloud
+
     gates = folder.with_name(f"gates-{folder.name}")
     try:
         kinds = settings.run.label.split("-") if settings.run.label else []
-        said = str(run.serve_run(settings, Gated(exchange, gates, kinds), folder))
+        said = str(serve_aloud(settings, Gated(exchange, gates, kinds), folder))
     except BaseException as error:
         said = f"{type(error).__name__}: {error}"
         raise

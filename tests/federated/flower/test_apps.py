@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import sys
 import tomllib
@@ -24,15 +25,15 @@ from flwr.cli.flower_config import parse_superlink_connection
 from flwr.common.config import parse_config_args
 
 from privlora.config import Settings
-from privlora.errors import ConfigError, RunError
+from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
-from privlora.federated.flower.app import toml_string, write_app
-from privlora.federated.flower.client_app import REFUSED, Place, _core, make_client_app
+from privlora.federated.flower.app import _render, toml_string, write_app
+from privlora.federated.flower.client_app import Place, _core, make_client_app
 from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.records import message_type, read_reply, write_request
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits
-from privlora.federated.messages import KINDS, Reply, Request
+from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
 
 
 def node(tmp_path: Path, **changed: object) -> dict:
@@ -73,9 +74,11 @@ def test_a_node_gives_its_name_and_touches_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_request_for_somebody_else_is_refused(tmp_path: Path) -> None:
-    assert ask(request(client="b"), node(tmp_path)).refused == "this client is called a"
+def test_a_request_for_somebody_else_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(request(client="b"), node(tmp_path)) == Reply("a", "train", 1, refused=OTHER_NAME)
     assert not (tmp_path / "a").exists()
+    assert "the server calls this client 'b', and its node config says name='a'" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
 def test_no_word_of_an_error_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -119,14 +122,24 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
 )
-def test_node_configs(tmp_path: Path, changed: dict, says: str, capsys: pytest.CaptureFixture) -> None:
+def test_node_configs(
+    tmp_path: Path,
+    changed: dict,
+    says: str,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture,
+) -> None:
     config = node(tmp_path, **changed)
     with pytest.raises(ConfigError, match=says):
         Place.read(config)
     # Flower would send the server what an exception says.
     reply = read_reply(make_client_app(stub)(asked(request()), context(config)))
-    assert reply == Reply("", "train", 1, refused=REFUSED)
-    assert "ConfigError" in capsys.readouterr().err
+    assert reply == Reply("", "train", 1, refused=BAD_CONFIG)
+    said = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
+    assert len(said) == 1  # by Flower's logger too, which a SuperNode shows
+    assert re.search(says, said.pop())
+    assert {record.name.split(".")[0] for record in caplog.records} == {"privlora", "flwr"}
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_what_an_owner_sets(tmp_path: Path) -> None:
@@ -210,6 +223,7 @@ def test_what_flower_sends_to_clients(tmp_path: Path, settings: Settings) -> Non
     evaluation = tmp_path / "evaluation.jsonl"
     evaluation.write_text('{"text": "public"}\n')
     data = settings.data.model_copy(update={"evaluation": str(evaluation)})
+    (tmp_path / "ca.crt").touch()
     folder = write(
         tmp_path, settings.model_copy(update={"data": data}), root_certificates=tmp_path / "ca.crt"
     )
@@ -229,11 +243,12 @@ def test_what_flower_sends_to_clients(tmp_path: Path, settings: Settings) -> Non
 
 def test_with_tls_nothing_is_insecure(tmp_path: Path, settings: Settings) -> None:
     authority = tmp_path / "ca.crt"
+    authority.touch()
     folder = write(tmp_path, settings, superlink="link.example:9000", root_certificates=authority)
     connection = tomllib.loads((folder / "flower-home/config.toml").read_text())["superlink"]["federation"]
     assert connection == {"address": "link.example:9000", "root-certificates": str(authority)}
     readme = (folder / "README.md").read_text()
-    assert "insecure" not in readme
+    assert "--insecure" not in readme
     assert "--port 9000" in readme
     assert f"{APPS}={tmp_path / 'apps'}" in readme
 
@@ -315,6 +330,7 @@ def test_names_that_flower_would_not_take(tmp_path: Path, settings: Settings, na
     ("changed", "says"),
     [
         ({"superlink": "link.example"}, "has no port"),
+        ({"root_certificates": "nowhere.crt"}, "root_certificates='nowhere.crt' is no file"),
         ({"timeout": -1.0}, "no number of seconds"),
         ({"timeout": float("inf")}, "no number of seconds"),
     ],
@@ -325,6 +341,67 @@ def test_apps_that_could_not_start_are_not_written(
     with pytest.raises(ConfigError, match=says):
         write(tmp_path, settings, **changed)
     assert not (tmp_path / "apps").exists()
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "runs/base", "./model", "a/b/c"])
+def test_a_model_that_nobody_finds_is_not_written(tmp_path: Path, settings: Settings, name: str) -> None:
+    model = settings.model.model_copy(update={"name": name})
+    with pytest.raises(ModelError, match="cannot load model"):
+        write(tmp_path, settings.model_copy(update={"model": model}))
+    assert not (tmp_path / "apps").exists()
+
+
+def test_a_model_of_the_hub_is_written(tmp_path: Path, settings: Settings) -> None:
+    model = settings.model.model_copy(update={"name": "owner/model"})
+    folder = write(tmp_path, settings.model_copy(update={"model": model}))
+    assert "name: owner/model" in (folder / OWN_SETTINGS).read_text()
+
+
+GUIDE = Path(__file__).parents[3] / "docs/federated-deployment.md"
+
+
+def commands(text: str) -> list[str]:
+    """Lines of the indented blocks; what goes on in the next line is one command."""
+    blocks = [line[4:] if line.startswith("    ") else "" for line in text.splitlines()]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("authority", [None, "ca.crt"])
+def test_each_command_of_the_written_readme_is_one_of_the_guide(authority: str | None) -> None:
+    """Filled in with the guide's own examples it is the same, word for word; and so it is in its order."""
+    values = {
+        "name": "clinics",
+        "folder": "/srv/federation/clinics",
+        "apps": "/srv/federation",
+        "clients": ["clinic-a"],
+        "superlink": "127.0.0.1:9391" if authority is None else "link.example:9391",
+        "authority": authority,
+        "output": "/srv/runs/clinics",
+    }
+    written, guide = commands(_render("README.md.j2", values)), commands(GUIDE.read_text(encoding="utf-8"))
+    assert [line for line in written if line not in guide] == []
+    said = " ".join(written)
+    assert "PRIVLORA_APPS=/srv/federation flower-superlink" in said
+    assert "flwr run . federation --stream" in said
+    assert said.count("--port 9094") == 1
+    if authority is not None:
+        assert "--database link.db" in said
+        assert written.index("export FLWR_HOME=$PWD/flower-home") < written.index(
+            "flwr supernode register clinic-a.pub federation --name clinic-a"
+        )
+        assert "0.0.0.0" not in said
+
+
+def test_the_readme_speaks_of_every_client(tmp_path: Path, settings: Settings) -> None:
+    (tmp_path / "ca.crt").touch()
+    folder = write(tmp_path, settings, superlink="127.0.0.1:9391", root_certificates=tmp_path / "ca.crt")
+    text = (folder / "README.md").read_text()
+    for name in "abc":
+        assert f"\n    flwr supernode register {name}.pub federation --name {name}\n" in text
+    assert "For a; b, c likewise, under their names" in text
+    assert "may start runs" in text
+    assert f"\n    cd {folder}\n" in text
 
 
 def test_settings_of_no_federation_are_not_written(tmp_path: Path, settings: Settings) -> None:

@@ -113,7 +113,11 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
         for name in NAMES:
             deployed.start_node(name, nodes[name].key, ports[name], configs[name])
         with ThreadPoolExecutor(len(runs)) as pool:
-            list(pool.map(lambda one: deployed.flwr(one, "run", ".", "federation"), apps.values()))
+            started = pool.map(
+                lambda one: json.loads(deployed.flwr(one, "run", ".", "federation", "--format", "json")),
+                apps.values(),
+            )
+            numbers = {name: str(told["run-id"]) for name, told in zip(apps, started, strict=True)}
         for waits in (
             gates["whole"] / "over",
             gates["sketches"] / "sketch-waits",
@@ -130,6 +134,16 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
         deployed.start_node("b", back.key, ports["b"], configs["b"])
         for name in ("sketches", "sum"):
             deployed.wait_for((gates[name] / "over").exists, "link", *NAMES)
+        streamed = {
+            name: deployed.flwr(apps[name], "log", numbers[name], "federation", "--show") for name in runs
+        }
+    for name, settings in runs.items():
+        folder = Path(settings.run.output)
+        for line in (f"run folder: {folder}", f"ledgers lie in {folder / 'not-private'}"):
+            assert line in streamed[name]
+        assert "Traceback" not in streamed[name]
+    assert "round 1/1: 2 of 2 clients answered (a, c); " in streamed["whole"]
+    assert "round 1/1: 2 of 3 clients answered (a, c); dropped out: b; " in streamed["sketches"]
     assert all(process.poll() is not None for process in deployed.started.values())
     said = {name: (gates[name] / "over").read_text() for name in runs}
     assert all(text.startswith("Federated(") for text in said.values()), said

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from privlora.errors import RunError
 from privlora.federated.flower.grid import CLOCKS, EmbeddedGrid, GridExchange
 from privlora.federated.flower.records import message_type, write_reply
-from privlora.federated.messages import Reply, Request
+from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
 
 
 def echo(requests: Sequence[Request]) -> list[Reply]:
@@ -160,6 +160,48 @@ def test_an_error_in_place_of_a_reply() -> None:
     over.names()
     grid.change = lambda message: [_failed(message)]
     assert list(over.send([request("a")])) == []
+
+
+def test_the_log_names_who_failed_and_holds_no_word_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Faulty(["a", "b"])
+    over = exchange(grid)
+    over.names()
+    grid.change = lambda message: [_failed(message)]
+    assert list(over.send([request("a")])) == []
+    assert "a (node 1) answered with an error (Flower’s 2, CLIENT_APP_RAISED_EXCEPTION)" in caplog.text
+    assert "record" not in caplog.text
+
+
+@pytest.mark.parametrize(("said", "words"), [("", BAD_CONFIG), ("souht", OTHER_NAME)])
+def test_a_node_that_is_set_up_wrongly_refuses_under_its_registered_name(
+    said: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = Faulty(["north", "south"])
+    grid.registered = {1: "north", 2: "south"}
+    over = exchange(grid, ["north", "south"])
+    assert over.names() == ["north", "south"]
+    wrong = Reply(said, "join", 0, values={"x": 1}, refused=words)
+    grid.change = lambda message: [other(message, wrong)] if message.metadata.src_node_id == 2 else [message]
+    replies = {r.client: r for r in over.send([request(name, "join", 0) for name in ("north", "south")])}
+    assert replies["north"].refused is None
+    assert replies["south"] == Reply("south", "join", 0, refused=words)
+    assert f"south (node 2) refuses join: {words}; its own log says what to mend" in caplog.text
+
+
+def test_a_node_that_does_not_give_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Faulty(["a", "b"])
+    wrong = Reply("", "name", 0, refused=BAD_CONFIG)
+    grid.change = lambda message: [other(message, wrong)] if message.metadata.src_node_id == 2 else [message]
+    assert exchange(grid, ["a", "b"]).names() == ["a"]
+    assert f"node 2 does not give its name: {BAD_CONFIG}" in caplog.text
+
+
+def test_whom_the_server_waits_for_and_whom_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "privlora")
+    assert exchange(Faulty(["north", "souht"]), ["north", "south"]).names() == ["north"]
+    assert caplog.text.count("waiting for south, 10 s at most") == 1  # however often it looks
+    said = "souht (node 2) is no client of this federation, and is not asked; did you mean 'south'?"
+    assert caplog.text.count(said) == 1
 
 
 def _failed(message: Message) -> Message:

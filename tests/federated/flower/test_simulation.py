@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,49 @@ def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path)
     assert not Path(told["home"]).exists()
 
 
+def test_the_banner_is_not_shown_and_all_else_is(
+    engine: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.supercore.logger import log, warn_deprecated_feature
+
+    def run(**arguments: object) -> None:
+        warn_deprecated_feature("The `run_simulation` function is deprecated and will be removed.")
+        warn_deprecated_feature("Another one.")
+        log(30, "a worker is gone")
+
+    engine(run)
+    start(tmp_path)
+    said = [record.getMessage() for record in caplog.records if record.name == "flwr"]
+    assert [text.split("\n")[0] for text in said] == ["DEPRECATED FEATURE: Another one.", "a worker is gone"]
+    run()
+    assert "`run_simulation`" in caplog.text  # outside of it nothing is kept back
+
+
+def test_flower_still_says_it_in_these_words() -> None:
+    assert "warn_deprecated_feature(" in inspect.getsource(flwr.simulation.run_simulation)
+    assert "The `run_simulation` function is deprecated" in inspect.getsource(flwr.simulation.run_simulation)
+
+
+def test_settings_may_be_a_file(tmp_path: Path, engine: Callable) -> None:
+    settings = federation(tmp_path, tmp_path / "out", "tan")
+    (tmp_path / "clinics.yaml").write_text(settings.to_yaml())
+    seen: list = []
+
+    def run(**arguments: object) -> None:
+        seen.append(arguments["num_supernodes"])
+        raise ConfigError("far enough")
+
+    engine(run)
+    with pytest.raises(ConfigError, match="far enough"):
+        simulate(str(tmp_path / "clinics.yaml"))
+    assert seen == [3]
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        simulate(tmp_path / "nowhere.yaml")
+    for wrong in (None, {"federation": {}}):
+        with pytest.raises(ConfigError, match="settings are of type"):
+            simulate(wrong)  # type: ignore[arg-type]
+
+
 def test_errors_of_privlora_pass_unchanged(engine: Callable, tmp_path: Path) -> None:
     problem = ConfigError("a setting is wrong")
 
@@ -95,5 +139,5 @@ def test_what_went_wrong_at_the_server_comes_first(engine: Callable, tmp_path: P
             raise RuntimeError("Simulation Runtime crashed.") from error
 
     engine(run)
-    with pytest.raises(RunError, match="clients that did not join: a, b, c"):
+    with pytest.raises(RunError, match=r"clients that did not join: a \(no answer\), b \(no answer\), c"):
         simulate(settings)

@@ -19,6 +19,7 @@ from privlora.errors import ConfigError, RunError, named
 from privlora.federated.flower.records import check_name
 from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
 from privlora.federated.plans import client_plan, federation_of, with_local_method
+from privlora.training.model_names import refuse_unknown_model
 
 _FILES: Final = {
     "pyproject.toml": "pyproject.toml.j2",
@@ -54,6 +55,7 @@ def write_app(
 
     Raises:
         ConfigError: an argument cannot be written, or nothing can be planned under the settings.
+        ModelError: model.name is no folder of this machine, and cannot be a name on the hub.
         RunError: the folder holds something, or cannot be written.
     """
     target = Path(folder).resolve()
@@ -65,13 +67,22 @@ def write_app(
         raise RunError(f"{str(target)!r} is there already", fix="give an empty folder, or a new one")
     if not re.fullmatch(r"\S+:\d+", superlink):
         raise ConfigError(f"superlink={named(superlink)} has no port", fix="write host:port")
+    if root_certificates is not None and not Path(root_certificates).is_file():
+        raise ConfigError(
+            f"root_certificates={str(root_certificates)!r} is no file",
+            why="clients and server would check each other by it",
+            fix="make the authority's certificate first: docs/federated-deployment.md, step 1",
+        )
     own = _of_server(settings)
+    refuse_unknown_model(own.model.name)
     client_plan(own)
     values = {
         "name": target.name,
         "settings": told_to_clients(own).to_yaml(),
         "output": own.run.output,
         "apps": str(target.parent),
+        "folder": str(target),
+        "clients": federation_of(own).names,
         "timeout": Plan(own, timeout).timeout,
         "superlink": superlink,
         "authority": None if root_certificates is None else str(Path(root_certificates).resolve()),

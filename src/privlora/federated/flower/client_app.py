@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +17,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from privlora.accounting.ledger_format import Unit
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, PrivloraError, named
+from privlora.federated.flower.logs import through_flower
 from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
 from privlora.federated.limits import Limits
-from privlora.federated.messages import KINDS, Reply, Request
+from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
 
-REFUSED: Final = "an error on the client's machine; its own log says which"
-"""All that a server learns of an error that nobody expected: what an error says may quote records."""
-
+_log = logging.getLogger(__name__)
 
 _NEEDED: Final = ("name", "folder", "data")
 _TEXTS: Final = (*_NEEDED, "model", "pins")
@@ -148,8 +148,9 @@ def make_client_app(
 ) -> ClientApp:
     """A ClientApp that answers every kind of message.
 
-    Whatever goes wrong, the server gets a reply that refuses and holds no word of the error: Flower would send the
-    server an exception's text. The traceback goes to the client's own standard error.
+    Whatever goes wrong, the server gets a reply that refuses in fixed words and holds no word of the error, which may
+    quote records: Flower would send the server an exception's text. The client's own log has it: one line for an error
+    of privlora, a traceback for any other.
 
     Args:
         make_client: in place of the core's ``privlora.federated.client.Client``.
@@ -158,12 +159,17 @@ def make_client_app(
     app = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
+        # Workers of a simulation have a log of their own.
+        with through_flower() if places is None else contextlib.nullcontext():
+            return Message(write_reply(_reply(message, context)), reply_to=message)
+
+    def _reply(message: Message, context: Context) -> Reply:
         try:
             place = _place(context.node_config, places)
-        except Exception:  # noqa: BLE001 - as below
-            traceback.print_exc(file=sys.stderr)
-            return Message(write_reply(_refusal("", message, REFUSED)), reply_to=message)
-        return Message(write_reply(_answer(message, place, make_client)), reply_to=message)
+        except Exception as error:  # noqa: BLE001 - as in _answer
+            _tell(error)
+            return _refusal("", message, BAD_CONFIG)
+        return _answer(message, place, make_client)
 
     for kind in (NAME, *KINDS):
         category, action = message_type(kind).split(".")
@@ -181,14 +187,28 @@ def _answer(message: Message, place: Place, make_client: MakeClient | None) -> R
         if request.kind == NAME:
             return Reply(place.name, NAME, 0)
         if request.client != place.name:
-            return _refusal(place.name, message, f"this client is called {place.name}")
+            _log.error(
+                "the server calls this client %s, and its node config says name=%s: it answers nothing. Fix: start "
+                "flower-supernode with the name under which its key is registered",
+                named(request.client),
+                named(place.name),
+            )
+            return _refusal(place.name, message, OTHER_NAME)
         with _alone(place.folder):
             reply = (make_client or _core)(place).answer(request)
         write_reply(reply)  # what cannot be sent is known here, and not in Flower
         return reply
-    except Exception:  # noqa: BLE001 - Flower would send the text of any exception to the server
-        traceback.print_exc(file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - Flower would send the text of any exception to the server
+        _tell(error)
         return _refusal(place.name, message, REFUSED)
+
+
+def _tell(error: Exception) -> None:
+    """In this client's own log."""
+    if isinstance(error, PrivloraError):
+        _log.error("this client answers nothing: %s", error)
+    else:
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def _refusal(name: str, message: Message, why: str) -> Reply:

@@ -11,12 +11,13 @@ from typing import Final
 from uuid import uuid4
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from privlora.errors import ConfigError, RunError
+from privlora.errors import ConfigError, RunError, nearest
 from privlora.federated.flower.records import (
     NAME,
     Arrays,
@@ -27,7 +28,7 @@ from privlora.federated.flower.records import (
     write_reply,
     write_request,
 )
-from privlora.federated.messages import Reply, Request
+from privlora.federated.messages import ABOUT_ITS_PLACE, Reply, Request
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class GridExchange:
         self._pause, self._clock = pause, clock
         self._names: dict[int, str] = {}
         self._asked: set[int] = set()
+        self._told: set[str] = set()
 
     def names(self) -> list[str]:
         """Of the clients that can be reached, sorted.
@@ -81,6 +83,8 @@ class GridExchange:
             complete = found and set(found) >= (self.invited or frozenset())
             if complete or self._clock() >= end:
                 return sorted(found)
+            absent = ", ".join(sorted((self.invited or frozenset()) - set(found))) or "any client"
+            self._once(logging.INFO, f"waiting for {absent}, {self.timeout:g} s at most")
             self._pause(_PAUSE)
 
     def send(self, requests: Sequence[Request]) -> Iterator[Reply]:
@@ -104,8 +108,11 @@ class GridExchange:
         answered: set[int] = set()
         for node, reply in self._carry(sent, self.timeout):
             asked = sent[node]
+            if reply.refused in ABOUT_ITS_PLACE:  # whoever was set up wrongly may not know its own name
+                _log.error("%s refuses %s: %s", self._who(node), asked.kind, _why(reply))
+                reply = Reply(asked.client, asked.kind, asked.round, refused=reply.refused)
             if (reply.client, reply.kind, reply.round) != (asked.client, asked.kind, asked.round):
-                _log.warning("%s answered something else; it is dropped", asked.client)
+                _log.warning("%s answered something else; it is dropped", self._who(node))
             elif node not in answered:
                 answered.add(node)
                 yield reply
@@ -124,18 +131,34 @@ class GridExchange:
             named = (reply.kind, reply.round, reply.refused) == (NAME, 0, None)
             if named and _is_public(node, reply.client):
                 self._names[node] = reply.client
+            elif not named:
+                _log.error("%s does not give its name: %s", self._who(node), _why(reply))
 
     def _nodes(self, online: Iterable[int]) -> dict[str, int]:
         """The node of each client that can be reached and takes part."""
         named = {node: self._names[node] for node in online if node in self._names}
         count = Counter(named.values())
         for name in (name for name, times in count.items() if times > 1):
-            _log.warning("%d nodes call themselves %r; none of them is used", count[name], name)
+            self._once(logging.WARNING, f"{count[name]} nodes call themselves {name!r}; none of them is used")
+        for node, name in named.items():
+            if self.invited is not None and name not in self.invited:
+                who = f"{self._who(node)} is no client of this federation"
+                self._once(logging.WARNING, f"{who}, and is not asked; {nearest(name, sorted(self.invited))}")
         return {
             name: node
             for node, name in named.items()
             if count[name] == 1 and (self.invited is None or name in self.invited)
         }
+
+    def _who(self, node: int) -> str:
+        """A node by its client's name, if that is known, and Flower's number."""
+        return f"{self._names[node]} (node {node})" if node in self._names else f"node {node}"
+
+    def _once(self, level: int, text: str) -> None:
+        """Log what would be said again with every message."""
+        if text not in self._told:
+            self._told.add(text)
+            _log.log(level, "%s", text)
 
     def _carry(self, sent: dict[int, Request], timeout: float) -> Iterable[tuple[int, Reply]]:
         """Requests by node, and what can be read of the answers. What an error says stays unread: it may be private."""
@@ -146,18 +169,34 @@ class GridExchange:
         for message in self.grid.send_and_receive(messages, timeout=timeout):
             node = message.metadata.src_node_id
             if node not in sent or message.has_error():
-                _log.warning("node %d answered with an error", node)
+                _log.warning("%s answered with an error%s", self._who(node), _kind_of_error(message))
                 continue
             try:
                 yield node, read_reply(message)
             except RunError as problem:
-                _log.warning("%s", problem)
+                _log.warning("the answer of %s is dropped: %s", self._who(node), problem)
 
     @staticmethod
     def _message(node: int, request: Request, timeout: float, arrays: Arrays | None = None) -> Message:
         """It expires: else a client that was away would work for a round that is over."""
         group, route = str(request.round), message_type(request.kind)
         return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
+
+
+def _why(reply: Reply) -> str:
+    """A refusal in words of this module alone: what a client wrote may be anything."""
+    if reply.refused not in ABOUT_ITS_PLACE:
+        return "its own log says why"
+    return f"{reply.refused}; its own log says what to mend"
+
+
+def _kind_of_error(message: Message) -> str:
+    """Flower's number of an error and its name. The text beside them stays unread: it may quote a record."""
+    if not message.has_error():
+        return ""
+    code = message.error.code
+    found = [name for name, value in vars(ErrorCode).items() if name.isupper() and value == code]
+    return f" ({', '.join([f'Flower’s {code}', *found])})"
 
 
 def _is_public(node: int, name: str) -> bool:

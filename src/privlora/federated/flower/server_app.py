@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 from flwr.app import Context
@@ -20,8 +20,14 @@ from flwr.serverapp import Grid, ServerApp
 from privlora.config import Settings, load_settings, settings_from
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
+from privlora.federated.flower.logs import through_flower
+from privlora.federated.flower.streaming import Told, stopped, tell_end, tell_start
 from privlora.federated.messages import Exchange
 from privlora.federated.plans import federation_of, public_settings, with_local_method
+from privlora.training.loop import Interrupted
+
+if TYPE_CHECKING:
+    from privlora.federated.run import Federated
 
 Serve = Callable[[Settings, Exchange, Path], object]
 """From settings, whatever carries messages, and the folder of results."""
@@ -75,29 +81,46 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
     """A ServerApp that reads Flower's run config and runs the rounds.
 
     Args:
-        serve: in place of the core's ``privlora.federated.run.serve_run``.
+        serve: in place of `serve_aloud`.
         plan: in place of the run config, which a simulation has not.
     """
     app = ServerApp()
 
+    def start(grid: Grid, told: Plan) -> None:
+        exchange = GridExchange(grid, told.timeout, federation_of(told.settings).names)
+        (serve or serve_aloud)(told.settings, exchange, Path(told.settings.run.output))
+
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        told = plan or Plan.read(context.run_config)
-        exchange = GridExchange(grid, told.timeout, federation_of(told.settings).names)
-        (serve or _core())(told.settings, exchange, Path(told.settings.run.output))
+        if plan is not None:  # a simulation, whose caller shows the rounds
+            start(grid, plan)
+            return
+        with through_flower():
+            told = Plan.read(context.run_config)
+            tell_start(told.settings, told.timeout)
+            start(grid, told)
 
     return app
+
+
+def serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federated:
+    """The core's rounds, with lines for the operator. Raises PrivloraError, also where a signal ends it."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from privlora.federated.run import serve_run  # which a client's process has no use for
+
+    disable_progress_bar()  # of a log it would be a line
+    try:
+        done = serve_run(settings, exchange, folder, observer=Told(settings))
+    except Interrupted as stop:
+        raise stopped(stop.step) from None
+    tell_end(done)
+    return done
 
 
 def told_to_clients(settings: Settings) -> Settings:
     """What an app may hold: nothing of the server's machine. Raises ConfigError for settings of no federation."""
     return public_settings(with_local_method(settings.located()))
-
-
-def _core() -> Serve:
-    from privlora.federated.run import serve_run
-
-    return serve_run
 
 
 def _own_settings(app: str, environment: Mapping[str, str]) -> Settings:

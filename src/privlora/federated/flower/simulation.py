@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from privlora.config import Settings
+from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
+from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange
@@ -27,7 +28,7 @@ from privlora.federated.sources import Records
 
 
 def simulate(
-    settings: Settings,
+    settings: Settings | str | Path,
     *,
     records: Records | Mapping[str, Records] | None = None,
     evaluation: Records | None = None,
@@ -43,7 +44,8 @@ def simulate(
     signal ends the engine at once, and voids the round that is under way.
 
     Args:
-        settings: of the run; with clients that have paths, or with a number of clients among whom records are cut.
+        settings: of the run, or their YAML file; with clients that have paths, or with a number of clients among whom
+            records are cut.
         records: in memory: of all clients together, to be cut, or each client's by its name.
         evaluation: PUBLIC records in memory, in the place of data.evaluation.
         observer: sees rounds end.
@@ -52,11 +54,12 @@ def simulate(
         workers: processes that answer for clients, on one core each.
 
     Raises:
-        ConfigError: flwr's extra "simulation" is not installed.
+        ConfigError: flwr's extra "simulation" is not installed, or ``settings`` are none.
         RunError: the engine failed in an unexpected way.
         PrivloraError: whatever `federate` raises.
     """
     _refuse_without_ray()
+    settings = _settings(settings)
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
     places = [
@@ -104,8 +107,8 @@ def run_apps(
         RunError: the engine or the server failed in an unexpected way; errors of privlora pass unchanged.
     """
     _refuse_without_ray()
-    with _own_ray():
-        # Flower calls it deprecated, but has nothing else that starts apps in the caller's process.
+    # Flower calls it deprecated, but has nothing else that starts apps in the caller's process.
+    with _own_ray(), without_banner():
         from flwr.simulation import run_simulation
 
         try:
@@ -122,6 +125,17 @@ def run_apps(
             raise
         except Exception as error:
             raise RunError(f"Flower's simulation stopped: {error}", fix="the log above says where") from error
+
+
+def _settings(given: Settings | str | Path) -> Settings:
+    if isinstance(given, str | Path):
+        return load_settings(given)
+    if not isinstance(given, Settings):
+        raise ConfigError(
+            f"settings are of type {type(given).__name__}",
+            fix="give the path of their YAML file, or Settings",
+        )
+    return given
 
 
 def _refuse_without_ray() -> None:

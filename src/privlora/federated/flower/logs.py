@@ -1,0 +1,66 @@
+"""Flower's logger shows what privlora logs in an app's process, and privlora's errors without a traceback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from privlora.errors import PrivloraError
+
+_FLOWER: Final = logging.getLogger("flwr")
+_PRIVLORA: Final = logging.getLogger("privlora")
+
+
+class _ToFlower(logging.Handler):
+    """Hands records to Flower's logger, which writes them as its own lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _FLOWER.log(record.levelno, "%s", record.getMessage())
+
+
+class _OneLine(logging.Filter):
+    """An error of privlora says what to mend, and needs no traceback around it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, PrivloraError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+        return True
+
+
+_ONE_LINE: Final = _OneLine()
+
+
+@contextmanager
+def through_flower() -> Iterator[None]:
+    """Inside, Flower's logger shows what privlora logs; from then on, errors of privlora as one line.
+
+    Flower itself logs what an app raised, after the app: only its own logger can leave the traceback out.
+    """
+    handler, before = _ToFlower(logging.INFO), _PRIVLORA.level
+    _FLOWER.addFilter(_ONE_LINE)  # once, however often it is added
+    _PRIVLORA.addHandler(handler)
+    if before == logging.NOTSET:
+        _PRIVLORA.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _PRIVLORA.removeHandler(handler)
+        _PRIVLORA.setLevel(before)
+
+
+@contextmanager
+def without_banner() -> Iterator[None]:
+    """Inside, Flower does not say that its function ``run_simulation`` is deprecated; all else is shown."""
+    _FLOWER.addFilter(_no_banner)
+    try:
+        yield
+    finally:
+        _FLOWER.removeFilter(_no_banner)
+
+
+def _no_banner(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not (text.startswith("DEPRECATED FEATURE:") and "`run_simulation`" in text)
