@@ -32,7 +32,10 @@ OWN = {"data": {"path": None}}
 JOINT = {"rule": "joint", "local_steps": 1}
 
 SETTINGS: dict[str, tuple[Groups, list[str]]] = {
-    "unknown rule": ({"federation": {"rule": "fedaks"}}, ["unknown federation.rule 'fedaks'", "'fedask'?"]),
+    "unknown rule": (
+        {"federation": {"rule": "fedaks"}},
+        ["federation.rule: unknown rule 'fedaks'", "'fedask'?"],
+    ),
     "one client": (
         {"federation": {"clients": 1}},
         ["federation.clients", "at least 2 clients", "privlora train"],
@@ -42,11 +45,11 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "names alone": ({**OWN, "federation": {"clients": ["a", "b"]}}, ["- {name: north, path: north.jsonl}"]),
     "a bad name": (
         {**OWN, "federation": {"clients": two(name="the south")}},
-        ["federation.clients[1].name: (a str, not shown", "Fix: letters, digits"],
+        ["federation.clients[1].name: (a str, not shown", "Fix: letters a to z and A to Z, digits"],
     ),
     "a number for a name": (
         {**OWN, "federation": {"clients": two(name=7)}},
-        ["federation.clients[1].name=7"],
+        ["federation.clients[1].name=7", 'Fix: write it in quotes: "7"'],
     ),
     "no name": (
         {**OWN, "federation": {"clients": [{"path": "x"}]}},
@@ -62,7 +65,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "a misspelt setting of a client": (
         {**OWN, "federation": {"clients": two(pth="x")}},
-        ["federation.clients[1].pth is an unknown setting"],
+        ["federation.clients[1].pth is an unknown setting", "did you mean 'path'?"],
     ),
     "paths of their own and one for all": (
         {"federation": {"clients": two()}},
@@ -83,7 +86,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "too many a round": (
         {"federation": {"clients_per_round": 4}},
-        ["exceeds the 3 clients", "Fix: remove it"],
+        ["exceeds the 3 clients", "Fix: at most 3"],
     ),
     "too few survivors": ({"federation": {**JOINT, "survivors": 1}}, ["above half of the 3", "Fix: 2 to 3"]),
     "survivors of open sums": ({"federation": {"survivors": 2}}, ["secure sums", "secure_aggregation: true"]),
@@ -110,9 +113,12 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "unknown method": ({"method": {"name": "prsm"}}, ["unknown method 'prsm'", "prism"]),
     "a trusted server of records": ({"federation": {"trusted_server": True}}, ["privacy_model=client"]),
-    "weights of too few": ({"federation": {"weights": [1, 2]}}, ["3 positive numbers"]),
+    "weights of too few": (
+        {"federation": {"weights": [1, 2]}},
+        ["3 positive numbers", "Fix: write 3 numbers above 0 in the order of clients"],
+    ),
     "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
-    "a quantile": ({"privacy": {"clip_quantile": 0.5}}, ["do not go with a federation"]),
+    "a quantile": ({"privacy": {"clip_quantile": 0.5}}, ["clip_quantile does not go with a federation"]),
 }
 
 
