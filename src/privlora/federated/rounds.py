@@ -152,7 +152,7 @@ class Rounds:
             raise RunError(
                 f"clients that did not join: {', '.join(sorted(set(names) - joined))}",
                 why="a client joins terms that it can keep with its records and its budget",
-                fix="see what these clients logged",
+                fix="mend what each of them said: above, or where a client on another machine logs",
             )
 
     def _answers(self, requests: list[Request]) -> list[Reply]:
