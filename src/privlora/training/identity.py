@@ -22,8 +22,8 @@ _VALUES = 64  # of each parameter
 @dataclass(frozen=True)
 class Identity:
     """records: SHA-256 of the tokenised private records and their units; private; empty where none are at hand. model:
-    of the base model. clients: as records, of each client of a federation by itself, to say whose are others; runs of
-    old versions kept none."""
+    of the base model. clients: as records, of each client of a federation by itself, to say whose are others; runs in
+    one place and of old versions have none."""
 
     records: str
     model: str
@@ -46,7 +46,8 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:
     """Write it into private/. Raises RunError."""
-    write_atomically(folder.identity, json.dumps(asdict(identity)) + "\n")
+    content = {name: value for name, value in asdict(identity).items() if value or name != "clients"}
+    write_atomically(folder.identity, json.dumps(content) + "\n")
 
 
 def refuse_others(folder: RunFolder, identity: Identity) -> None:
