@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from privlora.config import load_settings, settings_from
+from privlora.config import PrivacySettings, Settings, load_settings, settings_from
 from privlora.config.federation import RULE_NAMES, FederationSettings
 from privlora.config.other_names import OTHER_NAMES
 from privlora.config.reading import _INNER
@@ -166,6 +166,19 @@ def test_names_of_other_tools(group: str, name: str) -> None:
         content = settings(**{group: {name.upper().replace("_", "-"): 1}})
     with pytest.raises(ConfigError, match=f"Fix: it is called {here} here"):
         settings_from(content)
+
+
+@pytest.mark.parametrize("more", [{"max_batch_size": 20}, {"clip_quantile": 0.5}])
+def test_groups_that_were_checked_before(more: dict[str, float]) -> None:
+    content = settings()
+    privacy = PrivacySettings(**content["privacy"], steps=2, **more)
+    with pytest.raises(ValueError, match="does not go with a federation"):
+        Settings(
+            model=content["model"],
+            data=content["data"],
+            privacy=privacy,
+            federation=FederationSettings(**content["federation"]),
+        )
 
 
 def test_records_are_not_quoted() -> None:

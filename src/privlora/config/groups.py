@@ -360,7 +360,7 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        _refuse_what_federations_have_not(values.get("privacy"))
+        _refuse_what_federations_have_not(values.get("privacy"))  # its own checks would advise other values
         # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
         steps, own = 1, given.get("clients") is not None and not isinstance(given["clients"], int)
         try:
@@ -434,6 +434,7 @@ class Settings(Group):
             raise ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
             )
+        _refuse_what_federations_have_not(self.privacy.model_dump())  # of groups that were checked before
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
             raise ValueError(
                 "federation.secure_aggregation=false, and each client adds only a share of the noise, which protects "
@@ -483,7 +484,7 @@ class Settings(Group):
 
 
 def _refuse_what_federations_have_not(privacy: Any) -> None:
-    """Raise ValueError for settings of runs in one place; first, since their own checks would advise other values."""
+    """Raise ValueError for settings of runs in one place."""
     given = privacy if isinstance(privacy, Mapping) else {}
     for name, why in (
         ("clip_quantile", "each client would learn a clip norm of its own, and their sums need one for all"),
