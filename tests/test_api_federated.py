@@ -78,6 +78,8 @@ def test_what_contradicts_itself(model: Path, tmp_path: Path) -> None:
         start(model, both, tmp_path / "run", federation=None)
     with pytest.raises(DataError, match=r"there is no file lost\.jsonl"):
         start(model, {"north": records, "south": "lost.jsonl"}, tmp_path / "run")
+    with pytest.raises(DataError, match=r"data\['south'\]: there are no records.*Fix: give at least one"):
+        start(model, {"north": records, "south": []}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -10,6 +10,10 @@ import pytest
 from cli_cases import call, check, record, refuses, run_settings, save_tiny_model, write_config, write_records
 from federation_cases import federation_settings, write_clients
 
+from privlora.errors import PrivacyError
+from privlora.training.files import RunFolder
+from privlora.training.identity import Identity, refuse_others
+
 Groups = dict[str, Any]
 
 
@@ -32,7 +36,10 @@ OWN = {"data": {"path": None}}
 JOINT = {"rule": "joint", "local_steps": 1}
 
 SETTINGS: dict[str, tuple[Groups, list[str]]] = {
-    "unknown rule": ({"federation": {"rule": "fedaks"}}, ["unknown federation.rule 'fedaks'", "'fedask'?"]),
+    "unknown rule": (
+        {"federation": {"rule": "fedaks"}},
+        ["federation.rule: unknown rule 'fedaks'", "'fedask'?"],
+    ),
     "one client": (
         {"federation": {"clients": 1}},
         ["federation.clients", "at least 2 clients", "privlora train"],
@@ -42,11 +49,11 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "names alone": ({**OWN, "federation": {"clients": ["a", "b"]}}, ["- {name: north, path: north.jsonl}"]),
     "a bad name": (
         {**OWN, "federation": {"clients": two(name="the south")}},
-        ["federation.clients[1].name: (a str, not shown", "Fix: letters, digits"],
+        ["federation.clients[1].name: (a str, not shown", "Fix: letters a to z and A to Z, digits"],
     ),
     "a number for a name": (
         {**OWN, "federation": {"clients": two(name=7)}},
-        ["federation.clients[1].name=7"],
+        ["federation.clients[1].name=7", 'Fix: write it in quotes: "7"'],
     ),
     "no name": (
         {**OWN, "federation": {"clients": [{"path": "x"}]}},
@@ -62,7 +69,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "a misspelt setting of a client": (
         {**OWN, "federation": {"clients": two(pth="x")}},
-        ["federation.clients[1].pth is an unknown setting"],
+        ["federation.clients[1].pth is an unknown setting", "did you mean 'path'?"],
     ),
     "paths of their own and one for all": (
         {"federation": {"clients": two()}},
@@ -83,7 +90,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "too many a round": (
         {"federation": {"clients_per_round": 4}},
-        ["exceeds the 3 clients", "Fix: remove it"],
+        ["exceeds the 3 clients", "Fix: at most 3"],
     ),
     "too few survivors": ({"federation": {**JOINT, "survivors": 1}}, ["above half of the 3", "Fix: 2 to 3"]),
     "survivors of open sums": ({"federation": {"survivors": 2}}, ["secure sums", "secure_aggregation: true"]),
@@ -110,9 +117,12 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "unknown method": ({"method": {"name": "prsm"}}, ["unknown method 'prsm'", "prism"]),
     "a trusted server of records": ({"federation": {"trusted_server": True}}, ["privacy_model=client"]),
-    "weights of too few": ({"federation": {"weights": [1, 2]}}, ["3 positive numbers"]),
+    "weights of too few": (
+        {"federation": {"weights": [1, 2]}},
+        ["3 positive numbers", "Fix: write 3 numbers above 0 in the order of clients"],
+    ),
     "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
-    "a quantile": ({"privacy": {"clip_quantile": 0.5}}, ["do not go with a federation"]),
+    "a quantile": ({"privacy": {"clip_quantile": 0.5}}, ["clip_quantile does not go with a federation"]),
 }
 
 
@@ -151,6 +161,122 @@ def test_records_that_are_not_there(model: Path, folder: Path, capsys: pytest.Ca
     for given, word in ((lost, "there is no file"), (nowhere, "clients without a path: north")):
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": given})
         refuses(capsys, folder, ["federate", write_config(folder, settings)], word, quiet=False)
+
+
+SHORT = [{"text": f"case {number}"} for number in range(16)]
+RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
+    "no records": ([], {}, ["no records in", "south.jsonl", "Fix: give a file with at least one record"]),
+    "another column": (
+        [{"note": "case 0"}, *SHORT],
+        {},
+        ["record 1 has no column 'text'", "Fix: name one of its columns"],
+    ),
+    "another column later": ([*SHORT, {"note": "case 0"}], {}, ["record 17 has no column 'text'"]),
+    "nothing to train on": ([{"text": " "} for _ in range(50)], {}, ["nothing to train on"]),
+    "long records": (
+        [{"text": "a long case " * 20} for _ in range(50)],
+        {"data": {"max_length": 30}},
+        ["lose more than half of their tokens", "Fix: raise data.max_length"],
+    ),
+    "no user": (
+        SHORT,
+        {"privacy": {"unit": "user", "user_column": "patient", "public_dataset_size": 18}},
+        ["record 1 has no column 'patient'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS_OF_SOUTH)
+def test_whose_records_are_wrong(
+    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records, groups, words = RECORDS_OF_SOUTH[name]
+    clients = write_clients(folder)
+    Path(clients[1]["path"]).write_text("\n".join(map(json.dumps, records)))
+    data = {"path": None, **groups.get("data", {})}
+    settings = federation_settings(
+        model, folder, **{**groups, "data": data, "federation": {"clients": clients}}
+    )
+    argv: list[object] = ["federate", write_config(folder, settings)]
+    refuses(capsys, folder, argv, "error: client south: ", *words, quiet=False)
+
+
+def test_whose_records_are_others_than_before(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = write_clients(folder)
+    settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
+    assert call(capsys, "federate", write_config(folder, settings)).code == 0
+    write_records(Path(clients[1]["path"]), 16, first=9000)
+    words = "the private records of client south are not those that the run began with"
+    refuses(capsys, folder, ["resume", folder / "run"], words, quiet=False)
+
+
+@pytest.mark.parametrize(
+    ("kept", "found", "whose"),
+    [
+        ({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "x", "c": "3"}, " of client b"),
+        ({"a": "1", "b": "2", "c": "3"}, {"a": "x", "b": "2", "c": "x"}, " of client a, c"),
+        ({"a": "1", "b": "2"}, {"a": "x", "b": "x"}, ""),
+        ({}, {"a": "1", "b": "2"}, ""),  # kept by an old version, which told clients not apart
+        ({}, {}, ""),
+    ],
+)
+def test_whose_records_are_others(
+    kept: dict[str, str], found: dict[str, str], whose: str, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path)
+    run.private.mkdir()
+    whole = {"records": "before", "model": "m"}
+    run.identity.write_text(json.dumps({**whole, "clients": kept} if kept else whole))
+    with pytest.raises(PrivacyError, match=f"the private records{whose} are not those"):
+        refuse_others(run, Identity("now", "m", found))
+
+
+def test_a_client_that_does_not_join_says_why(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = write_config(folder, federation_settings(model, folder))
+    assert call(capsys, "federate", config).code == 0
+    next((folder / "run/clients/client-2").glob("*/ledger.jsonl")).unlink()
+    outcome = call(capsys, "resume", folder / "run")
+    check(outcome, "did not join: client-2", "Fix: mend what each of them said")
+    assert "client-2 refuses 'join'" in caplog.text
+
+
+def test_a_folder_in_the_place_of_a_file(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "books").mkdir()
+    for path, rest in ((".", "'.' is not a file"), (f"{folder}/books", "books' is not a file")):
+        clients = [{**write_clients(folder)[0], "path": path}, *write_clients(folder)[1:]]
+        settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
+        argv: list[object] = ["federate", write_config(folder, settings)]
+        refuses(capsys, folder, argv, "client north: ", rest, "Fix: name the files in it", quiet=False)
+
+
+def test_a_column_of_more_values_than_clients(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = {"clients": 3, "split": "column", "column": "patient"}
+    argv: list[object] = [
+        "federate",
+        write_config(folder, federation_settings(model, folder, federation=cut)),
+    ]
+    refuses(capsys, folder, argv, "has 6 different values", "set federation.clients to 6", quiet=False)
+
+
+def test_folders_and_audits(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(folder, federation_settings(model, folder))
+    for mode in (["--one-run"], ["--shadows", "20"]):
+        words = [f"{mode[0]} trains in one place", f"Fix: leave out {mode[0]}: `privlora audit {config}`"]
+        refuses(capsys, folder, ["audit", config, *mode], *words)
+    RunFolder(folder / "run").create()
+    (folder / "run/private/config.resolved.yaml").write_text(config.read_text())
+    refuses(
+        capsys, folder, ["audit", folder / "run"], "holds a federation", "Fix: give the YAML", quiet=False
+    )
+    refuses(capsys, folder, ["resume", folder / "none"], "no run in", "or `privlora federate` made")
 
 
 def test_a_clients_records_are_never_public(

@@ -14,10 +14,10 @@ from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
-from privlora.errors import ConfigError, RunError, named
+from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.reporting import publish
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.files import RunFolder, write_atomically
+from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
@@ -264,7 +264,12 @@ def _given(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any
     files = [str(item) for item in items if isinstance(item, Path)]
     if files and len(files) < len(items):
         raise ConfigError(f"{name} mixes files and records", fix="give either, not both")
-    return (files, None) if files else (IN_MEMORY, as_records(data))
+    if files:
+        return files, None
+    try:
+        return IN_MEMORY, as_records(data)
+    except DataError as error:
+        raise error.of(name) from None
 
 
 def train_run(
@@ -319,7 +324,7 @@ def resume_run(
 def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
     """Those that the run was started with. Raises RunError without any, or where they name no evaluation records."""
     if not folder.settings.exists():
-        raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
+        raise no_run(folder.root)
     settings = load_settings(folder.settings)
     if evaluation is not None and settings.data.evaluation is None:
         raise RunError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class PrivloraError(Exception):
@@ -21,6 +22,14 @@ class PrivloraError(Exception):
         if fix:
             parts.append(f"Fix: {fix.rstrip('.')}")
         super().__init__(". ".join(parts))
+
+    def of(self, whom: str) -> Self:
+        """The same problem, with whom it is about in front.
+
+        >>> str(DataError("there are no records", fix="give at least one").of("client north"))
+        'client north: there are no records. Fix: give at least one'
+        """
+        return type(self)(f"{whom}: {self.what}", why=self.why, fix=self.fix)
 
 
 class ConfigError(PrivloraError):
@@ -55,4 +64,12 @@ def named(value: object, longest: int = 40) -> str:
         shows = len(value) <= longest and len(value.split()) <= 1 and value == value.strip()
     else:
         shows = value is None or isinstance(value, bool | int | float)
-    return repr(value) if shows else f"(a {type(value).__name__}, not shown: it may be private)"
+    return repr(value) if shows else f"({article(type(value).__name__)}, not shown: it may be private)"
+
+
+def article(noun: str) -> str:
+    """
+    >>> article("object"), article("dict")
+    ('an object', 'a dict')
+    """
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

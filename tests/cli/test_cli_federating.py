@@ -233,7 +233,7 @@ def test_an_interruption_before_the_start_leaves_nothing(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privlora.federated.run.load_data", interrupt)
+    monkeypatch.setattr("privlora.federated.run.load_clients", interrupt)
     stopped = call(capsys, "federate", config)
     assert stopped.code == 130
     assert stopped.err.splitlines()[-1] == "interrupted: before the run started; nothing was released"

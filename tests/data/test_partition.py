@@ -134,16 +134,28 @@ def test_a_hopeless_alpha_is_refused() -> None:
         cut(records(100, labels=2), dirichlet(5, 1e-4), seed=0)
 
 
-def test_columns_give_the_most_frequent_values_and_leave_out_the_rest() -> None:
+def test_columns_give_each_client_one_value_the_most_frequent_first() -> None:
     labels = ["rare"] + ["often"] * 5 + ["most"] * 7 + ["first of two"] * 3 + ["second of two"] * 3
     data = [{"label": label} for label in labels]
-    parts = cut(data, settings(3, split="column", column="label"), seed=0)
+    parts = cut(data, settings(5, split="column", column="label"), seed=0)
     assert {name: {r["label"] for r in part} for name, part in parts.items()} == {
         "client-1": {"most"},
         "client-2": {"often"},
         "client-3": {"first of two"},
+        "client-4": {"second of two"},
+        "client-5": {"rare"},
     }
-    assert [len(part) for part in parts.values()] == [7, 5, 3]
+    assert sum(map(len, parts.values())) == len(data)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 7])
+def test_a_column_of_another_number_of_values_is_refused(clients: int) -> None:
+    wrong = (
+        rf"'label' has 5 different values, and there are {clients} clients.*Fix: set federation.clients to 5"
+    )
+    with pytest.raises(DataError, match=wrong) as caught:
+        cut(records(50, labels=5), settings(clients, split="column", column="label"), seed=0)
+    assert ("would be left out" in str(caught.value)) == (clients < 5)
 
 
 def test_a_users_value_is_the_most_frequent_one_of_the_users_records() -> None:
@@ -156,7 +168,7 @@ def test_a_users_value_is_the_most_frequent_one_of_the_users_records() -> None:
     ("data", "federation", "message"),
     [
         (records(3), settings(5), "fewer records than the 5 clients"),
-        (records(9, labels=3), settings(4, split="column", column="label"), "fewer different values than"),
+        (records(9, labels=3), settings(4, split="column", column="label"), "has 3 different values"),
         ([{"text": SECRET}] * 5, dirichlet(2, 1.0), "record 1 has no column 'label'"),
         ([{"label": [SECRET]}] * 5, dirichlet(2, 1.0), "record 1: column 'label' holds list"),
         ([{"label": None}] * 5, dirichlet(2, 1.0), "holds NoneType"),

@@ -21,7 +21,7 @@ from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, load_settings
 from privlora.data.records import load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, no_run
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
 
@@ -158,7 +158,7 @@ def audit_finished(
         )
     folder = RunFolder(Path(root))
     if not folder.settings.exists():
-        raise RunError(f"no run in {str(root)!r}", fix="give the folder that `privlora train` created")
+        raise no_run(Path(root))
     if not all((folder.release / name).exists() for name in (CONFIG_NAME, WEIGHTS_NAME)):
         raise RunError(
             f"the run in {str(root)!r} is not finished: it has no adapter",

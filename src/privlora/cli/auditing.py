@@ -129,6 +129,8 @@ def _finished(
         raise ConfigError(
             f"{str(target)!r} is a file", fix="add --one-run or --shadows to audit a configuration"
         )
+    if secrets is None and members is None:
+        _refuse_folder_of_a_federation(target)
     with quiet_libraries():
         from privlora.auditing.finished_run import audit_finished
         from privlora.auditing.page import write_finished
@@ -318,9 +320,28 @@ def _federation(
     out().print(f"page:        {page}")
 
 
+def _refuse_folder_of_a_federation(target: Path) -> None:
+    """Raise ConfigError: what its rounds give away is seen in rounds that are played, not in what they left."""
+    from privlora.training.files import RunFolder
+
+    path = RunFolder(target).settings
+    if path.exists() and load_settings(path).federation is not None:
+        raise ConfigError(
+            f"{str(target)!r} holds a federation, and its audit plays rounds from the settings",
+            fix="give the YAML that it was started with, as `privlora audit clinics.yaml`; or attack the adapter alone "
+            "with --secrets, or --members and --non-members",
+        )
+
+
 def _settings(config: Path, overrides: list[str] | None, output: Path | None, suffix: str) -> Settings:
     """Of an audit: a folder of its own, and no evaluation."""
     settings = load_settings(config, overrides or ())
+    if settings.federation is not None:
+        option = "--one-run" if suffix == "audit" else "--shadows"
+        raise ConfigError(
+            f"{option} trains in one place, and {str(config)!r} has a group federation",
+            fix=f"leave out {option}: `privlora audit {config}` plays rounds of the federation with a canary",
+        )
     folder = str(output) if output is not None else f"{settings.run.output}-{suffix}"
     return settings.model_copy(
         update={

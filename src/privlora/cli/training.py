@@ -14,7 +14,7 @@ from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.config import Settings, load_settings
 from privlora.errors import RunError
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, no_run
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -70,7 +70,7 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
 def load_run_settings(folder: RunFolder) -> Settings:
     """What the run was started with. Raises RunError if there is none."""
     if not folder.settings.exists():
-        raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
+        raise no_run(folder.root)
     return load_settings(folder.settings)
 
 

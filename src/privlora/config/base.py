@@ -18,8 +18,18 @@ class Group(BaseModel):
         for name, value in values.items() if isinstance(values, Mapping) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and bool not in _kinds(field.annotation):
-                raise ValueError(f"{name}={str(value).lower()} is not a value for this setting")
+                raise ValueError(
+                    f"{name}={str(value).lower()} is not a value for this setting. Fix: write a number or a word; YAML "
+                    "reads yes, no, on and off as true and false"
+                )
         return values
+
+
+def group_in(annotation: Any) -> type[Group] | None:
+    """The group of which a setting holds a list; None for other settings."""
+    if isinstance(annotation, type) and issubclass(annotation, Group):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := group_in(inner)) is not None), None)
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:

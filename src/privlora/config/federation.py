@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import (
     Field,
@@ -17,16 +17,25 @@ from pydantic import (
 )
 
 from privlora.config.base import Group
-from privlora.errors import named
+from privlora.errors import named, nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
+
+RULE_NAMES: Final = (
+    *("fedavg", "fedprox", "scaffold", "ffa", "fedsa", "flora", "fedex", "flexlora"),
+    *("fedsvd", "rolora", "fedask", "tan", "alt", "joint"),
+)
+"""Of the table of rules, which is above this room, and joint, which is training itself."""
+
+_OF_ONE_RULE: Final = {"oversampling": "fedask", "warm_sketch": "fedask", "proximal": "fedprox"}
 
 
 class ClientSettings(Group):
     """One owner of records."""
 
     name: str
-    """Public; letters, digits, - and _."""
+    """Public; letters a to z and A to Z, digits, - and _."""
     path: str | list[str] | None = None
     """Its records, as data.path; null where the client itself knows (deployment)."""
 
@@ -34,7 +43,7 @@ class ClientSettings(Group):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{named(name)} is not a name. Fix: letters, digits, - and _, at most 63")
+            raise ValueError(f"{named(name)} is not a name that a folder may have. Fix: {_NAME_IN_WORDS}")
         return name
 
 
@@ -60,8 +69,8 @@ class FederationSettings(Group):
     clients: int | list[ClientSettings] = Field(union_mode="left_to_right")
     """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
     split: Literal["iid", "dirichlet", "column"] = "iid"
-    """How data.path is cut: at random; by label with proportions from Dirichlet(alpha); or one client for each of the
-    most frequent values of a column."""
+    """How data.path is cut: at random; by label with proportions from Dirichlet(alpha); or one client for each value of
+    a column, the most frequent first, where clients is the number of values."""
     column: str | None = None
     """Column that split=dirichlet or split=column goes by."""
     alpha: float | None = Field(default=None, gt=0)
@@ -89,7 +98,7 @@ class FederationSettings(Group):
     """t: of the clients of a round, how many honest ones' noise the statement counts on where noise is distributed;
     rounds with fewer are void. Null: all of them, so that a round in which a client drops out is void."""
     weights: list[float] | None = None
-    """PUBLIC weights of the clients; null: equal. Never the private numbers of records."""
+    """PUBLIC weights of the clients, in their order; null: equal. Never the private numbers of records."""
     oversampling: int = Field(default=0, ge=0)
     """fedask: p, columns of a sketch beyond adapter.r."""
     warm_sketch: bool = True
@@ -163,6 +172,11 @@ class FederationSettings(Group):
         return self.survivors or self.per_round
 
     @property
+    def of_other_rules(self) -> list[str]:
+        """Settings that are without effect, because they belong to another rule."""
+        return [name for name, rule in _OF_ONE_RULE.items() if rule != self.rule]
+
+    @property
     def joint(self) -> bool:
         return self.rule == "joint"
 
@@ -206,11 +220,29 @@ class FederationSettings(Group):
             isinstance(client, Mapping | ClientSettings) for client in clients
         )
         if not owners and type(clients) is not int:
+            what = "it is neither a number of clients nor a list of them"
+            if isinstance(clients, Mapping):
+                what = "it is a mapping, and clients are a list, in which each has its name and its path"
             raise ValueError(
-                "it is neither a number of clients nor a list of them. Fix: write clients: 3, or one "
-                "line “- {name: north, path: north.jsonl}” for each"
+                f"{what}. Fix: write clients: 3, or one line “- {{name: north, path: north.jsonl}}” for each"
             )
         return clients
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _numbers_in_order(cls, weights: Any) -> Any:
+        if weights is not None and not isinstance(weights, list | tuple):
+            raise ValueError(
+                "it is not a list. Fix: write one number for each client, in the order of clients, as [1, 1, 2]"
+            )
+        return weights
+
+    @field_validator("rule")
+    @classmethod
+    def _is_in_the_table(cls, rule: str) -> str:
+        if rule not in RULE_NAMES:
+            raise ValueError(f"unknown rule {named(rule)}. Fix: {nearest(rule, RULE_NAMES)}")
+        return rule
 
     @field_validator("clients")
     @classmethod
@@ -222,12 +254,24 @@ class FederationSettings(Group):
             raise ValueError(
                 "two clients have the same name, so one would be charged for the other. Fix: rename one"
             )
+        if len({name.lower() for name in names}) < len(names):
+            raise ValueError(
+                "names of two clients differ in small and capital letters alone, and some disks would give them one "
+                "folder, with one ledger. Fix: rename one"
+            )
         return clients
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSettings:
         cut = isinstance(self.clients, int)
+        ignored = next((name for name in self.of_other_rules if name in self.model_fields_set), "")
+        whose = _OF_ONE_RULE.get(ignored)
         problems: list[tuple[Any, str]] = [
+            (
+                bool(ignored),
+                f"{ignored} belongs to rule={whose}, and rule={self.rule} would ignore it. Fix: remove it, or set "
+                f"rule: {whose}",
+            ),
             (
                 not cut and (self.split != "iid" or self.column is not None or self.alpha is not None),
                 "split, column and alpha cut data.path, and clients have paths of their own. Fix: remove either",
@@ -242,11 +286,13 @@ class FederationSettings(Group):
             ),
             (
                 self.per_round > self.size,
-                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients. Fix: remove it",
+                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients. Fix: at most "
+                f"{self.size}; removed, all of them train in each round",
             ),
             (
                 self.weights is not None and (len(self.weights) != self.size or min(self.weights) <= 0),
-                f"weights must be {self.size} positive numbers, one for each client. Fix: remove them",
+                f"weights must be {self.size} positive numbers, one for each client. Fix: write "
+                f"{self.size} numbers above 0 in the order of clients; removed, all count alike",
             ),
             (
                 self.joint and any(kind.local_steps != 1 for kind in self.kinds),

@@ -149,11 +149,19 @@ class DataSettings(Group):
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms.append(self.messages is not None)
         if sum(forms) > 1:
-            raise ValueError("give only one of: text, or prompt and completion, or messages")
+            raise ValueError(
+                "there are several forms of records. Fix: give only one of: text, or prompt and completion, or messages"
+            )
         if (self.prompt is None) != (self.completion is None):
-            raise ValueError("prompt and completion go together")
+            lacking = "prompt" if self.prompt is None else "completion"
+            raise ValueError(
+                f"prompt and completion go together. Fix: name the column {lacking}, or use text"
+            )
         if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
-            raise ValueError("loss_on=completion needs prompt and completion, or messages")
+            raise ValueError(
+                "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
+                "loss_on"
+            )
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
             raise ValueError(
@@ -200,7 +208,8 @@ class PrivacySettings(Group):
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:
         if (self.unit == "user") != (self.user_column is not None):
-            raise ValueError("unit=user and user_column go together")
+            lacking = "user_column: the column that names the user" if self.unit == "user" else "unit: user"
+            raise ValueError(f"unit=user and user_column go together. Fix: add {lacking}")
         n = self.public_dataset_size
         if n is not None and self.delta is not None and self.delta >= 1 / n:
             raise ValueError(
@@ -210,11 +219,14 @@ class PrivacySettings(Group):
         if not self.private:
             given = [k for k in ("target_epsilon", "noise_multiplier") if getattr(self, k) is not None]
             if given:
-                raise ValueError(f"private=false contradicts {given[0]}")
+                raise ValueError(f"private=false contradicts {given[0]}. Fix: remove one of them")
             if self.clip_quantile is not None:
                 raise ValueError("private=false clips nothing. Fix: remove clip_quantile")
         elif (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("give exactly one of target_epsilon and noise_multiplier")
+            raise ValueError(
+                "the noise follows from target_epsilon or from noise_multiplier. Fix: give exactly one of "
+                "target_epsilon and noise_multiplier"
+            )
         elif self.delta is None:
             raise ValueError(
                 "delta is missing. Fix: set it well below 1 / number of records, for example 1e-5"
@@ -227,15 +239,23 @@ class PrivacySettings(Group):
                 "sample_rate with either"
             )
         if self.public_dataset_size is not None and not any(known):
-            raise ValueError("give expected_batch_size or sample_rate")
+            raise ValueError(
+                "how many units a step takes is missing. Fix: give expected_batch_size or sample_rate"
+            )
         if self.public_dataset_size is not None and all(known):
             raise ValueError(
-                "sample_rate follows from expected_batch_size and public_dataset_size; give two of the three"
+                "sample_rate follows from expected_batch_size and public_dataset_size. Fix: give two of the three"
             )
         if self.q > 1:
-            raise ValueError(f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}")
+            raise ValueError(
+                f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}. Fix: at most {n}, better a few "
+                "percent of it"
+            )
         if self.max_batch_size is not None and self.public_dataset_size is None:
-            raise ValueError("max_batch_size needs public_dataset_size: its cost depends on both")
+            raise ValueError(
+                "max_batch_size needs public_dataset_size: its cost depends on both. Fix: give public_dataset_size "
+                "in the place of sample_rate or expected_batch_size"
+            )
         if self.max_batch_size is not None and self.max_batch_size < self.b:
             raise ValueError(
                 f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so most "
@@ -341,7 +361,9 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        steps, own = 1, isinstance(given.get("clients"), list | tuple)
+        _refuse_what_federations_have_not(values.get("privacy"))  # its own checks would advise other values
+        # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
+        steps, own = 1, given.get("clients") is not None and not isinstance(given["clients"], int)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):
@@ -363,9 +385,13 @@ class Settings(Group):
         self._refuse_other_than_the_federation()
         warmup = self.method.warmup_steps
         if warmup is not None and self.federation is None and warmup > self.privacy.steps:
-            raise ValueError(f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}")
+            raise ValueError(
+                f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}. Fix: fewer warmup_steps"
+            )
         if self.method.clipping is not None and not self.privacy.private:
-            raise ValueError("method.clipping contradicts privacy.private=false, which clips nothing")
+            raise ValueError(
+                "method.clipping contradicts privacy.private=false, which clips nothing. Fix: remove method.clipping"
+            )
         if self.privacy.private and self.privacy.unit == "user" and self.data.limit is not None:
             raise ValueError(
                 "data.limit does not go with unit=user: where a user leaves, later records move up, and many users "
@@ -409,14 +435,14 @@ class Settings(Group):
                 )
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
             raise ValueError(
-                "give data.path with the number of clients to cut it into, or each client a path of its own"
+                "records are either cut into clients or are their own. Fix: give data.path with the number of clients "
+                "to cut it into, or each client a path of its own"
             )
         if federation.secure and self.privacy.private and federation.per_round < 2:
             raise ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
             )
-        if self.privacy.clip_quantile is not None or self.privacy.max_batch_size is not None:
-            raise ValueError("clip_quantile and max_batch_size do not go with a federation. Fix: remove them")
+        _refuse_what_federations_have_not(self.privacy.model_dump())  # of groups that were checked before
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
             raise ValueError(
                 "federation.secure_aggregation=false, and each client adds only a share of the noise, which protects "
@@ -459,8 +485,24 @@ class Settings(Group):
         return self.model_copy(update={"model": model, "adapter": adapter})
 
     def to_yaml(self) -> str:
-        groups = self.model_dump(mode="json", exclude={"federation"} if self.federation is None else None)
+        """As a file; without what the federation's rule has not, so that it can be read again."""
+        without: Any = True if self.federation is None else set(self.federation.of_other_rules)
+        groups = self.model_dump(mode="json", exclude={"federation": without})
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
+
+
+def _refuse_what_federations_have_not(privacy: Any) -> None:
+    """Raise ValueError for settings of runs in one place."""
+    given = privacy if isinstance(privacy, Mapping) else {}
+    for name, why in (
+        ("clip_quantile", "each client would learn a clip norm of its own, and their sums need one for all"),
+        (
+            "max_batch_size",
+            "what a cap costs depends on each client's number of records, which nobody publishes",
+        ),
+    ):
+        if given.get(name) is not None:
+            raise ValueError(f"privacy.{name} does not go with a federation: {why}. Fix: remove it")
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:

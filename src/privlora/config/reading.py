@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from privlora.config.base import group_in
+from privlora.config.federation import FederationSettings
 from privlora.config.groups import Settings
+from privlora.config.other_names import OTHER_VALUES, called_here
 from privlora.errors import ConfigError, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 # A Python caller may have put records where these name files, so what they hold is never shown.
 _RECORDS = frozenset(("path", "evaluation", "public_text"))
+_INNER: Final = {
+    f"federation.{name}": inner
+    for name, field in FederationSettings.model_fields.items()
+    if (inner := group_in(field.annotation)) is not None
+}
+"""Groups of which a setting holds a list."""
+_INDEX = re.compile(r"\[\d+\]")
 
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
@@ -86,7 +97,8 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
     groups = Settings.model_fields
     for group, values in merged.items():
         if group not in groups:
-            raise ConfigError(f"{source}: unknown group {named(group)}", fix=nearest(group, groups))
+            fix = called_here("", group) or nearest(group, groups)
+            raise ConfigError(f"{source}: unknown group {named(group)}", fix=fix)
         annotation = groups[group].annotation
         kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
         assert issubclass(kind, BaseModel)
@@ -104,7 +116,7 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                 raise ConfigError(
                     f"{source}: unknown setting {named(f'{group}.{key}', longest=80)}",
                     why="a setting that is ignored may be one that privacy rests on",
-                    fix=nearest(str(key), kind.model_fields),
+                    fix=called_here(group, key) or nearest(str(key), kind.model_fields),
                 )
 
 
@@ -116,14 +128,79 @@ def _readable(error: ValidationError, source: str) -> ConfigError:
     prefix = f"{source}: {where}" if where else source
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
-        return ConfigError(f"{prefix} is missing", fix="add it; every other setting has a default")
+        # A name from elsewhere tells more than that the one from here is missing.
+        extra = (e for e in errors if e["type"] == "extra_forbidden" and e["loc"][:-1] == first["loc"][:-1])
+        other = next(extra, None)
+        if other is not None and len(other["loc"]) > 2:
+            return _unknown(other, source)
+        # All that the group lacks, so that they are added at once.
+        alike = [e["loc"] for e in errors if e["type"] == "missing" and e["loc"][:-1] == first["loc"][:-1]]
+        return ConfigError(f"{prefix} is missing", fix=f"add {', and '.join(map(_to_add, alike))}")
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{prefix} is an unknown setting", fix="remove it, or check its spelling")
+        return _unknown(first, source)
     if first["type"] in ("model_type", "model_attributes_type"):
         return ConfigError(f"{prefix} must be a group of settings", fix="write each setting as key: value")
-    hidden = first["type"] == "value_error" or _RECORDS.intersection(first["loc"])
-    shown = "" if hidden else f"={named(first['input'])}"
-    return ConfigError(f"{prefix}{shown}: {message}")
+    if first["type"] == "value_error":  # says how to mend it
+        return ConfigError(f"{prefix}: {message}")
+    shown = "" if _RECORDS.intersection(first["loc"]) else f"={named(first['input'])}"
+    return ConfigError(f"{prefix}{shown}: {message}", fix=_to_mend(first))
+
+
+_SEVERAL_OWNERS: Final = " (or, of several owners, the group federation with a path for each client)"
+_MISSING: Final = {
+    "model": "the group model with name: a local folder or a hub name",
+    "model.name": "name: a local folder or a hub name",
+    "data": f"the group data with path: records.jsonl{_SEVERAL_OWNERS}",
+    "data.path": f"path: records.jsonl{_SEVERAL_OWNERS}",
+    "privacy": "the group privacy with target_epsilon, delta, steps, expected_batch_size and public_dataset_size",
+    "privacy.steps": "steps: 200, or as many as the optimizer shall take",
+    "federation.clients": "clients: 3 to cut data.path into, or one line “- {name: north, path: north.jsonl}” for each",
+    "federation.rounds": "rounds: 20",
+    "federation.clients.name": "name: north, or another public name",
+}
+
+
+def _plain_place(location: tuple[int | str, ...]) -> str:
+    """Of what kind of setting, wherever in a list it stands."""
+    return _INDEX.sub("", _place(location))
+
+
+def _to_add(location: tuple[int | str, ...]) -> str:
+    return _MISSING.get(_plain_place(location), f"{location[-1]}: and its value")
+
+
+def _unknown(problem: Mapping[str, Any], source: str) -> ConfigError:
+    """A setting that no group has; of groups that settings hold, since the others are looked through before."""
+    location = problem["loc"]
+    group = _plain_place(location).rpartition(".")[0]
+    fix = called_here(group, location[-1])
+    if fix is None:
+        fields = _INNER[group].model_fields if group in _INNER else ()
+        fix = nearest(str(location[-1]), fields) if fields else "remove it, or check its spelling"
+    name = str(location[-1])
+    shown = name if named(name) == repr(name) else named(name)  # what stands for a name may be a record
+    return ConfigError(f"{source}: {_place(location[:-1])}.{shown} is an unknown setting", fix=fix)
+
+
+def _to_mend(problem: Mapping[str, Any]) -> str | None:
+    """What pydantic leaves to the reader: a value that would do."""
+    limits, given, kind = problem.get("ctx", {}), problem["input"], problem["type"]
+    if kind == "literal_error":
+        options = re.findall(r"'([^']*)'", str(limits.get("expected", "")))
+        elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given))
+        return elsewhere or nearest(named(given).strip("'"), options)
+    if kind == "string_type":
+        simple = isinstance(given, int | float) and not _RECORDS.intersection(problem["loc"])
+        return f'write it in quotes: "{given}"' if simple else "write one word or text"
+    bounds = {"gt": "a number above {}", "ge": "{} or more", "lt": "a number below {}", "le": "at most {}"}
+    found = [words.format(f"{limits[name]:g}") for name, words in bounds.items() if name in limits]
+    kinds = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "list": "a list, as [a, b]",
+    }
+    return (found or [kinds.get(kind.partition("_")[0], "write another value")])[0]
 
 
 def _place(location: tuple[int | str, ...]) -> str:

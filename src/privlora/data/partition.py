@@ -41,8 +41,8 @@ def cut(
 
     iid: at random; sizes differ by at most one. dirichlet: for each value of ``column``, the shares of the clients are
     drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al., 2019), whatever the clients have already; shares that
-    leave a client empty are drawn again, all of them. column: one client for each of the most frequent values, the
-    most frequent first and of equals the one seen first; RECORDS WITH OTHER VALUES ARE LEFT OUT.
+    leave a client empty are drawn again, all of them. column: one client for each value, the most frequent first and of
+    equals the one seen first.
 
     Args:
         records: of any number, in memory.
@@ -53,8 +53,9 @@ def cut(
 
     Raises:
         ConfigError: ``split`` is unknown, or lacks its column or alpha.
-        DataError: fewer records or users than clients, or fewer values than clients; a record without the column;
-            a value that is neither a string nor an integer; alpha too small for every client to get a record.
+        DataError: fewer records or users than clients; with split=column, another number of values than of clients; a
+            record without the column; a value that is neither a string nor an integer; alpha too small for every client
+            to get a record.
     """
     units = group_units(records, user_column)
     what = "records" if user_column is None else "users"
@@ -84,7 +85,7 @@ def _parts(
         )
     of_value = _units_of_each_value(records, units, federation.column)
     if federation.split == "column":
-        return _most_frequent(of_value, clients, federation.column)
+        return _one_for_each(of_value, clients, federation.column)
     if federation.split == "dirichlet":
         assert federation.alpha is not None
         return _dirichlet(of_value, clients, federation.alpha, seed)
@@ -119,13 +120,18 @@ def _value(record: _Record, column: str, number: int) -> str | int:
     return value
 
 
-def _most_frequent(of_value: list[list[int]], clients: int, column: str) -> list[list[int]]:
-    if len(of_value) < clients:
+def _one_for_each(of_value: list[list[int]], clients: int, column: str) -> list[list[int]]:
+    if len(of_value) != clients:
+        more = len(of_value) > clients
         raise DataError(
-            f"column {column!r} has fewer different values than there are clients ({clients})",
-            fix="set federation.clients to a smaller number, or cut by another column",
+            f"column {column!r} has {len(of_value)} different values, and there are {clients} clients",
+            why="one client has one value, so records with the other values would be left out"
+            if more
+            else None,
+            fix=f"set federation.clients to {len(of_value)}, or cut by another column"
+            + (", such as one that joins values" if more else ""),
         )
-    return sorted(of_value, key=len, reverse=True)[:clients]
+    return sorted(of_value, key=len, reverse=True)
 
 
 def _dirichlet(of_value: list[list[int]], clients: int, alpha: float, seed: int) -> list[np.ndarray]:

@@ -70,7 +70,10 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
     sources = [path] if isinstance(path, str) else path
     records = list(itertools.islice(itertools.chain.from_iterable(_read(s, format) for s in sources), limit))
     if not records:
-        raise DataError(f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}")
+        raise DataError(
+            f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
+            fix="give a file with at least one record, or leave this one out",
+        )
     return records
 
 
@@ -103,7 +106,7 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
         )
     items = list(data)
     if not items:
-        raise DataError("there are no records")
+        raise DataError("there are no records", fix="give at least one")
     texts = sum(isinstance(item, str) for item in items)
     if 0 < texts < len(items):
         raise DataError("the data mix texts and other records", fix='write every record as {"text": ...}')
@@ -218,7 +221,8 @@ def _local(source: str, format: Format) -> tuple[Path, Format]:
             fix=f"check the path; a hub dataset is written {HUB}name:split",
         )
     if not is_file:
-        raise DataError(f"{shown(source)} is not a file", fix="name the files in it, as a list")
+        # What is there on the disk is a path, whatever it looks like.
+        raise DataError(f"{source!r} is not a file", fix="name the files in it, as a list")
     known = _FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix)
     if format == "auto" and known is None:
         raise DataError(
@@ -255,7 +259,10 @@ def _read_file(file: Path, format: Format, zipped: bool) -> Iterator[Record]:
     except (gzip.BadGzipFile, zlib.error, EOFError):
         raise DataError(f"{file} is not a whole gzip file", fix="copy or compress it again") from None
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or type(error).__name__}") from error
+        raise DataError(
+            f"{file} cannot be read: {error.strerror or type(error).__name__}",
+            fix="check its permissions and its disk",
+        ) from error
 
 
 def _read_jsonl(stream: TextIO, file: Path) -> Iterator[Record]:
@@ -294,7 +301,10 @@ def _read_json(stream: TextIO, file: Path) -> Iterator[Record]:
 
 def _object(record: object, where: str) -> Record:
     if not isinstance(record, dict):
-        raise DataError(f"{where}: this is a JSON {type(record).__name__}, not an object with columns")
+        raise DataError(
+            f"{where}: this is a JSON {type(record).__name__}, not an object with columns",
+            fix='write {"text": ...}, or set format to text',
+        )
     return record
 
 
@@ -333,7 +343,9 @@ def _read_parquet(file: Path, zipped: bool) -> Iterator[Record]:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a readable Parquet file ({type(error).__name__})") from None
+        raise DataError(
+            f"{file} is not a readable Parquet file ({type(error).__name__})", fix="write or copy it again"
+        ) from None
 
 
 def _read_lines(stream: TextIO, file: Path) -> Iterator[Record]:

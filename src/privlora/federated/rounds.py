@@ -161,7 +161,7 @@ class Rounds:
             raise RunError(
                 f"clients that did not join: {', '.join(shown)}",
                 why="a client joins terms that it can keep with its records and its budget",
-                fix="see what these clients logged",
+                fix="mend what each of them said: above, or where a client on another machine logs",
             )
         _log.info("all %d clients joined", len(names))
 

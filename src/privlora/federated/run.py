@@ -40,7 +40,7 @@ from privlora.reporting import publish
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
-from privlora.training.inputs import Data, load_data, tokenise
+from privlora.training.inputs import Data, load_clients, tokenise
 from privlora.training.models import unchanged_afterwards
 
 CLIENTS: Final = "clients"
@@ -274,8 +274,7 @@ def prepare(
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
     own = records_of(settings, records)
-    union = [record for records in own.values() for record in records]
-    data = load_data(settings, tokenizer, union, evaluation, model=loaded)
+    data = load_clients(settings, tokenizer, own, evaluation, model=loaded)
     here = _opened(folder, workplace, own, data, fresh=fresh)
     _refuse_forgotten(folder, here.run)
     return here
@@ -286,7 +285,7 @@ def _opened(
 ) -> Prepared:
     """The run's folder: made, or found to be of the same model and records."""
     model, _, settings = workplace.loaded
-    identity = identify(data, model)
+    identity = identify(data, model, {name: len(given) for name, given in records.items()})
     client_plan(settings, model)  # refuses settings under which nothing can be planned
     if fresh:
         folder.create(protects=settings.privacy.protects)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privlora.config import IN_MEMORY, Settings
+from privlora.config import IN_MEMORY, ClientSettings, Settings
 from privlora.data.partition import cut
-from privlora.data.records import as_records, load_records, refuse_missing
-from privlora.errors import ConfigError, RunError, nearest
+from privlora.data.records import Format, as_records, load_records, refuse_missing
+from privlora.errors import ConfigError, DataError, RunError, nearest
 from privlora.federated.plans import federation_of
 from privlora.training.inputs import check_sources
 
@@ -40,9 +40,13 @@ def refuse_missing_sources(
     if isinstance(clients, int):
         return
     given = _by_client(settings, records)
-    for path in (client.path for client in clients if client.name not in given):
-        assert path is not None
-        refuse_missing(path, format=data.format)
+    for client in clients:
+        if client.name not in given:
+            assert client.path is not None
+            try:
+                refuse_missing(client.path, format=data.format)
+            except DataError as error:
+                raise error.of(f"client {client.name}") from None
 
 
 def records_of(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
@@ -54,10 +58,18 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
         user = settings.privacy.user_column
         return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
     found = _by_client(settings, records)
-    for client in federation.clients:
-        if client.name not in found and client.path is not None:
-            found[client.name] = load_records(client.path, format=data.format)
-    return {name: found[name] for name in federation.names}
+    return {client.name: _of_one(client, found, data.format) for client in federation.clients}
+
+
+def _of_one(client: ClientSettings, found: Mapping[str, Records], format: Format) -> Records:
+    """Raises DataError that names the client."""
+    try:
+        if client.name in found:
+            return as_records(found[client.name])
+        assert client.path is not None
+        return load_records(client.path, format=format)
+    except DataError as error:
+        raise error.of(f"client {client.name}") from None
 
 
 def _by_client(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:

@@ -136,6 +136,12 @@ class RunFolder:
                     ) from None
 
 
+def no_run(root: Path) -> RunError:
+    """The error where a folder holds no run."""
+    made = "`privlora train` or `privlora federate` made"
+    return RunError(f"no run in {str(root)!r}", fix=f"give the folder that {made}, which run.output names")
+
+
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
     """Write, sync and rename. Raises RunError (disk full, no permission); the old file is then untouched.
 

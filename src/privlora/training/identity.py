@@ -1,4 +1,4 @@
-"""Which private records and which model a run belongs to, kept in its private folder as two hashes.
+"""Which private records and which model a run belongs to, kept in its private folder as hashes.
 
 A resume with others would train on, or evaluate, what the run's statement does not speak of.
 """
@@ -6,7 +6,8 @@ A resume with others would train on, or evaluate, what the run's statement does 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 
 import torch
@@ -21,20 +22,32 @@ _VALUES = 64  # of each parameter
 @dataclass(frozen=True)
 class Identity:
     """records: SHA-256 of the tokenised private records and their units; private; empty where none are at hand. model:
-    of the base model."""
+    of the base model. clients: as records, of each client of a federation by itself, to say whose are others; runs in
+    one place and of old versions have none."""
 
     records: str
     model: str
+    clients: Mapping[str, str] = field(default_factory=dict)
 
 
-def identify(data: Data | None, model: torch.nn.Module) -> Identity:
-    """Of a run's data (None: its records are elsewhere) and of its base model without an adapter."""
-    return Identity("" if data is None else _of_records(data), _of_model(model))
+def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int] | None = None) -> Identity:
+    """Of a run's data (None: its records are elsewhere) and of its base model without an adapter.
+
+    sizes: how many of the records are of each client of a federation, in their order.
+    """
+    if data is None:
+        return Identity("", _of_model(model))
+    clients, first = {}, 0
+    for name, size in (sizes or {}).items():
+        digests = sorted(data.examples[i].digest for i in range(first, first + size))
+        clients[name], first = sha256(b"".join(digests)).hexdigest(), first + size
+    return Identity(_of_records(data), _of_model(model), clients)
 
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:
     """Write it into private/. Raises RunError."""
-    write_atomically(folder.identity, json.dumps(asdict(identity)) + "\n")
+    content = {name: value for name, value in asdict(identity).items() if value or name != "clients"}
+    write_atomically(folder.identity, json.dumps(content) + "\n")
 
 
 def refuse_others(folder: RunFolder, identity: Identity) -> None:
@@ -51,7 +64,7 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
         ) from None
     if kept.records != identity.records:
         raise PrivacyError(
-            "the private records are not those that the run began with",
+            f"the private records{_whose(kept, identity)} are not those that the run began with",
             why="its statement speaks of one set of records, and what was private then could be published now",
             fix="resume with the same records, units and tokenizer, or start a new run",
         )
@@ -61,6 +74,13 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
             why="its adapter and its losses would belong to neither",
             fix="resume with the same model in the same dtype, or start a new run",
         )
+
+
+def _whose(kept: Identity, found: Identity) -> str:
+    """The clients whose records are others, where it is not all of them."""
+    others = [name for name, digest in found.clients.items() if kept.clients.get(name) != digest]
+    told = kept.clients and 0 < len(others) < len(found.clients)
+    return f" of client {', '.join(others)}" if told else ""
 
 
 def _of_records(data: Data) -> str:

@@ -17,7 +17,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
-from privlora.errors import PrivacyError
+from privlora.errors import DataError, PrivacyError
 from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
@@ -117,6 +117,44 @@ def load_data(
             loaded.summary, public_units=privacy.n, unit=privacy.unit, max_length=data.max_length
         )
     return loaded
+
+
+def load_clients(
+    settings: Settings,
+    tokenizer: Any,
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    evaluation: Any = None,
+    *,
+    model: torch.nn.Module | None = None,
+) -> Data:
+    """`load_data` of all clients of a federation together, in their order. records: of each client, by its name.
+
+    Raises what `load_data` does; a DataError that is true of one owner's records alone names the client, and counts its
+    records from its own first.
+    """
+    union = [record for own in records.values() for record in own]
+    try:
+        return load_data(settings, tokenizer, union, evaluation, model=model)
+    except DataError:
+        if settings.federation is None or isinstance(
+            settings.federation.clients, int
+        ):  # parts of one owner's records
+            raise
+        for name, own in records.items():
+            try:
+                _load_alone(settings, tokenizer, own)
+            except DataError as error:
+                raise error.of(f"client {name}") from None
+        raise
+
+
+def _load_alone(settings: Settings, tokenizer: Any, records: Sequence[Mapping[str, Any]]) -> None:
+    """Raise DataError for what is wrong with these records by themselves; public numbers are of all clients."""
+    data, privacy = settings.data, settings.privacy
+    units = group_units(records, privacy.user_column)
+    found = summarise(tokenise(records, data, tokenizer), len(units))
+    if not data.unchecked:
+        refuse_implausible(found, public_units=found.units, unit=privacy.unit, max_length=data.max_length)
 
 
 _REVEALED: Final = {
