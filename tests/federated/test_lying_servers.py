@@ -18,6 +18,7 @@ from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError
 from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.client import Client
+from privlora.federated.desk import read_terms
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import KINDS, Request
@@ -379,9 +380,10 @@ def test_the_server_does_not_choose_what_is_read(old: str, new: str, tmp_path: P
     settings = settings_of(tmp_path / "run")
     text = terms(settings)
     assert text.count(old) == 1
-    client = client_of(tmp_path / "c", settings)
-    client.records, client.path = None, str(file)
-    assert joins(client, text.replace(old, new.replace("FILE", str(file))))
+    told = text.replace(old, new.replace("FILE", str(file)))
+    place = Workplace(read_terms(told), *parts())  # as a client makes it of what it agreed to
+    client = Client(VICTIM, tmp_path / "c", path=str(file), limits=ANYTHING, workplaces={RUN: place})
+    assert joins(client, told)
     session = client.session(Request(VICTIM, "train", 1, values={"run": RUN}))
     read: list[PrivacyError] = []
     try:

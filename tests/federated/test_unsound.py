@@ -210,10 +210,12 @@ class Sketched:
         return self.made.clients["owner-0"], asked
 
 
-def test_a_second_stage_is_answered_once(tmp_path: Path) -> None:
+def test_a_second_stage_is_answered_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the note of what was answered, not only because what it needs is gone by then."""
     client, asked = Sketched(tmp_path).last()
     assert client.answer(asked).refused is None
     assert client.answer(asked).refused == REFUSED
+    assert "asked again for sketch of round 1" in caplog.text
 
 
 def test_a_second_stage_is_of_the_shapes_that_were_agreed_on(tmp_path: Path) -> None:
