@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,8 @@ def test_a_trusted_server_clips_again_and_adds_all_of_the_noise(
     assert not (one.clients["owner-0"].folder / one.history.run / "ledger.jsonl").exists()
 
 
-@pytest.mark.parametrize("federation", [TRUSTED, DISTRIBUTED])
-def test_a_round_without_updates_releases_the_stated_noise(
-    federation: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        ClippedUpdate, "clipped", lambda self, update: torch.zeros(self.entries, dtype=torch.float64)
-    )
-    everywhere = ["q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "down_proj"]
-    one = made(tmp_path, {**federation, "rounds": 8}, r=4, target_modules=everywhere)
+def released(one: Federation) -> list[Tensor]:
+    """What the server takes in of each round."""
     means: list[Tensor] = []
     add = one.server.add
 
@@ -102,7 +96,35 @@ def test_a_round_without_updates_releases_the_stated_noise(
 
     one.server.add = kept  # type: ignore[method-assign]
     one.run()
-    found = torch.cat(means) / (SIGMA * C / 4)
+    return means
+
+
+@pytest.mark.parametrize("federation", [TRUSTED, DISTRIBUTED])
+def test_noise_follows_from_nothing_that_is_public(
+    federation: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two servers on the same terms, under the same name of the run, and of their rounds."""
+    monkeypatch.setattr(
+        ClippedUpdate, "clipped", lambda self, update: torch.zeros(self.entries, dtype=torch.float64)
+    )
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "ab" * size)
+    noise = [mean for name in ("a", "b") for mean in released(made(tmp_path / name, federation))]
+    assert len(noise) == 4
+    together = torch.corrcoef(torch.stack(noise)) - torch.eye(4, dtype=torch.float64)
+    # Six standard deviations, six pairs: a wrong alarm in 8e7.
+    assert float(together.abs().max()) < 6 / len(noise[0]) ** 0.5 < 0.5
+
+
+@pytest.mark.parametrize("federation", [TRUSTED, DISTRIBUTED])
+def test_a_round_without_updates_releases_the_stated_noise(
+    federation: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ClippedUpdate, "clipped", lambda self, update: torch.zeros(self.entries, dtype=torch.float64)
+    )
+    everywhere = ["q_proj", "k_proj", "v_proj", "up_proj", "gate_proj", "down_proj"]
+    one = made(tmp_path, {**federation, "rounds": 8}, r=4, target_modules=everywhere)
+    found = torch.cat(released(one)) / (SIGMA * C / 4)
     assert len(found) > 14_000
     # Rounding to the lattice and its cover are below 1 %.
     square, n = float(found.square().sum()), len(found)

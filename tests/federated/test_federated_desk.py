@@ -281,6 +281,15 @@ def test_one_process_answers_at_a_time(honest: Honest) -> None:
     assert client.answer(honest.request(4, "train")).refused is None
 
 
+def test_one_of_two_that_are_alike_waits_for_nobody(tmp_path: Path) -> None:
+    """Both lock as clients do, so neither may share the lock with the other."""
+    first, second = Client(NAME, tmp_path / "c"), Client(NAME, tmp_path / "c")
+    with first.locked(), pytest.raises(RunError, match="another process answers"), second.locked():
+        pass
+    with second.locked():
+        pass
+
+
 def test_two_processes_at_once_give_one_answer(honest: Honest) -> None:
     """Both are asked at the same moment; whichever is first, the other is refused."""
     client, desk = honest.at(4, "train")
@@ -339,6 +348,24 @@ def test_secrets_of_a_sum_that_was_never_finished_go_with_the_next_round(secure:
     assert desk.secret("sum") is not None
     desk.begin(Request(NAME, "share", 3, values={"stage": "train"}))
     assert desk.secret("sum") is None
+
+
+def test_survivors_are_of_one_round(tmp_path: Path) -> None:
+    """Those of another round would let a second sum of this one be over other clients than its first."""
+    desk = Desk(tmp_path)
+    desk.keep_survivors(1, ["a", "b"])
+    assert desk.survivors(1) == ["a", "b"]
+    assert desk.survivors(2) == []
+
+
+def test_training_has_one_stage_however_it_is_called(tmp_path: Path) -> None:
+    """Else it could come twice in one round, under two names."""
+    desk = Desk(tmp_path / "d")
+    desk.open(with_local_method(settings_of(tmp_path / "x", "fedask")), None)
+    for kind, stage in (("train", "sketch"), ("sketch", "train"), ("train", "other"), ("share", "other")):
+        with pytest.raises(PrivacyError, match="in an unknown stage"):
+            desk.begin(Request(NAME, kind, 1, values={"stage": stage}))
+    desk.begin(Request(NAME, "train", 1, values={"stage": "train"}))
 
 
 def test_keys_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federated_cases import Federation, owners, settings_of
 
-from privlora.accounting import compose_ledgers, epsilon
+from privlora.accounting import Ledger, compose_ledgers, epsilon, read_ledger
+from privlora.data.sampling import PoissonSampler
 from privlora.errors import RunError
+from privlora.federated.client import Client
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import REFUSED
+from privlora.federated.plans import charges_a_round
 
 NAMES = [f"owner-{k}" for k in range(3)]
 
@@ -46,6 +51,59 @@ def test_a_client_whose_budget_is_spent_refuses(tmp_path: Path) -> None:
     replies = [client.answer(one.request("owner-0", number=number)) for number in (1, 2, 3)]
     assert sorted(str(reply.refused) for reply in replies) == sorted(["None", "None", REFUSED])
     assert one.ledger_of("owner-0").charges == 4
+
+
+def test_a_round_that_the_budget_does_not_cover_is_not_begun(tmp_path: Path) -> None:
+    """A process died in the midst of a round of two steps: one charge is left, which is of no use for another one."""
+    one = made(tmp_path).join()
+    client, path = one.clients["owner-0"], tmp_path / "owner-0" / one.history.run / "ledger.jsonl"
+    assert client.answer(one.request("owner-0", number=1)).refused is None
+    with Ledger.open(path) as ledger:
+        ledger.charge(ledger.plan.event_of(3))
+    assert client.answer(one.request("owner-0", number=2)).refused == REFUSED
+    assert read_ledger(path).charges == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "federation"), [("tan", {}), ("joint", {}), ("tan", {"privacy_model": "client"})]
+)
+def test_the_charges_of_a_round_are_as_many_as_is_said(
+    rule: str, federation: dict[str, Any], tmp_path: Path
+) -> None:
+    """What a server holds ledgers against, and a client what is left of its budget."""
+    one = made(tmp_path, rule, federation={"rounds": 1, **federation}).run()
+    assert one.settings.federation is not None
+    assert one.ledger_of("owner-0").charges == charges_a_round(one.settings.federation)
+
+
+@pytest.mark.parametrize("rule", ["joint", "tan"])
+def test_batches_are_drawn_anew_at_the_rate_that_is_charged(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each client and step, and again where all that is public is the same, the name of the run as well."""
+    units, rate, draws = 200, 0.1, []
+    draw = PoissonSampler.draw
+
+    def noted(self: PoissonSampler) -> np.ndarray:
+        found = draw(self)
+        draws.append(frozenset(found.tolist()))
+        return found[:0]  # nobody has to be trained on
+
+    monkeypatch.setattr(PoissonSampler, "draw", noted)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "ab" * size)
+    rounds = {"joint": 4, "tan": 2}[rule]
+    chosen = settings_of(rule, NAMES, federation={"rounds": rounds}, privacy={"sample_rate": rate})
+    for name in ("first", "again"):
+        one = Federation(tmp_path / name, chosen, owners(3, [4] * units)).run()
+        assert {done.void for done in one.done()} == {None}
+        for event, _ in one.ledger_of("owner-0").events():
+            assert event.sampling.sample_rate == rate
+    assert len(draws) == 2 * 3 * 4
+    n = len(draws) * units
+    # Six standard deviations: a wrong alarm in 5e8.
+    assert abs(sum(map(len, draws)) - rate * n) < 6 * (rate * (1 - rate) * n) ** 0.5
+    # Two batches are the same with probability 0.82^200 = 6e-18.
+    assert len(set(draws)) == len(draws)
 
 
 def test_a_question_is_answered_once(tmp_path: Path) -> None:
@@ -115,3 +173,14 @@ def test_units_do_not_add_up(tmp_path: Path) -> None:
         made(
             tmp_path, federation={"privacy_model": "client"}, limits=replace(ANYTHING, max_epsilon=1e6)
         ).join()
+
+
+def test_all_other_ledgers_count(tmp_path: Path) -> None:
+    client = Client("owner-0", tmp_path)
+    plan = made(tmp_path / "x").plan
+    assert plan is not None
+    for name in "abcde":
+        (tmp_path / name).mkdir()
+        Ledger.create(tmp_path / name / "ledger.jsonl", plan).close()
+    assert len(client.other_ledgers("e")) == 4
+    assert len(client.other_ledgers("f")) == 5

@@ -10,6 +10,7 @@ import pytest
 from fact_cases import NAMES, ROUNDS, facts_of, rounds_with, settings_for
 
 from privlora.accounting import epsilon
+from privlora.federated.history import Round
 from privlora.federated.plans import client_plan, server_plan
 from privlora.federated.words import who_is_protected
 
@@ -150,3 +151,18 @@ def test_shared_noise_is_not_said_to_hide_from_a_client_that_knows_its_own(group
     said = who_is_protected(settings_for(NOISE, **group))
     assert "the other clients" not in said
     assert "count without it" in said
+
+
+@pytest.mark.parametrize("name", ["trusted", "local"])
+def test_nothing_says_whom_a_trusted_server_drew(name: str, tmp_path: Path) -> None:
+    """Nor how many: facts are the same whoever was drawn. Where clients come by a public timetable, they are not."""
+    privacy, federation = MODELS[name]
+    settings, found = settings_for(privacy, **federation), []
+    for k, drawn in enumerate(((NAMES[:2], NAMES[1:]), (NAMES[2:], NAMES[:1]))):
+        rounds = [
+            Round(number, names, names, 1000 * len(names), 1000 * len(names))
+            for number, names in enumerate(drawn, start=1)
+        ]
+        (tmp_path / str(k)).mkdir()
+        found.append(facts_of(settings, tmp_path / str(k), (2, 2, 2, 2), rounds)[0])
+    assert (found[0] == found[1]) == (name == "trusted")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from crash_cases import ROUNDS, Between, adapter, ledgers, run, settings_of
+from fact_cases import ledger_of
 from test_lying_servers import VICTIM as LIAR
 from test_lying_servers import between
 
@@ -257,6 +258,24 @@ def test_a_ledger_that_cannot_be_right_is_left_out(lie: str, ended: Path, tmp_pa
     assert (folder.release / "ledger-client-1.jsonl").read_text() == given["client-1"]
     with pytest.raises(RunError, match="did not give their ledgers"):
         keep_ledgers(folder, settings, history, plan, dict.fromkeys(given, LEDGERS[lie](given[LIAR])))
+
+
+def test_a_whole_ledger_of_another_plan_is_left_out(ended: Path, tmp_path: Path) -> None:
+    """Its lines follow from each other, and it has as many charges as the client answered: of twice the noise."""
+    settings = with_local_method(settings_of(ended, "tan"))
+    given = {name: path.read_text() for name, path in ledgers(ended).items()}
+    plan = client_plan(settings)
+    assert plan is not None
+    phases = tuple(
+        (replace(event, noise_multiplier=2 * event.noise_multiplier), steps) for event, steps in plan.phases
+    )
+    made = ledger_of(tmp_path / "other.jsonl", replace(plan, phases=phases), ROUNDS)
+    assert made.charges == ROUNDS
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    told = {**given, LIAR: (tmp_path / "other.jsonl").read_text()}
+    found = keep_ledgers(folder, settings, History(ended / "private/rounds.jsonl"), plan, told)
+    assert set(found) == {"client-1", "client-3"}
 
 
 def test_a_statement_covers_whoever_gave_no_ledger(ended: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from crash_cases import OPEN, RECORDS, ROUNDS, Between, ledgers, parts, run, set
 from privlora.accounting import read_ledger
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError
+from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.client import Client
+from privlora.federated.desk import read_terms
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import KINDS, Request
@@ -360,6 +363,44 @@ def test_the_server_does_not_choose_what_is_loaded(place: str, tmp_path: Path) -
     assert joins(Client(VICTIM, tmp_path / "b", records=records, limits=allowed), text) == (place == "hub")
     pinned = Client(VICTIM, tmp_path / "c", records=records, limits=Limits(max_delta=1e-2), model="mine")
     assert joins(pinned, text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  limit: null", "  limit: 2"),
+        ("  evaluation: null", "  evaluation: FILE"),
+        ("  init: null\n  public_text: null", "  init: public-gradient\n  public_text: FILE"),
+    ],
+    ids=["limit", "evaluation", "public_text"],
+)
+def test_the_server_does_not_choose_what_is_read(old: str, new: str, tmp_path: Path) -> None:
+    """Of this machine's files: whether one holds a client's records would show in whether it answers."""
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    settings = settings_of(tmp_path / "run")
+    text = terms(settings)
+    assert text.count(old) == 1
+    told = text.replace(old, new.replace("FILE", str(file)))
+    place = Workplace(read_terms(told), *parts())  # as a client makes it of what it agreed to
+    client = Client(VICTIM, tmp_path / "c", path=str(file), limits=ANYTHING, workplaces={RUN: place})
+    assert joins(client, told)
+    session = client.session(Request(VICTIM, "train", 1, values={"run": RUN}))
+    read: list[PrivacyError] = []
+    try:
+        assert (len(session.data.units), len(session.data.evaluation)) == (len(RECORDS), 0)
+    except PrivacyError as error:
+        read.append(error)
+    assert read == [], "a file that the server named was held against the client's records"
+
+
+def test_what_is_sent_has_orthonormal_bases_on_both_sides() -> None:
+    bases = {"0.U": torch.eye(4)[None, :, :2], "0.V": torch.eye(3)[None, :, :2]}
+    shapes = {name: tuple(tensor.shape) for name, tensor in bases.items()}
+    refuse_foreign(bases, shapes)
+    for name in bases:
+        with pytest.raises(PrivacyError, match="not orthonormal"):
+            refuse_foreign({**bases, name: 2 * bases[name]}, shapes)
 
 
 def test_limits_say_what_to_mend(tmp_path: Path) -> None:

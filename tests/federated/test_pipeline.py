@@ -24,10 +24,12 @@ from federated_cases import (
 from torch import Tensor
 
 from privlora.coordinates.base import Vector
+from privlora.errors import RunError
 from privlora.federated.messages import Reply
 from privlora.federated.rules import RULES
 from privlora.federated.session import Session
 from privlora.mechanisms.noising import Charged
+from privlora.training.state import States
 
 C = 0.05
 NAMES = ["owner-0", "owner-1"]
@@ -203,3 +205,28 @@ def test_neighbours_messages_differ_by_the_record_and_no_more(
     reach = C + lattice.width * np.sqrt(lattice.entries)
     assert 0.9 * C < float(np.linalg.norm(moved)) <= reach
     assert lattice.entries == len(moved)
+
+
+@pytest.mark.parametrize("rule", ["tan", "joint"])
+def test_a_void_round_leaves_the_servers_state_as_it_was(rule: str, tmp_path: Path) -> None:
+    """What came of a round that is not counted, and whose answerers are not named, may not be in the model."""
+    made = Federation(tmp_path, settings_of(rule, list(owners(3)), federation={"rounds": 1}), owners(3))
+    before, close = made.server.states(), made.server.close
+
+    def failing(stage: str, number: int, present: int) -> None:
+        close(stage, number, present)
+        assert not alike(made.server.states(), before)
+        raise RunError("the state cannot move", fix="go on with the next round")
+
+    made.server.close = failing  # type: ignore[method-assign]
+    made.run()
+    assert [one.void for one in made.done()] == ["the state cannot move"]
+    assert alike(made.server.states(), before)
+
+
+def alike(one: States, other: States) -> bool:
+    return all(
+        torch.equal(tensor, other[group][name])
+        for group, found in one.items()
+        for name, tensor in found.items()
+    )

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from federated_cases import Federation, owners, settings_of
 
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, PrivacyError
+from privlora.federated.client import Client
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import with_local_method
+from privlora.federated.schedule import participants
 
 NAMES = ["owner-0", "owner-1", "owner-2", "owner-3"]
 
@@ -138,3 +140,96 @@ def test_a_round_is_not_opened_twice_as_another_stage(tmp_path: Path) -> None:
         again = replace(request, values={**request.values, "stage": "sketch"})
         assert client.answer(again).refused == REFUSED
     assert made.ledger_of("owner-0").charges == charged == 1
+
+
+def test_a_client_shares_with_no_key_that_its_owner_did_not_pin(tmp_path: Path) -> None:
+    chosen = settings_of("joint", NAMES, federation={"survivors": 3, "rounds": 1})
+    made = Federation(tmp_path, chosen, owners(4))
+    pins = {name: client.identity.public(name).fingerprint for name, client in made.clients.items()}
+    made.clients["owner-0"].pins = pins
+    made.clients["owner-1"].pins = {**pins, "owner-3": pins["owner-2"]}
+    made.run()
+    assert {reply.client for reply in made.exchange.replies("share") if reply.refused} == {"owner-1"}
+
+
+@pytest.mark.parametrize("kind", ["train", "share"])
+def test_a_client_is_in_its_own_rounds_alone(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its budget would cover the round."""
+    federation = {"rounds": 3, "clients_per_round": 3}
+    chosen = settings_of("joint" if kind == "share" else "tan", NAMES, federation=federation)
+    made = Federation(tmp_path, chosen, owners(4)).join()
+    (left,) = set(NAMES) - set(next(iter(participants(NAMES, 3, 3, chosen.run.seed))))
+    asked = made.request(left)
+    if kind == "share":
+        made.exchange.drop = lambda request: request.kind != "join"
+        made.rounds().serve()
+        asked = replace(made.exchange.requests("share", 1)[0], client=left)
+    assert made.clients[left].answer(asked).refused == REFUSED
+    assert "round 1, in which others train" in caplog.text
+    assert made.ledger_of(left).charges == 0
+
+
+def test_a_client_masks_for_the_sum_that_it_began(tmp_path: Path) -> None:
+    """Its keys of one sum are of no use in another one, also where nothing else would refuse it."""
+    made = Federation(
+        tmp_path, settings_of("joint", NAMES, federation={"survivors": 3, "rounds": 2}), owners(4)
+    )
+    made.exchange.drop = lambda request: (
+        request.kind != "join" and (request.kind, request.round) != ("share", 1)
+    )
+    made.rounds().serve()
+    client = made.clients["owner-0"]
+    (share,) = [r for r in made.exchange.requests("share", 1) if r.client == "owner-0"]
+    session, train = client.session(share), replace(share, kind="train")
+    assert session._participant(train).terms.turn == (made.history.run, 1, "train")
+    for other in (replace(train, round=2), replace(train, values={**train.values, "stage": "sketch"})):
+        with pytest.raises(PrivacyError, match="was not begun"):
+            session._participant(other)
+
+
+class Sketched:
+    """FedASK without secure sums, a round of which is over and nobody has left."""
+
+    def __init__(self, folder: Path) -> None:
+        chosen = settings_of("fedask", NAMES, federation={"rounds": 1})
+        self.made = Federation(folder, chosen, owners(4))
+        self.asked: list[Request] = []
+        self.made.exchange.drop = self._kept
+
+    def _kept(self, request: Request) -> bool:
+        """owner-0's second stage stays here."""
+        mine = (request.kind, request.client) == ("sketch", "owner-0")
+        self.asked += [request] if mine else []
+        return mine or request.kind == "leave"
+
+    def last(self) -> tuple[Client, Request]:
+        self.made.run()
+        (asked,) = self.asked
+        return self.made.clients["owner-0"], asked
+
+
+def test_a_second_stage_is_answered_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the note of what was answered, not only because what it needs is gone by then."""
+    client, asked = Sketched(tmp_path).last()
+    assert client.answer(asked).refused is None
+    assert client.answer(asked).refused == REFUSED
+    assert "asked again for sketch of round 1" in caplog.text
+
+
+def test_a_second_stage_is_of_the_shapes_that_were_agreed_on(tmp_path: Path) -> None:
+    client, asked = Sketched(tmp_path).last()
+    narrow = {name: tensor[..., :1] for name, tensor in asked.tensors.items()}
+    assert client.answer(replace(asked, tensors=narrow)).refused == REFUSED
+
+
+def test_a_server_asks_for_no_second_sum_without_a_client_of_the_first(tmp_path: Path) -> None:
+    """It stops by itself, before clients have to refuse: nobody is asked to sign a shorter list."""
+    federation = {"rounds": 1, "secure_aggregation": True, "survivors": 3}
+    made = Federation(tmp_path, settings_of("fedask", NAMES, federation=federation), owners(4))
+    made.exchange.drop = lambda request: (request.kind, request.client) == ("sketch", "owner-0")
+    made.run()
+    (one,) = made.done()
+    assert "'sketch' in round 1 is void" in str(one.void)
+    assert {request.values["stage"] for request in made.exchange.requests("agree")} == {"train"}
