@@ -122,9 +122,9 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
 def rates(settings: Settings, number: int) -> Callable[[int], float]:
     """The learning rate of steps 1, 2, … of a round."""
     federation, hyper = federation_of(settings), resolved(settings)
-    before = federation.steps_before(number)
+    before, steps = federation.steps_before(number), federation.steps
     return lambda step: learning_rate_at(
-        before + step, federation.steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+        before + step, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
     )
 
 

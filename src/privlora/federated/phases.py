@@ -7,6 +7,7 @@ more than was released, never less.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -40,8 +41,13 @@ class Span:
 
 def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> Span:
     """Where the releases of round ``number`` stand. Neighbouring phases of one batch size are one, as in the plan."""
+    return _spans(federation, privacy)[federation.place_of(number)]
+
+
+def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[Span]:
+    """Of each phase."""
     if federation.privacy_model == "client":
-        return Span(0, federation.participations)
+        return [Span(0, federation.participations)] * len(federation.kinds)
     rates = [privacy_of(privacy, kind).q for kind in federation.kinds]
     spans: list[Span] = []
     start = 0
@@ -49,15 +55,21 @@ def span_of(federation: FederationSettings, privacy: PrivacySettings, number: in
         counts = [count for _, count in run]
         spans += [Span(start, start + sum(counts))] * len(counts)
         start += sum(counts)
-    return spans[federation.place_of(number)]
+    return spans
 
 
 def charged_after(federation: FederationSettings, privacy: PrivacySettings, rounds: Iterable[int]) -> int:
     """What a client's ledger shows after it has trained in these rounds, which rise; more than is planned where they
     are more than the timetable's."""
+    firsts = federation.first_rounds
+    phases = [
+        (span.start, charges_a_round(federation, first))
+        for span, first in zip(_spans(federation, privacy), firsts, strict=True)
+    ]
     done = 0
     for number in rounds:
-        done = max(done, span_of(federation, privacy, number).start) + charges_a_round(federation, number)
+        start, charges = phases[bisect(firsts, number) - 1]
+        done = max(done, start) + charges
     return done
 
 
