@@ -6,7 +6,7 @@ from pathlib import Path
 
 from privlora.accounting.events import describe_events
 from privlora.auditing.federation import FederationAudit
-from privlora.auditing.page import Claim, roc_picture, write_page
+from privlora.auditing.page import Claim, write_page
 from privlora.pages.numbers import number, rounded_up
 from privlora.training.files import RunFolder
 
@@ -50,7 +50,11 @@ def write_federation(audit: FederationAudit, root: Path) -> tuple[Path, Path]:
         by=f"{audit.rule} · {root}",
         verdict=_verdict(audit),
         violated=audit.violated,
-        figure=roc_picture({"canaries": strongest.scores[::-1]}, claim, audit.epsilon_lower),
+        claim=claim,
+        epsilon_lower=audit.epsilon_lower,
+        scores={"canaries": strongest.scores[::-1]},
+        private=False,
+        keep=True,
         tables=[
             ("Attackers", ("attacker", "sees", "ε at least", "statistic", "right guesses"), rows),
             ("Numbers", ("", ""), numbers),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
@@ -22,6 +22,8 @@ from privlora.federated.plans import (
 from privlora.federated.progress import in_bytes
 from privlora.federated.words import (
     how_it_is_put_together,
+    warnings,
+    what_colluding_costs,
     what_is_not_hidden,
     what_it_costs,
     what_the_server_sees,
@@ -55,7 +57,7 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
     cost = None
     if whole is not None and not whole.insecure_noise:
         cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
-    statement = None
+    statement, known = None, what_colluding_costs(settings, plan)
     if whole is not None and cost is not None:
         event = whole.phases[-1][0]
         statement = {"epsilon": cost, "unit": whole.unit, "sampling": event.to_dict()["sampling"]}
@@ -65,7 +67,8 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         "clients": federation.names,
         "clients_per_round": federation.per_round,
         "rounds": federation.rounds,
-        "participations": federation.participations,
+        "drawn_in_secret": own is not None,
+        "participations": federation.participations if own is None else None,
         "rule": federation.rule,
         "privacy_model": federation.privacy_model,
         "trusted_server": federation.trusted_server,
@@ -79,9 +82,25 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         "expected_batch_size_of_a_client": settings.privacy.b / federation.size,
         **_noise(settings, whole),
         "epsilon": cost,
+        "epsilon_against_another_client": known[0]["epsilon"] if known else cost,
+        "colluding": known,
         "bytes": None if model is None else _bytes(settings, model),
-        "not_protected": [*not_protected(statement, hyper.init), *what_is_not_hidden(settings)],
+        "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
+        "not_protected": [
+            *not_protected(statement, hyper.init, discrete=federation.distributed),
+            *what_is_not_hidden(settings),
+        ],
     }
+
+
+def entries_of(settings: Settings, model: Any) -> int:
+    """Numbers of one client's answer. model: with or without weights."""
+    federation, adapter = federation_of(settings), adapter_for(settings, model)
+    if federation.joint:
+        return find_method(settings.method.name).coordinates.dimension_of(adapter)
+    rule, groups = rule_of(federation), [(len(group.sites), group.m, group.n) for group in adapter.groups]
+    answered = rule.shapes(rule.stages[0], 1, groups, rule_settings(settings))[1]
+    return sum(map(prod, answered.values()))
 
 
 def _noise(settings: Settings, plan: Plan | None) -> dict[str, Any]:
@@ -150,12 +169,13 @@ def _rows(
             ),
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             ("noise", _noise_line(content)),
-            ("epsilon", what_it_costs(plan, own)),
+            ("epsilon", what_it_costs(settings, plan, own)),
         ]
     for name, opinion in content.get("cross_check", {}).items():
         known = opinion["epsilon"] is not None
         rows.append((name, f"{opinion['epsilon']:.4g} (second opinion)" if known else opinion["reason"]))
     rows.append(("messages", _bytes_line(content["bytes"], settings)))
+    rows += [("WARNING", text) for text in content["warnings"]]
     return rows
 
 

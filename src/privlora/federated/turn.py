@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 @dataclass
 class Turn:
     """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
-    trusted server's own. down, up: bytes so far."""
+    trusted server's own. down, up: bytes so far. sent: how many clients were sent tensors, in the largest stage."""
 
     settings: Settings
     exchange: Exchange
@@ -41,6 +41,7 @@ class Turn:
     ledger: Ledger | None = None
     down: int = 0
     up: int = 0
+    sent: int = 0
 
     def take(self, stage: str, asked: Sequence[str]) -> list[str]:
         """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
@@ -150,6 +151,7 @@ class Turn:
             for name, (tensors, own) in asks.items()
         ]
         self.down += sum(size(request) for request in requests)
+        self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
         seen: set[str] = set()
         for reply in self.exchange.send(requests):
             fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
@@ -178,6 +180,9 @@ class Turn:
         return True
 
     def _drop(self, reply: Reply, because: RunError) -> None:
+        if self.ledger is not None:  # a log may be seen, and who was drawn is the server's secret
+            _log.warning("an answer is dropped; see what the clients themselves logged")
+            return
         _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
 
 
