@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, prod, sqrt
 from typing import Any, Final
 
-from privlora.accounting import Plan, StepEvent, epsilon
+from privlora.accounting import Adjacency, Plan, StepEvent, epsilon
 from privlora.config import FederationSettings
 from privlora.mechanisms import Lattice, lattice_for
 from privlora.pages.numbers import finite
@@ -53,10 +54,16 @@ def colluding(
     rows = []
     for count in range(1, min(_COLLUDING, lattice.survivors - 1) + 1):
         left = replace(lattice, survivors=lattice.survivors - count).noise_multiplier(plan.clip_norm)
-        weaker = [(replace(event, noise_multiplier=left), number) for event, number in events]
-        found = epsilon(weaker, plan.delta, adjacency=plan.adjacency)
+        weaker = tuple((replace(event, noise_multiplier=left), number) for event, number in events)
+        found = _epsilon(weaker, plan.delta, plan.adjacency)
         rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})
     return rows
+
+
+@lru_cache(maxsize=64)
+def _epsilon(events: tuple[tuple[StepEvent, int], ...], delta: float, adjacency: Adjacency) -> float:
+    """It takes seconds, and a plan is asked for it several times."""
+    return epsilon(events, delta, adjacency=adjacency)
 
 
 @dataclass(frozen=True)
