@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.bounds import Errors
 from privlora.auditing.federation import FederationAudit, Scores, audit_federation, bound_of, worlds_of
+from privlora.auditing.federation_page import write_federation
 from privlora.auditing.loud_records import Mark, loud, opposites
-from privlora.auditing.rehearsal import Rehearsal, rehearsed, stage_of
+from privlora.auditing.rehearsal import Rehearsal, noise_counted_on, rehearsed, stage_of
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
 from privlora.data.sampling import PoissonSampler
@@ -72,6 +74,35 @@ def test_an_honest_federation_is_within_its_claim_and_the_bound_is_tight(
     assert found.strongest.statistic == "alignment"
     assert 0.5 * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
     assert found.unit == group.get("privacy_model", "record")
+
+
+def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_path: Path) -> None:
+    """Nothing in it is a fact about records, so nothing says that it is; what the caption names is in the picture."""
+    found = audited(federation("joint"), 40)
+    view = replace(found.strongest, epsilon_lower=0.0)
+    pages = [
+        write_federation(audit, tmp_path / "audit")[0] for audit in (found, replace(found, views=(view,)))
+    ]
+    assert [page.name for page in pages] == ["audit.html", "audit-2.html"]
+    first, second = (page.read_text() for page in pages)
+    for text in (first, second):
+        assert "facts about private records" not in text
+        assert 'role="alert"' not in text
+        assert "shares of all 2 clients, of which the attacker knows none" in text
+    assert "dashed line" not in second
+    assert ("dashed line" in first) == (found.epsilon_lower > 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "group", "said"),
+    [
+        ("joint", {"clients": 5, "survivors": 3}, "the shares of 3 of 5 clients"),
+        ("tan", {}, "the victim's own, in full"),
+        ("tan", {"privacy_model": "client", "trusted_server": True}, "the server's, in full"),
+    ],
+)
+def test_whose_noise_a_claim_counts_on(rule: str, group: dict[str, Any], said: str) -> None:
+    assert noise_counted_on(federation(rule, **group)).startswith(said)
 
 
 def test_each_local_step_is_a_release_of_its_own() -> None:

@@ -21,6 +21,7 @@ from privlora.federated.history import Round
 from privlora.federated.progress import RoundProgress, in_bytes
 from privlora.federated.rule_facts import Example
 from privlora.federated.rules import RULES, RuleSettings
+from privlora.pages.numbers import rounded_up
 
 
 @pytest.fixture
@@ -59,6 +60,12 @@ def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.C
     assert "no secure sums: the server sees each client's message" in shown[0]
     assert sum(line.startswith("round 2/2  3/3 clients") for line in shown) == 1
     assert sum(line.startswith("held-out loss after round") for line in shown) == 2
+    (after,) = (line for line in shown if line.startswith("held-out loss after round 2: "))
+    (last,) = (line for line in shown if line.startswith("round 2/2"))
+    assert f"held-out loss {after.split()[5]} " in last
+    assert "held-out loss" not in next(line for line in shown if line.startswith("round 1/2"))
+    assert found["epsilon_against_another_client"] == found["epsilon"]
+    assert (found["colluding"], found["warnings"]) == ([], [])
 
 
 def test_what_may_be_published_holds_no_file_names_and_no_records(
@@ -137,11 +144,21 @@ def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     planned = call(capsys, "plan", config, *joint).json
     assert planned["noise_of_the_mean"] == pytest.approx(2.0 / 12)
     assert planned["noise_of_a_client"] is None
+    assert [row["clients"] for row in planned["colluding"]] == [1, 2]
+    assert (
+        planned["epsilon_against_another_client"] == planned["colluding"][0]["epsilon"] > planned["epsilon"]
+    )
     ended = call(capsys, "federate", config, *joint)
     assert ended.code == 0, ended.err
     assert (ended.json["secure_sums"], ended.json["threshold"]) == (True, 3)
     assert "as long as each sum holds the noise of 3 clients" in ended.err
     assert "no client's part" in ended.err
+    assert ended.json["epsilon_against_another_client"] == pytest.approx(planned["colluding"][0]["epsilon"])
+    assert ended.json["colluding"][0]["epsilon"] == ended.json["epsilon_against_another_client"]
+    larger = f"{rounded_up(ended.json['epsilon_against_another_client'])} against another client"
+    assert larger in ended.err.splitlines()[0]
+    again = call(capsys, "resume", Path(ended.json["adapter"]).parent)
+    assert larger in again.out.splitlines()[-1]
     assert {read_ledger(path).charges for path in ended.json["ledgers"].values()} == {2}
 
 
@@ -153,6 +170,13 @@ def test_a_trusted_server_has_the_ledger(config: Path, capsys: pytest.CaptureFix
     assert ended.json["unit"] == "client"
     assert ended.json["ledgers"] == {}
     assert read_ledger(ended.json["ledger"]).charges == 2
+    assert ended.json["bytes_down"] is ended.json["bytes_up"] is None
+    assert "clients  ETA" not in ended.err
+    (warned,) = ended.json["warnings"]
+    assert f"WARNING: {warned}" in ended.err
+    planned = call(capsys, "plan", config, *whole, "--json").json
+    assert planned["warnings"] == [warned]
+    assert planned["participations"] is None
 
 
 @pytest.mark.parametrize(

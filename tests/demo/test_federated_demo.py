@@ -16,6 +16,7 @@ from privlora.demo.clinics import CLINICS
 from privlora.demo.federated import Seen, Sizes, uniformity
 from privlora.errors import RunError
 from privlora.federated.messages import Reply
+from privlora.pages.numbers import rounded_up
 from privlora.reporting import rewrite_report
 from privlora.training.files import RunFolder
 
@@ -42,6 +43,16 @@ def test_alone_and_together_have_the_same_budget(shown: tuple[dict[str, Any], st
         assert statement["steps_charged"] == SMALL.steps
         for name in ("sampling", "noise_multiplier", "epsilon", "delta"):
             assert statement[name] == statements[0][name]
+
+
+def test_no_epsilon_is_shown_without_whom_it_is_against(shown: tuple[dict[str, Any], str, Path]) -> None:
+    result, text, _ = shown
+    clinic = rounded_up(result["epsilon_against_another_clinic"])
+    assert result["epsilon_against_another_clinic"] > result["epsilon"]
+    assert "ε = 3 against everybody else" in text
+    assert f"against the server and readers, {clinic} against another clinic" in text
+    assert f"a clinic     {clinic}" in text
+    assert "ε = 3 for every patient (" not in text
 
 
 def test_every_number_of_the_table_is_returned(shown: tuple[dict[str, Any], str, Path]) -> None:

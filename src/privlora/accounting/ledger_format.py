@@ -45,8 +45,8 @@ class Plan:
     """What a run intends to release; the first line of its ledger. Every field is public.
 
     Attributes:
-        phases: (event, how often at most), in the order in which they are released; a run in one place trains in the last
-            one, a client of a federation in all. Equal neighbours are one phase.
+        phases: (event, how often at most), in the order in which they are released; a run in one place trains in the
+            last one, a client of a federation in all. Equal neighbours are one phase.
         delta: total delta of the guarantee, in (0, 1).
         target_epsilon: what the noise was calibrated for; None if the noise was given.
         adjacency: which data sets are neighbours.

@@ -44,6 +44,7 @@ from privlora.auditing.rehearsal import (
     Seen,
     Stage,
     View,
+    noise_counted_on,
     rehearsed,
     stage_of,
 )
@@ -79,7 +80,7 @@ class ViewAudit:
 @dataclass(frozen=True)
 class FederationAudit:
     """views: one for each attacker. epsilon_claimed: of one round's releases, by the ledger. releases: how many these
-    are. trials: rounds of a victim in each world."""
+    are. trials: rounds of a victim in each world. noise: whose the claim rests on, in words."""
 
     views: tuple[ViewAudit, ...]
     event: StepEvent
@@ -90,6 +91,7 @@ class FederationAudit:
     trials: int
     rule: str
     unit: str
+    noise: str
 
     @property
     def strongest(self) -> ViewAudit:
@@ -193,6 +195,7 @@ def audit_federation(
         trials,
         federation_of(settings).rule,
         plan.unit,
+        noise_counted_on(settings),
     )
 
 

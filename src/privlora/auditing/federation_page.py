@@ -6,7 +6,7 @@ from pathlib import Path
 
 from privlora.accounting.events import describe_events
 from privlora.auditing.federation import FederationAudit
-from privlora.auditing.page import Claim, roc_picture, write_page
+from privlora.auditing.page import Claim, write_page
 from privlora.pages.numbers import number, rounded_up
 from privlora.training.files import RunFolder
 
@@ -17,7 +17,8 @@ _NOTES = (
     "Clients that collude send zeros without noise: all of them on whose noise the claim does not count.",
     "The claim is for one round whose batches the attacker knows, unless units were drawn at the run's rate; over all "
     "rounds the costs add up as the ledgers say.",
-    "A bound below the claim is no proof of privacy, only of an attack that went no further.",
+    "A bound below the claim is no proof of privacy, only of an attack that went no further. One above it comes by "
+    "chance as well, as often as the confidence allows: repeat the audit with more trials before you believe it.",
 )
 
 
@@ -38,7 +39,8 @@ def write_federation(audit: FederationAudit, root: Path) -> tuple[Path, Path]:
     numbers: list[tuple[str, ...]] = [
         ("claimed of one round", f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"),
         ("a round, by the ledger", describe_events(audit.events) if audit.events else "nothing was charged"),
-        ("whose presence is hidden", audit.unit),
+        ("whose presence is hidden", f"one {audit.unit}"),
+        ("noise that the claim counts on", audit.noise),
         ("rounds of a victim in each world", str(audit.trials)),
     ]
     folder = RunFolder(root)
@@ -50,7 +52,11 @@ def write_federation(audit: FederationAudit, root: Path) -> tuple[Path, Path]:
         by=f"{audit.rule} · {root}",
         verdict=_verdict(audit),
         violated=audit.violated,
-        figure=roc_picture({"canaries": strongest.scores[::-1]}, claim, audit.epsilon_lower),
+        claim=claim,
+        epsilon_lower=audit.epsilon_lower,
+        scores={"canaries": strongest.scores[::-1]},
+        private=False,
+        keep=True,
         tables=[
             ("Attackers", ("attacker", "sees", "ε at least", "statistic", "right guesses"), rows),
             ("Numbers", ("", ""), numbers),

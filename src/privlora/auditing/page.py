@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,13 +51,13 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
     claim = None
     if audit.summary is not None and audit.epsilon is not None:
         claim = Claim(audit.summary.events(), audit.epsilon, audit.delta)
-    figure = None
+    scores, bound = None, 0.0
     if audit.membership is not None:
+        bound = audit.membership[1].epsilon_lower
         scores = {
             stage: (found.members, found.non_members)
             for stage, found in zip(("before", "after"), audit.membership, strict=True)
         }
-        figure = roc_picture(scores, claim, audit.membership[1].epsilon_lower)
     return write_page(
         RunFolder(Path(audit.run)),
         audit.to_dict(),
@@ -64,7 +65,9 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
         by=f"{audit.model} · {audit.method} · {audit.run}",
         verdict=_verdict_of_run(audit),
         violated=audit.violated,
-        figure=figure,
+        claim=claim,
+        epsilon_lower=bound,
+        scores=scores,
         tables=_tables(audit),
         notes=_NOTES_OF_RUN,
     )
@@ -91,7 +94,9 @@ def write_one_run(
         by=str(root),
         verdict=_verdict_of_canaries(audit),
         violated=audit.violated,
-        figure=roc_picture(scores, claim, audit.epsilon_lower),
+        claim=claim,
+        epsilon_lower=audit.epsilon_lower,
+        scores=scores,
         tables=[("Numbers", ("", ""), rows)],
         notes=_NOTES_OF_CANARIES,
     )
@@ -122,7 +127,9 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
         by=f"{audit.method} · {root}",
         verdict=_verdict_of_shadows(audit),
         violated=audit.violated,
-        figure=roc_picture({"canaries": (audit.members, audit.non_members)}, claim, audit.epsilon_lower),
+        claim=claim,
+        epsilon_lower=audit.epsilon_lower,
+        scores={"canaries": (audit.members, audit.non_members)},
         tables=[("Numbers", ("", ""), rows)],
         notes=_NOTES_OF_SHADOWS,
     )
@@ -171,11 +178,18 @@ def roc_picture(
 
 
 _PRIVATE = ("PRIVATE", "This page holds facts about private records. Keep it where the records are")
-_ROC_CAPTION = (
-    "True positives against false positives of the attack, at every threshold. The shaded region is what the run's "
-    "privacy curve rules out for any attack; the dashed line has the slope e^ε of the lower bound. Single curves "
-    "wander: only the bound is a statement."
-)
+
+
+def roc_caption(claim: Claim | None, epsilon_lower: float) -> str:
+    """What is in `roc_picture`, and nothing that is not."""
+    text = "True positives against false positives of the attack, at every threshold."
+    if claim is not None:
+        text += " The shaded region is what the claim's privacy curve rules out for any attack."
+    if epsilon_lower > 0:
+        text += " The dashed line has the slope e^ε of the lower bound."
+    return f"{text} Single curves wander: only the bound is a statement."
+
+
 _NOTES_OF_RUN = (
     "A weak attack proves nothing: a stronger one may exist. The claimed ε holds against all of them.",
     "The lower bound holds if a fair coin decided for each record of both files whether it was trained on, and each "
@@ -268,14 +282,28 @@ def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple
     return tables
 
 
-def write_page(folder: RunFolder, content: Mapping[str, Any], **shown: Any) -> tuple[Path, Path]:
-    """content: of the JSON. shown: what audit.html.j2 needs."""
+def write_page(
+    folder: RunFolder,
+    content: Mapping[str, Any],
+    *,
+    claim: Claim | None,
+    epsilon_lower: float,
+    scores: Mapping[str, tuple[Floats, Floats]] | None,
+    private: bool = True,
+    keep: bool = False,
+    **shown: Any,
+) -> tuple[Path, Path]:
+    """content: of the JSON. claim, epsilon_lower, scores: of the picture; without scores there is none. private:
+    whether it holds facts about private records. keep: leave earlier audits of the folder, and number this one. shown:
+    what else audit.html.j2 needs.
+    """
     page = fill(
         "audit.html.j2",
         "privlora.auditing",
         title=f"Audit · {shown['by']}",
-        banner=_PRIVATE,
-        caption=_ROC_CAPTION,
+        banner=_PRIVATE if private else None,
+        figure=None if scores is None else roc_picture(scores, claim, epsilon_lower),
+        caption=roc_caption(claim, epsilon_lower),
         version=__version__,
         **shown,
     )
@@ -286,7 +314,17 @@ def write_page(folder: RunFolder, content: Mapping[str, Any], **shown: Any) -> t
         raise RunError(
             f"cannot write into {str(folder.private)!r}: {error.strerror}", fix="mend its permissions"
         ) from None
-    written = folder.private / PAGE, folder.private / JSON
+    written = _free(folder.private) if keep else (folder.private / PAGE, folder.private / JSON)
     write_atomically(written[1], json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
     write_atomically(written[0], page)
     return written
+
+
+def _free(folder: Path) -> tuple[Path, Path]:
+    """audit.html and audit.json, or the first of audit-2, audit-3, … of which there is neither."""
+    for count in itertools.count(1):
+        stem = "audit" if count == 1 else f"audit-{count}"
+        names = folder / f"{stem}.html", folder / f"{stem}.json"
+        if not any(path.exists() for path in names):
+            return names
+    raise AssertionError

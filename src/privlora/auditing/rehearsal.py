@@ -80,7 +80,7 @@ class Stage:
         if self.server:
             found["messages"] = f"the server and {others}" if count else "the server"
         if self.broadcasts:
-            found["broadcasts"] = others if count else "another client"
+            found["broadcasts"] = others if count else "a reader that knows nobody's noise"
         return found
 
 
@@ -107,6 +107,22 @@ def stage_of(settings: Settings, attacker: str = "server") -> Stage:
         return Stage(names, names, (), server, broadcasts=False)
     names = _names(2)
     return Stage(names, names[:1], names[1:], server, broadcasts=True)
+
+
+def noise_counted_on(settings: Settings) -> str:
+    """Whose noise the claim rests on, and so which noise the attacker is not given."""
+    federation = federation_of(settings)
+    if federation.trusted_server:
+        return "the server's, in full"
+    if not federation.distributed:
+        return "the victim's own, in full; the attacker may know that of all other clients"
+    t, size = federation.threshold, federation.per_round
+    if t < size:
+        return f"the shares of {t} of {size} clients; the attacker knows those of the {size - t} that collude"
+    return (
+        f"the shares of all {size} clients, of which the attacker knows none. A client knows its own: against it the "
+        "claim does not hold, and plan and report state the larger ε"
+    )
 
 
 def _names(count: int) -> tuple[str, ...]:

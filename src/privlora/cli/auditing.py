@@ -286,6 +286,7 @@ def _federation(
 
         from privlora.auditing.federation import audit_federation
         from privlora.auditing.federation_page import write_federation
+        from privlora.auditing.page import PAGE
         from privlora.training.files import RunFolder
 
         RunFolder(folder).refuse_if_used()
@@ -317,7 +318,8 @@ def _federation(
         if found.violated
         else f"within the claim ({confidence:.0%} confidence)"
     )
-    out().print(f"page:        {page}")
+    kept = "" if page.name == PAGE else "; earlier audits of this folder are kept beside it"
+    out().print(f"page:        {page}{kept}")
 
 
 def _refuse_folder_of_a_federation(target: Path) -> None:

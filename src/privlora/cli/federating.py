@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -136,7 +137,7 @@ def _run(
 ) -> None:
     with quiet_libraries():
         from privlora.federated.plans import client_plan, server_plan, with_local_method
-        from privlora.federated.words import in_a_line
+        from privlora.federated.words import in_a_line, warnings
 
         start: Callable[..., Federated]
         if simulated:
@@ -147,8 +148,21 @@ def _run(
         settings = with_local_method(settings)
         plan, own = client_plan(settings), server_plan(settings)
         err().print(f"plan: {in_a_line(settings, plan, own)}")
+        for text in warnings(settings, plan, own, _entries(settings)):
+            err().print(f"WARNING: {text}")
         result = _observed(folder, settings, lambda observer: start(settings, observer=observer, fresh=fresh))
     _show(folder, settings, result, as_json)
+
+
+def _entries(settings: Settings) -> int | None:
+    """Of a client's answer, where whole clients are hidden and the model is a local folder: the noise grows with it."""
+    if federation_in(settings).privacy_model != "client":
+        return None
+    from privlora.cli.federation_plan import entries_of
+    from privlora.cli.planning import local_model
+
+    settings, model = local_model(settings)
+    return None if model is None else entries_of(settings, model)
 
 
 def _observed(
@@ -177,11 +191,26 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     }
     rounds = History(folder.private / "rounds.jsonl").rounds()
     plan = _charged(folder)
+    facts = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))["federation"]
     if as_json:
         statement: dict[str, Any] = {"private": result.epsilon is not None}
         if result.epsilon is not None and plan is not None:
-            statement |= {"epsilon": result.epsilon, "delta": result.delta, **promised(plan)}
-        emit({**places, "ledgers": ledgers, **_facts(settings, rounds), **statement})
+            statement |= {
+                "epsilon": result.epsilon,
+                "epsilon_against_another_client": result.epsilon_against_a_client,
+                "colluding": facts["colluding"],
+                "delta": result.delta,
+                **promised(plan),
+            }
+        emit(
+            {
+                **places,
+                "ledgers": ledgers,
+                **_facts(settings, rounds),
+                "warnings": facts["warnings"],
+                **statement,
+            }
+        )
         return
     if ledgers:
         places["ledgers"] = f"{result.release}/ledger-*.jsonl, one of each of {len(ledgers)} clients"
@@ -191,7 +220,9 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     void = sum(one.void is not None for one in rounds)
     if void:
         out().print(f"{'rounds:':<10}{void} of {len(rounds)} are void: nothing moved in them")
-    out().print(f"{'promise:':<10}{_promise(settings, result, plan)}")
+    for text in facts["warnings"]:
+        out().print(f"{'WARNING:':<10}{text}")
+    out().print(f"{'promise:':<10}{_promise(settings, result, plan, facts)}")
 
 
 def _charged(folder: RunFolder) -> Plan | None:
@@ -204,6 +235,7 @@ def _charged(folder: RunFolder) -> Plan | None:
 
 def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:
     federation = federation_in(settings)
+    told = not federation.trusted_server  # else it would say how many clients the server drew
     return {
         "clients": federation.names,
         "rule": federation.rule,
@@ -213,18 +245,19 @@ def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:
         "threshold": federation.threshold if federation.secure else None,
         "rounds": len(rounds),
         "void_rounds": [one.step for one in rounds if one.void is not None],
-        "bytes_down": sum(one.down for one in rounds),
-        "bytes_up": sum(one.up for one in rounds),
+        "bytes_down": sum(one.down for one in rounds) if told else None,
+        "bytes_up": sum(one.up for one in rounds) if told else None,
     }
 
 
-def _promise(settings: Settings, result: Federated, plan: Plan | None) -> str:
-    from privlora.federated.words import NOT_PRIVATE, who_is_protected
+def _promise(settings: Settings, result: Federated, plan: Plan | None, facts: Mapping[str, Any]) -> str:
+    """facts: of the report, whose numbers these are."""
+    from privlora.federated.words import NOT_PRIVATE, against_whom, who_is_protected
     from privlora.pages.numbers import rounded_up
 
     if result.epsilon is None or plan is None:
         return NOT_PRIVATE
-    return (
-        f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client, {describe(plan)}; "
-        f"{who_is_protected(settings)}"
-    )
+    stated = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client"
+    if facts["colluding"]:
+        stated += f": ε {against_whom(result.epsilon, facts['colluding'])}"
+    return f"{stated}; {describe(plan)}; {who_is_protected(settings)}"

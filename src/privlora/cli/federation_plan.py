@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
@@ -23,6 +23,8 @@ from privlora.federated.plans import (
 from privlora.federated.progress import in_bytes
 from privlora.federated.words import (
     how_it_is_put_together,
+    warnings,
+    what_colluding_costs,
     what_is_not_hidden,
     what_it_costs,
     what_the_server_sees,
@@ -56,7 +58,7 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
     cost = None
     if whole is not None and not whole.insecure_noise:
         cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
-    statement = None
+    statement, known = None, what_colluding_costs(settings, plan)
     if whole is not None and cost is not None:
         event = whole.phases[-1][0]
         statement = {"epsilon": cost, "unit": whole.unit, "sampling": event.to_dict()["sampling"]}
@@ -67,7 +69,8 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         "clients": federation.names,
         "clients_per_round": federation.per_round,
         "rounds": federation.rounds,
-        "participations": federation.participations,
+        "drawn_in_secret": own is not None,
+        "participations": federation.participations if own is None else None,
         "rule": federation.rule,
         "privacy_model": federation.privacy_model,
         "trusted_server": federation.trusted_server,
@@ -78,9 +81,25 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         **(kinds[0] if len(kinds) == 1 else {"phases": kinds}),
         **_noise(settings, whole),
         "epsilon": cost,
+        "epsilon_against_another_client": known[0]["epsilon"] if known else cost,
+        "colluding": known,
         "bytes": None if model is None else _bytes(settings, model),
-        "not_protected": [*not_protected(statement, hyper.init), *what_is_not_hidden(settings)],
+        "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
+        "not_protected": [
+            *not_protected(statement, hyper.init, discrete=federation.distributed),
+            *what_is_not_hidden(settings),
+        ],
     }
+
+
+def entries_of(settings: Settings, model: Any) -> int:
+    """Numbers of one client's answer. model: with or without weights."""
+    federation, adapter = federation_of(settings), adapter_for(settings, model)
+    if federation.joint:
+        return find_method(settings.method.name).coordinates.dimension_of(adapter)
+    rule, groups = rule_of(federation), [(len(group.sites), group.m, group.n) for group in adapter.groups]
+    answered = rule.shapes(rule.stages[0], 1, groups, rule_settings(settings))[1]
+    return sum(map(prod, answered.values()))
 
 
 def _kind(settings: Settings, plan: Plan | None, number: int) -> dict[str, Any]:
@@ -177,12 +196,13 @@ def _rows(
                 (named("noise", place), _noise_line(kind, content["clients_per_round"]))
                 for place, kind in enumerate(kinds, start=1)
             ),
-            ("epsilon", what_it_costs(plan, own)),
+            ("epsilon", what_it_costs(settings, plan, own)),
         ]
     for name, opinion in content.get("cross_check", {}).items():
         known = opinion["epsilon"] is not None
         rows.append((name, f"{opinion['epsilon']:.4g} (second opinion)" if known else opinion["reason"]))
     rows.append(("messages", _bytes_line(content["bytes"], settings)))
+    rows += [("WARNING", text) for text in content["warnings"]]
     return rows
 
 

@@ -47,7 +47,7 @@ def plan(
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
-        settings, model = _local_model(settings)
+        settings, model = local_model(settings)
         planned = plan_privacy(settings)[0] if settings.privacy.private else None
         memory = None if model is None else estimate_memory(settings, method, model)
         cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
@@ -77,14 +77,14 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
     with quiet_libraries():
         from privlora.cli.federation_plan import plan_federation
 
-        content, rows = plan_federation(*_local_model(settings), _opinions if cross_check else None)
+        content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
     if as_json:
         emit(content)
     else:
         _print(rows, content["not_protected"])
 
 
-def _local_model(settings: Settings) -> tuple[Settings, Any]:
+def local_model(settings: Settings) -> tuple[Settings, Any]:
     """The base model without weights, checked as far as it goes without them; None if it is not a local folder.
 
     Also the settings, as far as they follow from the model.

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from privlora.accounting import epsilon
 from privlora.api import train_run
 from privlora.config import Settings, settings_from
 from privlora.demo import model_path
@@ -22,7 +23,10 @@ from privlora.demo.run import fresh_folder
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import Round
 from privlora.federated.messages import SUM, Reply
+from privlora.federated.plans import client_plan, with_local_method
 from privlora.federated.run import federate, refuse_without_flower
+from privlora.federated.words import what_colluding_costs
+from privlora.pages.numbers import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
 
@@ -75,8 +79,18 @@ class Progress:
         )
 
 
+def epsilons(settings: Settings) -> tuple[str, str]:
+    """Of a federation of shared noise: against the server and readers, and against one of its clients; rounded up."""
+    settings = with_local_method(settings)
+    plan = client_plan(settings)
+    assert plan is not None
+    stated = epsilon(plan.phases, plan.delta, adjacency=plan.adjacency)
+    return rounded_up(stated), rounded_up(what_colluding_costs(settings, plan)[0]["epsilon"])
+
+
 def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> dict[str, Any]:
-    """Train each of five clinics alone and all together, both at epsilon 3 for every patient, and compare.
+    """Train each of five clinics alone and all together, and compare, both at epsilon 3 for every patient against
+    whoever gets the adapter.
 
     output: where all runs go; None takes runs/demo-federated, and replaces what an earlier demo left there. Returns the
     numbers that were shown. Raises RunError if ``output`` is given and not empty.
@@ -89,14 +103,21 @@ def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> d
     held_out = {name: clinic_records(i, sizes.held_out, seed=3) for i, name in enumerate(_NAMES)}
     _introduce(console, notes, sizes)
     alone = {}
-    console.rule(f"each clinic alone, ε = {EPSILON:g} for every patient (δ = {DELTA:g})")
+    console.rule(
+        f"each clinic alone: for every patient ε = {EPSILON:g} against everybody else (δ = {DELTA:g})"
+    )
     for name in _NAMES:
         alone[name] = train_run(_alone(root / "alone" / name, sizes), records=notes[name]).release
         console.print(f"{name}: {sizes.steps} private steps")
-    console.rule(f"all five together, ε = {EPSILON:g} for every patient (δ = {DELTA:g})")
+    together = _together(root / "together", sizes, private=True)
+    readers, clinic = epsilons(together)
+    console.rule(
+        f"all five together: for every patient ε = {readers} against the server and readers, {clinic} against another "
+        f"clinic (δ = {DELTA:g})"
+    )
     seen = Seen()
     federated = federate(
-        _together(root / "together", sizes, private=True),
+        together,
         records=[note for name in _NAMES for note in notes[name]],
         evaluation=[note for name in _NAMES for note in held_out[name]],
         observer=Progress(console),
@@ -109,14 +130,15 @@ def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> d
         watch=plain,
     )
     losses = _losses(held_out, alone, federated.release)
-    console.print(_table(losses))
+    console.print(_table(losses, clinic))
     server = _server_saw(seen, plain)
     console.print(_messages(server))
-    _who_sees(console)
+    _who_sees(console, readers, clinic)
     _tell_where(console, RunFolder(root / "together"))
     return {
         "losses": losses,
         "epsilon": federated.epsilon,
+        "epsilon_against_another_clinic": federated.epsilon_against_a_client,
         "delta": federated.delta,
         "server": server,
         "release": str(federated.release),
@@ -214,7 +236,7 @@ def _losses_of(adapter: Path | None, held_out: dict[str, list[dict[str, str]]]) 
     }
 
 
-def _table(losses: dict[str, dict[str, float]]) -> Table:
+def _table(losses: dict[str, dict[str, float]], clinic: str) -> Table:
     table = Table(title="Held-out loss on each clinic's notes (nats per token)", title_style="bold")
     columns = {"before": "before", "others": "another clinic's\nadapter", "alone": "its own adapter,\nalone"}
     columns["together"] = "adapter of all,\ntogether"
@@ -228,8 +250,8 @@ def _table(losses: dict[str, dict[str, float]]) -> Table:
         "mean of five", *(f"{fmean(row[column] for row in losses.values()):.3f}" for column in columns)
     )
     table.caption = (
-        f"every trained adapter at ε = {EPSILON:g} for every patient, by the same steps and a rate that was chosen for "
-        "training together"
+        f"every trained adapter at ε = {EPSILON:g} for every patient against whoever gets it (together {clinic} "
+        "against another of the five), by the same steps and a rate that was chosen for training together"
     )
     return table
 
@@ -280,12 +302,12 @@ def _messages(server: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _who_sees(console: Console) -> None:
+def _who_sees(console: Console, readers: str, clinic: str) -> None:
     console.print(
-        "\nWho saw what:\n"
-        "  a clinic     its own notes, and the adapter after each round\n"
-        "  the server   masked vectors, and the noisy sum of all five in each round\n"
-        "  the public   the adapter, the ledgers and the report\n"
+        "\nWho saw what, and ε for every patient against it:\n"
+        f"  a clinic     {clinic}  its own notes and its own fifth of the noise, and the adapter after each round\n"
+        f"  the server   {readers}  masked vectors, and the noisy sum of all five in each round\n"
+        f"  the public   {readers}  the adapter, the ledgers and the report\n"
     )
 
 

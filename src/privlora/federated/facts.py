@@ -1,36 +1,38 @@
 """What the report of a federation says beside that of a run in one place: plain JSON, from what is public alone.
 
 Its sources are the public settings, the server's history of who was asked and who answered, and the clients' ledgers.
-No record count, no loss, no norm and no clock is among them.
+No record count, no loss, no norm and no clock is among them. Of a trusted server nothing is that depends on whom it
+drew: epsilon counts on nobody knowing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from math import prod
 from statistics import fmean
 from typing import Any
 
-from privlora.accounting import LedgerSummary, Plan, epsilon
+from privlora.accounting import LedgerSummary, epsilon
 from privlora.config import FederationSettings, Settings
 from privlora.federated.history import Round
 from privlora.federated.ledgers import most_released
 from privlora.federated.parties import against, noise_by, parties, unit
-from privlora.federated.payload import FIXED_BITS, lattice_of
+from privlora.federated.payload import FIXED_BITS
 from privlora.federated.plans import (
+    client_rate,
     federation_of,
-    plan_in,
     round_settings,
     rule_of,
     rule_settings,
+    server_plan,
     weight_of,
 )
 from privlora.federated.server import RuleServer, Server
-from privlora.mechanisms import Lattice
+from privlora.federated.shares import colluding, lattices_of, update_noise
+from privlora.federated.words import warnings
 from privlora.pages.numbers import finite
 
-# Clients that know their own noise and tell it to others: up to how many the report says what epsilon becomes.
-_COLLUDING = 3
 _JOINT = {
     "name": "joint",
     "summary": "One step of central training, whose sum is taken over all clients; accuracy and noise are central.",
@@ -38,6 +40,7 @@ _JOINT = {
     "exact": True,
     "two_sided": True,
     "stages": ["train"],
+    "common": True,
 }
 
 
@@ -54,13 +57,16 @@ def federation_facts(
     federation, private = federation_of(settings), settings.privacy.private
     plan = next(iter(ledgers.values())).plan if ledgers else None
     most = most_released(ledgers) if ledgers else None
-    lattices = [] if plan is None else _lattices(settings, server, plan)
+    expected = server.expected(server.stages[0], 1)
+    lattices = lattices_of(settings, plan, expected)
     lattice = lattices[-1] if lattices else None
+    own, entries = server_plan(settings), sum(map(prod, expected.values()))
+    noise = update_noise(federation, plan or own, entries)
     return {
         "rule": _rule(federation),
         "privacy_model": federation.privacy_model,
         "noise_by": noise_by(federation, private=private),
-        "hidden": unit(federation) if private else "nothing",
+        "hidden": unit(settings) if private else "nothing",
         "holds_against": against(federation, private=private),
         "parties": [asdict(party) for party in parties(federation, private=private)],
         "secure_sums": federation.secure,
@@ -68,9 +74,12 @@ def federation_facts(
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
         "lattice": None if lattice is None else lattice.describe(),
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
-        "colluding": [] if lattice is None or most is None else _colluding(lattices, ledgers[most]),
+        "colluding": [] if most is None else colluding(lattices, plan, ledgers[most].events()),
+        "update_noise": None if noise is None else asdict(noise),
+        "warnings": warnings(settings, plan, own, entries),
         "size": federation.size,
         "clients_per_round": federation.per_round,
+        "client_rate": None if own is None else client_rate(federation),
         **_kinds(settings),
         "statement_of": most,
         "clients": _clients(settings, rounds, ledgers),
@@ -90,6 +99,7 @@ def _rule(federation: FederationSettings) -> dict[str, Any]:
         "exact": rule.exact,
         "two_sided": rule.two_sided,
         "stages": list(rule.stages),
+        "common": rule.common,
     }
 
 
@@ -107,35 +117,6 @@ def _kinds(settings: Settings) -> dict[str, Any]:
         for kind, number in zip(federation.kinds, federation.first_rounds, strict=True)
     ]
     return {"phases": phases}
-
-
-def _lattices(settings: Settings, server: Server, plan: Plan) -> list[Lattice]:
-    """Of each phase; none where clients share no noise."""
-    federation = federation_of(settings)
-    expected = server.expected(server.stages[0], 1)
-    found = [
-        lattice_of(federation, plan_in(settings, plan, number), expected)
-        for number in federation.first_rounds
-    ]
-    return [lattice for lattice in found if lattice is not None]
-
-
-def _colluding(lattices: Sequence[Lattice], ledger: LedgerSummary) -> list[dict[str, Any]]:
-    """Epsilon of the same releases for c clients together that take off their own noise, in a sum of t clients."""
-    plan = ledger.plan
-    if plan.insecure_noise:
-        return []
-    rows = []
-    t = lattices[0].survivors
-    for count in range(1, min(_COLLUDING, t - 1) + 1):
-        # Phases differ in what rounding adds alone; the least noise bounds all of them.
-        left = min(
-            replace(lattice, survivors=t - count).noise_multiplier(plan.clip_norm) for lattice in lattices
-        )
-        events = [(replace(event, noise_multiplier=left), number) for event, number in ledger.events()]
-        found = epsilon(events, plan.delta, adjacency=plan.adjacency)
-        rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})
-    return rows
 
 
 def _clients(
@@ -196,27 +177,34 @@ def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str
 
 
 def _bytes(settings: Settings, server: Server, rounds: Sequence[Round]) -> dict[str, Any]:
-    """Of a client in a round, the mean over rounds that are not void; and how many numbers the rule's formula asks."""
-    done = [one for one in rounds if one.void is None and one.asked]
+    """Of a client in a round, the mean over rounds that are not void; and how many numbers the rule's formula asks.
+
+    down: of those who were sent tensors: who had dropped out before was not. Of a trusted server the formula alone,
+    over all rounds, also those for which it drew nobody.
+    """
+    federation = federation_of(settings)
+    secret = federation.trusted_server
+    done = [one for one in rounds if one.void is None and (secret or one.asked)]
     if not done:
         return dict.fromkeys(("down", "up", "formula_down", "formula_up"))
-    sizes = [_formula(settings, server, one) for one in done]
+    present = [federation.per_round if secret else max(1, len(one.answered)) for one in done]
+    sizes = [_formula(settings, server, one.step, count) for one, count in zip(done, present, strict=True)]
     return {
-        "down": fmean(one.down / len(one.asked) for one in done),
-        "up": fmean(one.up / len(one.answered or one.asked) for one in done),
+        "down": None if secret else fmean(one.down / (one.sent or len(one.asked)) for one in done),
+        "up": None if secret else fmean(one.up / len(one.answered or one.asked) for one in done),
         "formula_down": fmean(down for down, _ in sizes),
         "formula_up": fmean(up for _, up in sizes),
     }
 
 
-def _formula(settings: Settings, server: Server, one: Round) -> tuple[float, float]:
-    """Numbers that a client is sent, and that it answers, in all stages of a round."""
+def _formula(settings: Settings, server: Server, number: int, present: int) -> tuple[float, float]:
+    """Numbers that a client is sent, and that it answers, in all stages of a round with so many clients."""
     if not isinstance(server, RuleServer):
-        answered = server.expected(server.stages[0], one.step)
+        answered = server.expected(server.stages[0], number)
         return (
             float(sum(t.numel() for t in server.tensors(server.stages[0]).values())),
             float(sum(size for (size,) in answered.values())),
         )
     groups = [(len(group.sites), group.m, group.n) for group in server.parts.adapter.groups]
     kind = rule_of(federation_of(settings))
-    return kind.message_sizes(groups, rule_settings(settings), one.step, max(1, len(one.answered)))
+    return kind.message_sizes(groups, rule_settings(settings), number, present)

@@ -20,7 +20,8 @@ STOPPED: Final = "the server stopped"
 
 @dataclass(frozen=True)
 class Round:
-    """step: its number. down, up: bytes of all messages, without the engine's own. void: why nothing came of it."""
+    """step: its number. down, up: bytes of all messages, without the engine's own. void: why nothing came of it. sent:
+    how many clients were sent tensors, of those asked; None in histories of older versions."""
 
     step: int
     asked: tuple[str, ...]
@@ -28,6 +29,11 @@ class Round:
     down: int
     up: int
     void: str | None = None
+    sent: int | None = None
+
+    def untold(self) -> Round:
+        """Without whom it was with, and without what would tell: of a trusted server, whose epsilon counts on that."""
+        return Round(self.step, (), (), 0, 0, None if self.void is None else "nothing came of it")
 
 
 class History:

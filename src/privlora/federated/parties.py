@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from privlora.config import FederationSettings
+from privlora.config import FederationSettings, Settings
+from privlora.federated.plans import federation_of
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ def noise_by(federation: FederationSettings, *, private: bool) -> str | None:
     return "shares" if federation.distributed else "client"
 
 
-def unit(federation: FederationSettings) -> str:
+def unit(settings: Settings) -> str:
     """Whose presence is hidden."""
-    if federation.privacy_model == "record":
-        return "one record of any client"
+    if federation_of(settings).privacy_model == "record":
+        return f"one {settings.privacy.unit} of any client"
     return "all that one client sends; that it is a client is public"
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 import numpy as np
 import torch
 
-from privlora.accounting import Ledger, Plan
+from privlora.accounting import Ledger
 from privlora.config import FederationSettings, Settings
 from privlora.federated.plans import federation_of
 from privlora.federated.rules import Tensors
 from privlora.federated.secure import FixedPoint, Layout, digest_of, encode
-from privlora.mechanisms import ClippedUpdate, Lattice, NoiseSource, Noising, lattice_for
+from privlora.federated.shares import lattice_of
+from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 
 FIXED_BITS = 64
 # Of an entry of an update that clients have noised themselves.
@@ -23,26 +23,6 @@ _LIMIT = 2.0**12
 def fixed_point(federation: FederationSettings) -> FixedPoint:
     """How updates that are releases already become integers."""
     return FixedPoint(FIXED_BITS, _LIMIT, federation.per_round)
-
-
-def lattice_of(
-    federation: FederationSettings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]]
-) -> Lattice | None:
-    """What the clients of a round round to where their noise is distributed, from public numbers; else None.
-
-    plan: of each client's ledger. expected: names and shapes of one client's answer. Raises ConfigError where no
-    lattice is fine enough.
-    """
-    if plan is None or not federation.distributed:
-        return None
-    return lattice_for(
-        clip_norm=plan.clip_norm,
-        noise_multiplier=plan.phases[-1][0].noise_multiplier,
-        expected_batch_size=plan.expected_batch_size,
-        entries=sum(prod(shape) for shape in expected.values()),
-        clients=federation.per_round,
-        survivors=federation.threshold,
-    )
 
 
 def like_of(expected: Mapping[str, tuple[int, ...]]) -> Tensors:

@@ -31,7 +31,7 @@ class RoundProgress:
     def __init__(self, console: Console, *, private: bool) -> None:
         self._console, self._private = console, private
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._loss: float | None = None
+        self._loss: tuple[int, float] | None = None
         self._seconds: float | None = None
         self._ended_at = self._printed_at = time.monotonic()
 
@@ -64,11 +64,12 @@ class RoundProgress:
 
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
-        self._loss = loss
+        self._loss = step, loss
         self._console.print(
             f"held-out loss after round {step}: {loss:.4f} nats per token (mean over records)"
         )
-        self._ended_at = time.monotonic()  # evaluating is no part of a round
+        if step == 0:
+            self._ended_at = time.monotonic()  # what comes before the first round is no part of it
 
     def _late(self, now: float) -> bool:
         return now - self._printed_at >= _PLAIN_SECONDS
@@ -79,15 +80,17 @@ class RoundProgress:
 
     def _line(self, done: Round, rounds: int, seconds: float) -> Text:
         line = Text(f"round {done.step}/{rounds}")
-        line.append(f"  {len(done.answered)}/{len(done.asked)} clients", style="bold")
+        if done.asked:  # else who was drawn is the server's secret
+            line.append(f"  {len(done.answered)}/{len(done.asked)} clients", style="bold")
         if not self._private:
             line.append("  NOT PRIVATE", style="bold red")
         if done.void is not None:
             return line.append(f"  VOID, nothing moved: {done.void}", style="bold red")
         line.append(f"  ETA {clock(seconds * (rounds - done.step))}")  # first: a narrow screen cuts the line
-        line.append(f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
-        if self._loss is not None:
-            line.append(f"  held-out loss {self._loss:.4f}")
+        if done.asked:
+            line.append(f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
+        if self._loss is not None and self._loss[0] == done.step:
+            line.append(f"  held-out loss {self._loss[1]:.4f}")
         return line.append(f"  {seconds:.2g} s/round")
 
 

@@ -35,9 +35,11 @@ _SHOWN = 10  # rounds that a line names
 class RoundObserver(Protocol):
     """Whoever wants to see a federation go on."""
 
-    def on_round(self, done: Round, rounds: int) -> None: ...
+    def on_round(self, done: Round, rounds: int) -> None:
+        """A round is over, and saved. done: names nobody where a trusted server drew in secret (`Round.untold`)."""
 
-    def on_evaluation(self, step: int, loss: float) -> None: ...
+    def on_evaluation(self, step: int, loss: float) -> None:
+        """Held-out loss after round ``step``, before `on_round` is told of that round."""
 
 
 @dataclass
@@ -80,10 +82,11 @@ class Rounds:
             for number, asked in enumerate(self._participants(), start=1):
                 if number <= begun:
                     continue
-                self._take(number, asked)
+                done = self._take(number, asked)
                 last = number == federation.rounds
-                if run.evaluate_every and number % run.evaluate_every == 0 and not last:
-                    self._evaluate(number)
+                if last or (run.evaluate_every and number % run.evaluate_every == 0):
+                    self._evaluate(number)  # first: a round is shown with its own loss
+                self._show(done)
                 if stop.is_set() and not last:
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
@@ -110,8 +113,8 @@ class Rounds:
             )
         return secret_participants(federation.names, sampler, federation.rounds)
 
-    def _take(self, number: int, asked: list[str]) -> None:
-        """One round: its stages, then what is saved and shown of it."""
+    def _take(self, number: int, asked: list[str]) -> Round:
+        """One round: its stages, then what is saved of it."""
         self.history.begin(number, asked)
         turn = Turn(
             self.settings,
@@ -131,13 +134,17 @@ class Rounds:
         except RunError as reason:
             self.server.take_states(before)
             void, answered = reason.what, []
-        done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void)
+        done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void, turn.sent)
         self.history.end(done)  # first: a checkpoint of a round that did not end could not be told from it
         if void is None:
             mark = Mark(number, self.history.run, None)
             save_checkpoint(self.folder.checkpoint, self.server.states(), mark)
+        return done
+
+    def _show(self, done: Round) -> None:
         if self.observer is not None:
-            self.observer.on_round(done, federation_of(self.settings).rounds)
+            shown = done if self.ledger is None else done.untold()
+            self.observer.on_round(shown, federation_of(self.settings).rounds)
 
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""

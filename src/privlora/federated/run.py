@@ -55,13 +55,15 @@ class Federated:
     """What a finished federation leaves.
 
     release: as of a run in one place. ledgers: each client's, as it was given at the end. epsilon: the largest of the
-    clients', or the server's; None in the non-private mode.
+    clients', or the server's; None in the non-private mode. epsilon_against_a_client: the same against another client;
+    larger where clients share the noise, since each knows its own share and can take it off.
     """
 
     release: Path
     rounds: int
     epsilon: float | None
     delta: float | None
+    epsilon_against_a_client: float | None = None
 
 
 def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
@@ -141,7 +143,9 @@ def _serve(
     publish(folder, server.parts, summary, federation=facts)
     if summary is None or summary.plan.insecure_noise:
         return Federated(folder.release, rounds.history.begun, None, None)
-    return Federated(folder.release, rounds.history.begun, summary.epsilon(), summary.plan.delta)
+    spent, known = summary.epsilon(), facts["colluding"]
+    against = known[0]["epsilon"] if known else spent
+    return Federated(folder.release, rounds.history.begun, spent, summary.plan.delta, against)
 
 
 def _ledger(folder: RunFolder, plan: Plan) -> Ledger:

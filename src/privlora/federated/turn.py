@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 @dataclass
 class Turn:
     """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
-    trusted server's own. down, up: bytes so far."""
+    trusted server's own. down, up: bytes so far. sent: how many clients were sent tensors, in the largest stage."""
 
     settings: Settings
     exchange: Exchange
@@ -41,6 +41,7 @@ class Turn:
     ledger: Ledger | None = None
     down: int = 0
     up: int = 0
+    sent: int = 0
 
     def take(self, stage: str, asked: Sequence[str]) -> list[str]:
         """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
@@ -152,6 +153,7 @@ class Turn:
             for name, (tensors, own) in asks.items()
         ]
         self.down += sum(size(request) for request in requests)
+        self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
         seen: set[str] = set()
         silent = set(asks)
         for reply in self.exchange.send(requests):
@@ -161,9 +163,8 @@ class Turn:
                 seen.add(reply.client)
                 self.up += size(reply)
                 yield reply
-        if silent:
-            who = ", ".join(sorted({self._who(name) for name in silent}))
-            _log.info("round %d: no answer to %s from %s", self.number, kind, who)
+        if silent and self._tells:
+            _log.info("round %d: no answer to %s from %s", self.number, kind, ", ".join(sorted(silent)))
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
@@ -174,9 +175,9 @@ class Turn:
         except RunError as unlisted:
             self._drop(reply, unlisted)
             return False
-        if reply.refused is not None:
+        if reply.refused is not None and self._tells:
             why = "its own log says why" if reply.refused == REFUSED else reply.refused
-            _log.info("round %d: %s refuses %s: %s", self.number, self._who(reply.client), reply.kind, why)
+            _log.info("round %d: %s refuses %s: %s", self.number, reply.client, reply.kind, why)
         return reply.refused is None
 
     def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
@@ -188,12 +189,15 @@ class Turn:
         return True
 
     def _drop(self, reply: Reply, because: RunError) -> None:
-        who = self._who(reply.client)
-        _log.warning("round %d: the answer of %s is dropped: %s", self.number, who, because)
+        if self._tells:
+            _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
+        else:
+            _log.warning("an answer is dropped; see what the clients themselves logged")
 
-    def _who(self, name: str) -> str:
-        """A client in a log. Where the server draws in secret, others who read the log may not see whom."""
-        return "a client" if federation_of(self.settings).trusted_server else name
+    @property
+    def _tells(self) -> bool:
+        """Whether a log, which others may see, may say who answers when; else it is a trusted server's secret."""
+        return not federation_of(self.settings).trusted_server
 
 
 def roster_of(replies: Iterable[Reply]) -> dict[str, PublicIdentity]:

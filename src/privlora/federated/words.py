@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from privlora.accounting import Plan, epsilon
 from privlora.config import PhaseSettings, Settings
 from privlora.federated.phases import privacy_of
-from privlora.federated.plans import federation_of
+from privlora.federated.plans import federation_of, rule_of
+from privlora.federated.shares import colluding, lattices_of, update_noise
 from privlora.pages.numbers import rounded_up
 
 NOT_PRIVATE = "NOT PRIVATE: nothing is promised about the records"
+NO_COMMON_ADAPTER = (
+    "rule {rule} has no common adapter: what is released is the shared right factors (lora_A) and does nothing by "
+    "itself; a client's own model has √(lora_alpha / r) times the left factors that it keeps (memory.safetensors in "
+    "its folder) as lora_B"
+)
 
 
 def who_trains(settings: Settings) -> str:
     """Clients, rounds, and how often one of them trains."""
     federation = federation_of(settings)
     rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
+    if federation.trusted_server and settings.privacy.private:
+        return (
+            f"{federation.size} clients train together, {federation.per_round} of them in expectation in each of "
+            f"{rounds}, drawn in secret by the server"
+        )
     if federation.per_round == federation.size:
         return f"{federation.size} clients train together, all of them in each of {rounds}"
     return (
@@ -85,28 +99,73 @@ def what_the_server_sees(settings: Settings) -> str:
     )
 
 
-def what_it_costs(plan: Plan | None, own: Plan | None) -> str:
+def against_whom(spent: float | None, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Epsilon, rounded up, and beside it what it is for clients that know a part of the noise.
+
+    rows: of `shares.colluding`; without any epsilon is one number.
+
+    >>> against_whom(3.0, [{"clients": 1, "epsilon": 4.705}, {"clients": 2, "epsilon": 7.1}])
+    '3.000 against the server and whoever gets the adapter, 4.705 against another client (it knows its own share of \
+the noise), 7.100 against 2 clients that collude'
+    """
+    if not rows:
+        return rounded_up(spent)
+    others = [
+        f"{rounded_up(row['epsilon'])} against {row['clients']} clients that collude" for row in rows[1:]
+    ]
+    return ", ".join(
+        [
+            f"{rounded_up(spent)} against the server and whoever gets the adapter",
+            f"{rounded_up(rows[0]['epsilon'])} against another client (it knows its own share of the noise)",
+            *others,
+        ]
+    )
+
+
+def what_colluding_costs(settings: Settings, plan: Plan | None) -> list[dict[str, Any]]:
+    """Of all that is planned: see `shares.colluding`. plan: of a client's ledger."""
+    return [] if plan is None else colluding(lattices_of(settings, plan), plan, plan.phases)
+
+
+def what_it_costs(settings: Settings, plan: Plan | None, own: Plan | None) -> str:
     """Epsilon of each client, rounded up. plan: of a client's ledger. own: of a trusted server's."""
     whole = own or plan
     if whole is None or whole.insecure_noise:
         return NOT_PRIVATE
-    spent = rounded_up(epsilon(whole.phases, whole.delta, adjacency=whole.adjacency))
-    return f"at most ε {spent} (δ {whole.delta:g}) per {whole.unit}{' of each client' * (whole.unit != 'client')}"
+    spent = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
+    against = against_whom(spent, what_colluding_costs(settings, plan))
+    return f"at most ε {against} (δ {whole.delta:g}) per {whole.unit}{' of each client' * (whole.unit != 'client')}"
+
+
+def warnings(settings: Settings, plan: Plan | None, own: Plan | None, entries: int | None) -> list[str]:
+    """What would disappoint whoever runs it, a line each. entries: of a client's answer; None if unknown."""
+    federation, found = federation_of(settings), []
+    noise = None if entries is None else update_noise(federation, own or plan, entries)
+    if noise is not None and noise.drowns:
+        found.append(noise.warning())
+    if not federation.joint and not rule_of(federation).common:
+        found.append(NO_COMMON_ADAPTER.format(rule=federation.rule))
+    return found
 
 
 def in_a_line(settings: Settings, plan: Plan | None, own: Plan | None) -> str:
     """All of it. settings: with their local method."""
     parts = [who_trains(settings), how_it_is_put_together(settings), who_is_protected(settings)]
     if settings.privacy.protects:
-        parts.append(what_it_costs(plan, own))
+        parts.append(what_it_costs(settings, plan, own))
     return "; ".join([*parts, what_the_server_sees(settings)])
 
 
 def what_is_not_hidden(settings: Settings) -> list[str]:
     """Sentences beside those that hold of any run."""
     federation, unit = federation_of(settings), settings.privacy.unit
+    secret = federation.trusted_server and settings.privacy.protects
     found = [
-        "Who takes part: names of clients, their weights, in which rounds each one answers, and how long it takes.",
+        "Who takes part: names of clients and their weights. In which rounds each one answers is the server's secret, "
+        "which epsilon counts on; whoever watches the network learns it."
+        if secret
+        else "Who takes part: names of clients, their weights, in which rounds each one answers, and how long it "
+        "takes.",
         "The run's settings. Every client gets them, but for files and folders of the server.",
     ]
     if not settings.privacy.protects:

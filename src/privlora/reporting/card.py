@@ -66,6 +66,7 @@ def _federation(report: Report) -> list[str]:
         "",
         plain(card_paragraph(facts)),
         "",
+        *(line for text in facts.get("warnings", []) for line in (f"**Warning: {plain(text)}.**", "")),
         *_table(federation_table(facts)),
         "",
         "| who | sees | is trusted with |",

@@ -32,12 +32,18 @@ def federation_table(facts: Facts) -> list[tuple[str, str]]:
     if facts["lattice"] is not None:
         rows.append(("Distributed noise", _distributed(facts)))
     rows += [
-        ("Clients", f"{facts['size']}, of which {facts['clients_per_round']} train in a round"),
+        ("Clients", _clients(facts)),
         *_kinds(facts),
         ("Rounds", _rounds(rounds)),
         ("Drop-outs", _dropped(rounds)),
     ]
-    if traffic["down"] is not None:
+    noise = facts.get("update_noise")  # older reports do not say
+    if noise is not None:
+        text = f"{number(noise['to_clip_norm'], 3)} times the clipping norm, which bounds the update itself"
+        if noise["to_clip_norm"] >= 1:
+            text += f"; about {noise['clients_needed']} clients in a round would make it as long"
+        rows.append(("Noise on the mean update", text))
+    if traffic["formula_down"] is not None:
         rows += [
             ("To a client in a round", _bytes(traffic["down"], traffic["formula_down"])),
             ("From a client in a round", _bytes(traffic["up"], traffic["formula_up"])),
@@ -46,18 +52,33 @@ def federation_table(facts: Facts) -> list[tuple[str, str]]:
 
 
 def card_paragraph(facts: Facts) -> str:
-    """The federation in a few sentences."""
-    rounds, silent = facts["rounds"], never_released(facts)
-    text = (
-        f"Trained by {facts['size']} clients together, whose records stayed with them, by the rule "
-        f"{facts['rule']['name']} ({facts['rule']['reference']}): {_rounds(rounds)}, "
-        f"{facts['clients_per_round']} clients{_steps(facts)} in each. "
+    """The federation in a few sentences; who released nothing comes first."""
+    return (
+        f"{who_trained(facts)} Records stayed with their clients. Rule {facts['rule']['name']} "
+        f"({facts['rule']['reference']}): {_rounds(facts['rounds'])}, {_in_a_round(facts)}{_steps(facts)} in each. "
         f"Noise is added by {_NOISE_BY[facts['noise_by']]}. Secure sums: {_secure(facts)}."
     )
+
+
+def who_trained(facts: Facts) -> str:
+    """How many clients the adapter is of, and who released nothing."""
+    silent, size = never_released(facts), facts["size"]
+    if not silent:
+        return f"Trained by {size} clients together."
+    more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
+    nothing = f"Nothing was released by {', '.join(silent[:_MOST_NAMED])}{more}."
+    left = size - len(silent)
+    if not left:
+        return f"Trained by none of the {size} clients. {nothing}"
+    return f"Trained by {left} of {size} clients. {nothing}"
+
+
+def by_whom(facts: Facts) -> str:
+    """The same in a few words, for a line of the page."""
+    silent, size = len(never_released(facts)), facts["size"]
     if silent:
-        more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-        text += f" Nothing was released by {', '.join(silent[:_MOST_NAMED])}{more}."
-    return text
+        return f"by {size - silent or 'none'} of {size} clients"
+    return f"together by {size} clients"
 
 
 def _kinds(facts: Facts) -> list[tuple[str, str]]:
@@ -71,7 +92,8 @@ def _kinds(facts: Facts) -> list[tuple[str, str]]:
 
 def _steps(facts: Facts) -> str:
     if "phases" not in facts:
-        return f" and {facts['local_steps']} local steps"
+        steps = facts["local_steps"]
+        return f" with {steps} local step{'s' * (steps != 1)}"
     phases = ", then ".join(f"{phase['rounds']} rounds of {_of_a_phase(phase)}" for phase in facts["phases"])
     return f" ({phases})"
 
@@ -117,6 +139,12 @@ def noise_scope(facts: Facts | None) -> str:
     return "one round, at the point where the federation started,"
 
 
+def many_silent(facts: Facts) -> list[str]:
+    """All clients that released nothing, where `who_trained` names a part of them."""
+    silent = never_released(facts)
+    return silent if len(silent) > _MOST_NAMED else []
+
+
 def _secure(facts: Facts) -> str:
     if not facts["secure_sums"]:
         return "no: the server sees each client's message"
@@ -135,17 +163,31 @@ def _rounds(rounds: Facts) -> str:
     return f"{rounds['done']} of {rounds['planned']} planned rounds done{void}"
 
 
+def _clients(facts: Facts) -> str:
+    if facts.get("client_rate") is not None:
+        rate = f"the server draws each with probability {number(facts['client_rate'])} in a round"
+        return f"{facts['size']}; {rate}, and tells nobody whom"
+    return f"{facts['size']}, of which {facts['clients_per_round']} train in a round"
+
+
+def _in_a_round(facts: Facts) -> str:
+    secret = facts.get("client_rate") is not None
+    return f"{facts['clients_per_round']} clients{' in expectation, drawn in secret,' * secret}"
+
+
 def _dropped(rounds: Facts) -> str:
     if not rounds["log"]:
-        return "not told: who trains in a round is the server's secret"
+        return "not told"
     count = sum(len(one["dropped"]) for one in rounds["log"])
     return (
         "none" if not count else f"{count} answers of clients that were asked did not come, or did not count"
     )
 
 
-def _bytes(measured: float, numbers: float) -> str:
-    return f"{size(measured)} measured; the rule's formula: {numbers:,.0f} numbers"
+def _bytes(measured: float | None, numbers: float) -> str:
+    formula = f"the rule's formula: {numbers:,.0f} numbers"
+    # Of a trusted server nothing is told that depends on whom it drew.
+    return formula if measured is None else f"{size(measured)} measured; {formula}"
 
 
 def size(count: float) -> str:

@@ -18,9 +18,16 @@ _ALWAYS = (
     "The evaluation records. Losses on them are published without noise, so they must be public.",
     "Everything outside this folder: the training losses and logs that stay with whoever trained.",
     "Side channels of the training machine, such as how long a step took.",
-    "Rounding. Noise is continuous in the proof and floating point in the computer (Mironov 2012); "
-    "it is added in double precision, but attacks on the lowest bits are not excluded.",
+    "{rounding}",
     "What is sent to the model when it is used: prompts, context and answers.",
+)
+_CONTINUOUS = (
+    "Rounding. Noise is continuous in the proof and floating point in the computer (Mironov 2012); "
+    "it is added in double precision, but attacks on the lowest bits are not excluded."
+)
+_DISCRETE = (
+    "Rounding before the noise. Noise is discrete, integers on a lattice, and epsilon is that of integers; but what "
+    "one {unit} adds is bounded by the clipping norm in floating point, before it is rounded to the lattice."
 )
 _RECORD = (
     "Other records of the same person. The unit is one record; for whoever contributed k records the "
@@ -60,6 +67,10 @@ _SEVERAL_BUDGETS = (
     "Records of one person with several clients. Each client has a budget of its own, and for whoever has a record "
     "with k of them their budgets add up."
 )
+_SECRET = (
+    "Anybody from who knows which clients trained in which round. A trusted server draws them in secret, and epsilon "
+    "counts on that: no published file says who, or how many. The server knows, and so does who watches its network."
+)
 _SHARES = (
     "A client from others that know a large part of the noise. The statement counts on {t} clients of every sum that "
     "keep their share to themselves; for each one that does not, epsilon is larger, as the report's table says."
@@ -74,12 +85,22 @@ _TRUSTED = (
 
 
 def not_protected(
-    statement: Mapping[str, Any] | None, start: str, federation: Mapping[str, Any] | None = None
+    statement: Mapping[str, Any] | None,
+    start: str,
+    federation: Mapping[str, Any] | None = None,
+    *,
+    discrete: bool | None = None,
 ) -> list[str]:
-    """Sentences for a report; ``statement``, ``start`` (adapter.init) and ``federation`` as in its JSON."""
+    """Sentences for a report; ``statement``, ``start`` (adapter.init) and ``federation`` as in its JSON.
+
+    discrete: whether noise is integers; None: whether clients of ``federation`` share it.
+    """
     if statement is None or statement["epsilon"] is None:
         return ["Any training record. Handle this adapter as if it were the training records themselves."]
-    sentences = [text.format(unit=statement["unit"]) for text in _ALWAYS]
+    if discrete is None:
+        discrete = federation is not None and federation["noise_by"] == "shares"
+    rounding = (_DISCRETE if discrete else _CONTINUOUS).format(unit=statement["unit"])
+    sentences = [text.format(unit=statement["unit"], rounding=rounding) for text in _ALWAYS]
     sentences.insert(1, {"record": _RECORD, "user": _USER, "client": _CLIENT}[statement["unit"]])
     if any_truncated(statement):
         sentences.append(_TRUNCATED.format(unit=statement["unit"]))
@@ -98,4 +119,4 @@ def _of_federation(statement: Mapping[str, Any], federation: Mapping[str, Any]) 
     first = [_SHARES.format(t=federation["threshold"]), _KEYS] if by == "shares" else []
     first += [_TRUSTED] if by == "server" else []
     several = [] if statement["unit"] == "client" or by == "shares" else [_SEVERAL_BUDGETS]
-    return [*first, *several, _ATTENDANCE, _POISON]
+    return [*first, *several, _SECRET if by == "server" else _ATTENDANCE, _POISON]

@@ -41,10 +41,13 @@ def _federation(report: Report) -> dict[str, Any]:
         return {"federation": None}
     return {
         "federation": facts,
+        "warnings": facts.get("warnings", []),
         "rounds_plot": rounds_plot(report),
         "federation_table": federation.federation_table(facts),
         "clients_table": federation.clients_table(facts),
-        "silent": federation.never_released(facts),
+        "by_whom": federation.by_whom(facts),
+        "who_trained": federation.who_trained(facts),
+        "silent": federation.many_silent(facts),
         "colluding": [
             (str(row["clients"]), number(row["noise_multiplier"]), rounded_up(row["epsilon"]))
             for row in facts["colluding"]
@@ -57,9 +60,12 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
     figures, s, rows = [], report["statement"], report["evaluation"]
     if is_private(report):
         figures += [
-            (rounded_up(s["epsilon"]), "ε", f"at δ = {number(s['delta'])}"),
+            (rounded_up(s["epsilon"]), "ε", f"at δ = {number(s['delta'])}{wording.against_readers(report)}"),
             (f"one {s['unit']}", "privacy unit", wording.adjacency(s)),
         ]
+        known = wording.against_a_client(report)
+        if known is not None:
+            figures.insert(1, (known, "ε against another client", "which knows its own share of the noise"))
         charged = number(s["steps_charged"])
         if "phases" in s:
             figures.append((charged, "releases", f"in {len(s['phases'])} phases"))

@@ -67,6 +67,19 @@ def from_whom(federation: Mapping[str, Any]) -> str:
     return text
 
 
+def against_a_client(report: Report) -> str | None:
+    """Epsilon against one of a federation's clients, where it is larger than the stated one; else None."""
+    federation = report.get("federation")
+    if federation is None or not federation["colluding"]:
+        return None
+    return rounded_up(federation["colluding"][0]["epsilon"])
+
+
+def against_readers(report: Report) -> str:
+    """What has to be added to the stated epsilon where it does not hold against everybody."""
+    return "" if against_a_client(report) is None else ", against the server and whoever gets the adapter"
+
+
 def _releases(phase: Mapping[str, Any], clipped: str = "") -> str:
     projected = " on fresh random projections of clipped gradients" if phase["projections"] else ""
     count = phase["steps_charged"]
@@ -131,13 +144,20 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
     ]
     if is_private(report):
         rows += [
-            ("Guarantee (ε, δ)", f"({rounded_up(s['epsilon'])}, {number(s['delta'])})"),
+            (
+                "Guarantee (ε, δ)",
+                f"({rounded_up(s['epsilon'])}, {number(s['delta'])}){against_readers(report)}",
+            ),
             ("Target ε", "none: the noise was given" if target is None else number(target)),
             ("ε if one unit is replaced", _replaced(s)),
             ("Accountant", f"PLD of dp-accounting {versions['dp-accounting']}, an upper bound"),
         ]
     else:
         rows.append(("Guarantee (ε, δ)", "none"))
+    known = against_a_client(report) if is_private(report) else None
+    if known is not None:
+        text = f"({known}, {number(s['delta'])}): it knows its own share of the noise"
+        rows.insert(4, ("Guarantee against another client", text))
     if "phases" in s:
         for place, phase in enumerate(s["phases"], start=1):
             rows.append((f"Phase {place}", f"{_releases(phase)}; {phase['steps_planned']} planned"))

@@ -141,6 +141,7 @@ class FedSa(FactorRule):
     reference = "FedSA-LoRA (arXiv:2410.01463)"
     exact = False
     memory = True
+    common = False
 
     def _started(self, start: Pairs) -> Tensors:
         state = super()._started(start)

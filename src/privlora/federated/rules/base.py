@@ -77,8 +77,9 @@ class Rule(ABC):
     linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
     exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r. two_sided:
     whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0. memory: whether a client has
-    to keep tensors from one round to the next. fixed_rank: whether what is exported has the rank r. groups, settings:
-    what the server's object was made with.
+    to keep tensors from one round to the next. common: whether what the server exports is a whole update, and not the
+    shared part of one whose rest lies with each client. fixed_rank: whether what is exported has the rank r. groups,
+    settings: what the server's object was made with.
     """
 
     name: ClassVar[str]
@@ -89,6 +90,7 @@ class Rule(ABC):
     exact: ClassVar[bool] = True
     two_sided: ClassVar[bool] = True
     memory: ClassVar[bool] = False
+    common: ClassVar[bool] = True
     fixed_rank: ClassVar[bool] = True
     pull: float = 0.0
     groups: Sequence[Sizes]

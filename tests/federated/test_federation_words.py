@@ -1,0 +1,171 @@
+"""What plan, console, report and card say of a federation: the larger epsilon, drowned updates, units, silence."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fact_cases import NAMES, facts_of, rounds_with, settings_for
+from federated_cases import Federation, owners, settings_of
+from rich.console import Console
+
+from privlora.accounting import epsilon
+from privlora.config import Settings
+from privlora.federated.history import Round
+from privlora.federated.plans import client_plan, federation_of, server_plan
+from privlora.federated.progress import RoundProgress
+from privlora.federated.shares import update_noise
+from privlora.federated.words import (
+    against_whom,
+    in_a_line,
+    warnings,
+    what_colluding_costs,
+    what_it_costs,
+)
+from privlora.pages.numbers import rounded_up
+from privlora.reporting.federation import by_whom, card_paragraph, federation_table
+from privlora.reporting.limits import not_protected
+
+NOISE = {"noise_multiplier": 1.0}
+SHARED: list[dict[str, Any]] = [{"rule": "joint"}, {"rule": "fedavg", "privacy_model": "client"}]
+WHOLE: list[dict[str, Any]] = [{"rule": "tan"}, {**SHARED[1], "trusted_server": True}]
+
+
+@pytest.mark.parametrize("group", SHARED)
+def test_the_epsilon_against_a_client_stands_beside_the_other_and_is_the_reports(
+    group: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = settings_for(NOISE, **group)
+    plan = client_plan(settings)
+    assert plan is not None
+    stated = epsilon(plan.phases, plan.delta, adjacency=plan.adjacency)
+    rows = what_colluding_costs(settings, plan)
+    report = facts_of(settings, tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]["colluding"]
+    assert [row["epsilon"] for row in rows] == pytest.approx([row["epsilon"] for row in report], rel=1e-6)
+    assert rows[0]["epsilon"] > 1.1 * stated
+    for said in (what_it_costs(settings, plan, None), in_a_line(settings, plan, None)):
+        assert f"ε {rounded_up(stated)} against the server and whoever gets the adapter" in said
+        assert f"{rounded_up(rows[0]['epsilon'])} against another client" in said
+        assert f"{rounded_up(rows[1]['epsilon'])} against 2 clients that collude" in said
+
+
+@pytest.mark.parametrize("group", WHOLE)
+def test_where_noise_is_whole_there_is_one_epsilon(group: dict[str, Any]) -> None:
+    settings = settings_for(NOISE, **group)
+    plan, own = client_plan(settings), server_plan(settings)
+    assert what_colluding_costs(settings, plan) == []
+    assert "against" not in what_it_costs(settings, plan, own)
+    assert against_whom(3.0, []) == "3.000"
+
+
+def _clients(count: int, **group: Any) -> tuple[Settings, Any]:
+    settings = settings_for(NOISE, clients=count, rule="fedavg", privacy_model="client", **group)
+    return settings, client_plan(settings) or server_plan(settings)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_noise_that_drowns_updates_is_warned_of_with_the_clients_that_it_takes(trusted: bool) -> None:
+    """sigma sqrt(d) / K: 1 * 50 / 4, so 50 clients are enough and 49 are not."""
+    settings, plan = _clients(4, trusted_server=trusted)
+    noise = update_noise(federation_of(settings), plan, 2500)
+    assert noise is not None
+    assert (noise.to_clip_norm, noise.clients_needed) == (12.5, 50)
+    (said,) = warnings(settings, client_plan(settings), server_plan(settings), 2500)
+    assert "12.5 clip_norms" in said
+    assert "about 50 clients in a round" in said
+    for count, drowned in ((49, True), (51, False)):
+        more, plan = _clients(count, trusted_server=trusted)
+        assert bool(warnings(more, client_plan(more), server_plan(more), 2500)) == drowned
+
+
+def test_shares_for_drop_outs_count_and_records_are_not_warned_of() -> None:
+    settings, plan = _clients(4, survivors=3)
+    noise = update_noise(federation_of(settings), plan, 2700)
+    assert noise is not None
+    assert noise.to_clip_norm == pytest.approx(60 / 4)
+    for group in ({"rule": "joint"}, {"rule": "tan"}):
+        own = settings_for(NOISE, **group)
+        assert warnings(own, client_plan(own), None, 10**8) == []
+
+
+def test_a_drowned_update_is_in_report_and_table(tmp_path: Path) -> None:
+    facts = facts_of(settings_for(NOISE, **SHARED[1]), tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
+    assert facts["update_noise"]["to_clip_norm"] > 1
+    assert "drowns what clients learned" in facts["warnings"][0]
+    rows = dict(federation_table(facts))
+    assert f"about {facts['update_noise']['clients_needed']} clients" in rows["Noise on the mean update"]
+
+
+def test_an_adapter_without_the_clients_part_says_so_and_how_a_client_gets_its_own(tmp_path: Path) -> None:
+    """A client's own model is √s times the left factors that it keeps and the released right factors."""
+    made = Federation(tmp_path, settings_of("fedsa", ["owner-0", "owner-1"]), owners(2)).run()
+    (said,) = warnings(made.settings, made.plan, None, None)
+    assert "does nothing by itself" in said
+    assert "memory.safetensors" in said
+    for left, right in made.server.parts.named_factors().values():
+        assert float((left @ right.mT).norm()) == 0
+        assert float(right.norm()) > 0
+    client = made.clients["owner-0"]
+    kept = list(client.folder.rglob("memory.safetensors"))
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_what_is_hidden_is_the_settings_unit(unit: str, tmp_path: Path) -> None:
+    user = {"unit": "user", "user_column": "patient", "max_records_per_user": 1} if unit == "user" else {}
+    settings = settings_for({**NOISE, **user}, rule="joint")
+    facts = facts_of(settings, tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
+    assert facts["hidden"] == f"one {unit} of any client"
+
+
+def test_bytes_to_a_client_are_shared_out_among_those_who_were_sent_them(tmp_path: Path) -> None:
+    rounds = [Round(1, NAMES, NAMES[:3], 3000, 3000, None, 3), Round(2, NAMES, NAMES, 4000, 4000)]
+    facts = facts_of(settings_for(NOISE, rule="joint"), tmp_path, (2, 2, 2, 1), rounds)[0]
+    assert (facts["bytes"]["down"], facts["bytes"]["up"]) == (1000, 1000)
+
+
+def test_a_rounds_loss_is_on_its_own_line() -> None:
+    shown = Console(file=io.StringIO(), record=True, width=200)
+    with RoundProgress(shown, private=True) as observer:
+        observer.on_evaluation(0, 4.0)
+        for number, loss in ((1, None), (2, 3.0), (3, None)):
+            if loss is not None:
+                observer.on_evaluation(number, loss)
+            observer.on_round(Round(number, NAMES, NAMES, 10, 10), 3)
+    lines = [line for line in shown.export_text().splitlines() if line.startswith("round ")]
+    assert ["held-out loss" in line for line in lines] == [False, True, False]
+    assert "held-out loss 3.0000" in lines[1]
+
+
+def test_noise_of_shares_is_said_to_be_discrete_and_other_noise_is_not(tmp_path: Path) -> None:
+    statement = {"epsilon": 1.0, "unit": "record", "sampling": {"kind": "poisson"}, "projections": ()}
+    for group, discrete in ((SHARED[0], True), (WHOLE[0], False)):
+        settings = settings_for(NOISE, **group)
+        (tmp_path / str(discrete)).mkdir()
+        facts = facts_of(settings, tmp_path / str(discrete), (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
+        for found in (
+            not_protected(statement, "random", facts),
+            not_protected(statement, "random", discrete=discrete),
+        ):
+            text = " ".join(found)
+            assert ("Noise is discrete" in text) == discrete
+            assert ("Noise is continuous" in text) != discrete
+            assert "{" not in text
+
+
+@pytest.mark.parametrize(
+    ("charges", "said", "short"),
+    [
+        ((3, 3, 3, 3), "Trained by 4 clients together.", "together by 4 clients"),
+        ((3, 0, 0, 3), "Trained by 2 of 4 clients. Nothing was released by client-2, client-3.", "by 2 of 4"),
+        ((0, 0, 0, 0), "Trained by none of the 4 clients. Nothing was released by client-1", "by none of 4"),
+    ],
+)
+def test_the_card_begins_with_who_released_nothing(
+    charges: tuple[int, ...], said: str, short: str, tmp_path: Path
+) -> None:
+    facts = facts_of(settings_for(NOISE, rule="tan"), tmp_path, charges, rounds_with(4, 4, 4))[0]
+    assert card_paragraph(facts).startswith(said)
+    assert by_whom(facts).startswith(short)

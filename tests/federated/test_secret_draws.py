@@ -1,0 +1,153 @@
+"""A trusted server's epsilon counts on nobody knowing whom it drew: what it leaves and shows tells nobody."""
+
+from __future__ import annotations
+
+import io
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federated_cases import Federation, owners, records, settings_of, without_noise
+from rich.console import Console
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora.accounting import ledger
+from privlora.data.sampling import PoissonSampler
+from privlora.federated import progress
+from privlora.federated.history import Round
+from privlora.federated.messages import Request
+from privlora.federated.plans import client_plan, server_plan, with_local_method
+from privlora.federated.progress import RoundProgress
+from privlora.federated.run import federate
+from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
+from privlora.mechanisms.updates import ClippedUpdate
+
+NAMES = [f"owner-{k}" for k in range(4)]
+SECRET = {"privacy_model": "client", "trusted_server": True, "clients_per_round": 2, "rounds": 3}
+# Whom the server draws in each round: places among the clients.
+DRAWS: dict[str, Sequence[Sequence[int]]] = {
+    "a few": [[0], [1, 2], [3]],
+    "all, then nobody": [[0, 1, 2, 3], [], [0, 1, 2, 3]],
+    "nobody": [[], [], []],
+}
+
+
+def drawing(patch: pytest.MonkeyPatch, rounds: Sequence[Sequence[int]]) -> None:
+    """The server's sampler, known by its number of units, draws these; clients draw all of their records."""
+    left = iter(rounds)
+
+    def draw(self: PoissonSampler) -> np.ndarray:
+        chosen = next(left) if self._units == len(NAMES) else range(self._units)
+        return np.array(chosen, dtype=np.int64)
+
+    patch.setattr(PoissonSampler, "draw", draw)
+
+
+def left_by(rule: str, rounds: Sequence[Sequence[int]], root: Path) -> tuple[dict[str, bytes], str]:
+    """Files of release/, and what is printed; without all that is drawn at random, and updates of zero."""
+    with pytest.MonkeyPatch.context() as patch:
+        without_noise(patch)
+        drawing(patch, rounds)
+        patch.setattr(secrets, "token_hex", lambda size=16: "ab" * size)
+        patch.setattr(ledger, "uuid", SimpleNamespace(uuid4=lambda: "7"))
+        patch.setattr(
+            ClippedUpdate, "clipped", lambda self, _: torch.zeros(self.entries, dtype=torch.float64)
+        )
+        patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        settings = settings_of(rule, NAMES, federation=SECRET, run={"output": str(root), "evaluate_every": 1})
+        shown = Console(file=io.StringIO(), record=True, width=200)
+        with RoundProgress(shown, private=True) as observer:
+            done = federate(
+                settings,
+                model=tiny_model(),
+                tokenizer=tiny_tokenizer(),
+                records=owners(len(NAMES)),
+                evaluation=records(9),
+                observer=observer,
+            )
+    return {path.name: path.read_bytes() for path in done.release.iterdir()}, shown.export_text()
+
+
+@pytest.mark.parametrize(
+    "rule", ["fedavg", "rolora"]
+)  # rolora's messages are of another size in every other round
+def test_what_a_trusted_server_leaves_is_the_same_whoever_was_drawn(rule: str, tmp_path: Path) -> None:
+    found = {name: left_by(rule, rounds, tmp_path / name) for name, rounds in DRAWS.items()}
+    files, shown = found.pop("a few")
+    assert {"adapter_model.safetensors", "privacy_report.json", "README.md", "report.html"} < set(files)
+    assert "round 2/3" in shown
+    for name, (others, also) in found.items():
+        assert set(others) == set(files), name
+        for file, content in files.items():
+            assert others[file] == content, (name, file)
+        assert also == shown
+
+
+class Rounds:
+    def __init__(self) -> None:
+        self.seen: list[Round] = []
+
+    def on_round(self, done: Round, rounds: int) -> None:
+        self.seen.append(done)
+
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_observers_are_told_who_came_only_where_it_is_no_secret(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own history, which is private, has it."""
+    drawing(monkeypatch, DRAWS["a few"])
+    group: dict[str, Any] = SECRET if trusted else {"rounds": 3}
+    made = Federation(tmp_path, settings_of("fedavg", NAMES, federation=group), owners(len(NAMES)))
+    rounds, observer = made.rounds(), Rounds()
+    rounds.observer = observer
+    rounds.serve()
+    assert all(one.asked for one in made.done())
+    for one in observer.seen:
+        assert bool(one.asked or one.answered or one.down or one.up or one.sent) != trusted
+
+
+def test_an_answer_that_is_dropped_names_nobody_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drawing(monkeypatch, DRAWS["a few"])
+    made = Federation(tmp_path, settings_of("fedavg", NAMES, federation=SECRET), owners(len(NAMES)))
+    made.exchange.change = lambda reply: (
+        reply
+        if reply.kind != "train"
+        else type(reply)(reply.client, "train", reply.round, {"0.left": torch.zeros(1)})
+    )
+    with caplog.at_level(logging.WARNING):
+        made.run()
+    assert "dropped" in caplog.text
+    assert "owner-" not in caplog.text
+
+
+def test_the_plan_says_that_the_draw_is_secret_and_promises_no_schedule() -> None:
+    settings = with_local_method(settings_of("fedavg", NAMES, federation=SECRET))
+    said = who_trains(settings)
+    assert "2 of them in expectation in each of 3 rounds, drawn in secret by the server" in said
+    assert "at most" not in said
+    assert said in in_a_line(settings, client_plan(settings), server_plan(settings))
+    assert "the server's secret" in what_is_not_hidden(settings)[0]
+    public = with_local_method(settings_of("fedavg", NAMES, federation={"clients_per_round": 2}))
+    assert "2 of 4 clients train together in each of 2 rounds, a client in 1 at most" in who_trains(public)
+
+
+def test_bytes_to_a_client_are_of_those_who_were_sent_something(tmp_path: Path) -> None:
+    """A client that drops out of a secure sum before vectors are asked for is not sent the adapter."""
+    group = {"secure_aggregation": True, "survivors": 3, "rounds": 1}
+    made = Federation(tmp_path, settings_of("fedavg", NAMES, federation=group), owners(len(NAMES)))
+    lost: Callable[[Request], bool] = lambda m: m.client == NAMES[0] and m.kind != "join"  # noqa: E731
+    made.exchange.drop = lost
+    made.run()
+    (done,) = made.done()
+    assert (len(done.asked), len(done.answered), done.sent) == (4, 3, 3)
