@@ -70,7 +70,7 @@ class FederationSettings(Group):
     """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
     split: Literal["iid", "dirichlet", "column"] = "iid"
     """How data.path is cut: at random; by label with proportions from Dirichlet(alpha); or one client for each value of
-    a column, the most frequent first, where clients is the number of values."""
+    a column, in the order of the values, where clients is the number of values."""
     column: str | None = None
     """Column that split=dirichlet or split=column goes by."""
     alpha: float | None = Field(default=None, gt=0)
