@@ -51,6 +51,7 @@ class PhaseSettings(Group):
     """Consecutive rounds of one kind."""
 
     rounds: int = Field(ge=1)
+    """How many."""
     local_steps: int = Field(default=1, ge=1)
     """As federation.local_steps."""
     expected_batch_size: float | None = Field(default=None, gt=0)
