@@ -18,6 +18,7 @@ from pydantic import (
 
 from privlora.config.base import Group
 from privlora.errors import named, nearest
+from privlora.ranges import BATCHES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
@@ -54,7 +55,7 @@ class PhaseSettings(Group):
     """How many."""
     local_steps: int = Field(default=1, ge=1)
     """As federation.local_steps."""
-    expected_batch_size: float | None = Field(default=None, gt=0)
+    expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. With it
     goes the sampling rate of these rounds, expected_batch_size / public_dataset_size."""
 
