@@ -260,14 +260,13 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--task", default="reviews", help="of the figure")
     args = parser.parse_args()
     rows = read_rows(args.results)
     args.results.with_suffix(".md").write_text(page(rows), encoding="utf-8")
     if args.figure is not None:
-        first = tables(rows)
-        args.figure.write_bytes(
-            png(draw([t for t in first if (t.task, t.per_round) == (first[0].task, CLIENTS)]))
-        )
+        found = [t for t in tables(rows) if (t.task, t.per_round) == (args.task, CLIENTS)]
+        args.figure.write_bytes(png(draw(found)))
 
 
 if __name__ == "__main__":

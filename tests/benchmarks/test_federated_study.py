@@ -178,10 +178,21 @@ def page() -> str:
 
 def test_the_page_quotes_the_tables(page: str, study: Any, study_tables: Any) -> None:
     rows = study.read_rows(RESULTS / "study.jsonl")
-    for table in study_tables.tables(rows):
-        if table.task == "reviews":
+    found = study_tables.tables(rows)
+    assert study_tables.summary(found) in page
+    for table in found:
+        if (table.task, table.per_round) == ("reviews", 10):
             assert study_tables.markdown(table) in page
     assert study_tables.page(rows) == (RESULTS / "study.md").read_text(encoding="utf-8")
+
+
+def test_the_page_quotes_what_aggregation_loses(page: str) -> None:
+    aggregation = importlib.import_module("aggregation")
+    found = json.loads((RESULTS / "aggregation.json").read_text(encoding="utf-8"))
+    assert aggregation.table(found) in page
+    for row, scenario in (("fedask, p = 0", "clients drift"), ("fedex", "clients unrelated")):
+        again = aggregation.over_seeds(row, scenario)
+        assert again == pytest.approx(found["scenarios"][scenario][row], rel=1e-3, abs=1e-9)
 
 
 def test_counted_bytes_are_those_of_the_formulas() -> None:
