@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 # From the bottom to the top; rooms of one layer do not know each other.
 LAYERS = (
     {"errors", "names", "randomness", "version"},
+    {"ranges"},
     {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},

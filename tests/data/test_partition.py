@@ -134,18 +134,21 @@ def test_a_hopeless_alpha_is_refused() -> None:
         cut(records(100, labels=2), dirichlet(5, 1e-4), seed=0)
 
 
-def test_columns_give_each_client_one_value_the_most_frequent_first() -> None:
+def test_columns_give_each_client_one_value_in_their_order() -> None:
     labels = ["rare"] + ["often"] * 5 + ["most"] * 7 + ["first of two"] * 3 + ["second of two"] * 3
     data = [{"label": label} for label in labels]
     parts = cut(data, settings(5, split="column", column="label"), seed=0)
     assert {name: {r["label"] for r in part} for name, part in parts.items()} == {
-        "client-1": {"most"},
-        "client-2": {"often"},
-        "client-3": {"first of two"},
-        "client-4": {"second of two"},
-        "client-5": {"rare"},
+        "client-1": {"first of two"},
+        "client-2": {"most"},
+        "client-3": {"often"},
+        "client-4": {"rare"},
+        "client-5": {"second of two"},
     }
     assert sum(map(len, parts.values())) == len(data)
+    for more in dict.fromkeys(labels):  # one record changes one client, and that one by itself
+        again = cut([*data, {"label": more}], settings(5, split="column", column="label"), seed=0)
+        assert [len(again[name]) - len(part) for name, part in parts.items()].count(0) == 4
 
 
 @pytest.mark.parametrize("clients", [2, 3, 7])
@@ -161,7 +164,7 @@ def test_a_column_of_another_number_of_values_is_refused(clients: int) -> None:
 def test_a_users_value_is_the_most_frequent_one_of_the_users_records() -> None:
     data = [{"label": label, "user": user} for user, label in ["ax", "ay", "ay", "by", "cx"]]
     parts = cut(data, settings(2, split="column", column="label"), seed=0, user_column="user")
-    assert [[r["user"] for r in part] for part in parts.values()] == [["a", "a", "a", "b"], ["c"]]
+    assert [[r["user"] for r in part] for part in parts.values()] == [["c"], ["a", "a", "a", "b"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
 from privlora.accounting import Plan, PoissonSampling, StepEvent
-from privlora.config import Settings, settings_from
+from privlora.config import PhaseSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import Reply, Request, refuse_unlisted
@@ -45,6 +45,12 @@ def changed(settings: Settings, **groups: Any) -> Settings:
 def test_sizes_at_which_noise_underflows_are_refused(value: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(value))):
         settings_of("tan", NAMES, privacy=value)
+
+
+def test_nor_has_a_phase_them() -> None:
+    for batch in (1e-300, 1e300, 0.0):
+        with pytest.raises(ValueError, match="expected_batch_size"):
+            PhaseSettings(rounds=1, expected_batch_size=batch)
 
 
 @pytest.mark.parametrize(("clip_norm", "batch"), [(5e-324, 1.0), (1.0, 1e-300), (float("nan"), 1.0)])

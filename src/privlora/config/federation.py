@@ -18,6 +18,7 @@ from pydantic import (
 
 from privlora.config.base import Group
 from privlora.errors import named, nearest
+from privlora.ranges import BATCHES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
@@ -51,9 +52,10 @@ class PhaseSettings(Group):
     """Consecutive rounds of one kind."""
 
     rounds: int = Field(ge=1)
+    """How many."""
     local_steps: int = Field(default=1, ge=1)
     """As federation.local_steps."""
-    expected_batch_size: float | None = Field(default=None, gt=0)
+    expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. With it
     goes the sampling rate of these rounds, expected_batch_size / public_dataset_size."""
 
@@ -70,7 +72,7 @@ class FederationSettings(Group):
     """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
     split: Literal["iid", "dirichlet", "column"] = "iid"
     """How data.path is cut: at random; by label with proportions from Dirichlet(alpha); or one client for each value of
-    a column, the most frequent first, where clients is the number of values."""
+    a column, in the order of the values, where clients is the number of values."""
     column: str | None = None
     """Column that split=dirichlet or split=column goes by."""
     alpha: float | None = Field(default=None, gt=0)

@@ -41,8 +41,8 @@ def cut(
 
     iid: at random; sizes differ by at most one. dirichlet: for each value of ``column``, the shares of the clients are
     drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al., 2019), whatever the clients have already; shares that
-    leave a client empty are drawn again, all of them. column: one client for each value, the most frequent first and of
-    equals the one seen first.
+    leave a client empty are drawn again, all of them. column: one client for each value, in the order of the
+    values: a record more or less leaves all others where they are.
 
     Args:
         records: of any number, in memory.
@@ -88,11 +88,11 @@ def _parts(
         return _one_for_each(of_value, clients, federation.column)
     if federation.split == "dirichlet":
         assert federation.alpha is not None
-        return _dirichlet(of_value, clients, federation.alpha, seed)
+        return _dirichlet(list(of_value.values()), clients, federation.alpha, seed)
     raise ConfigError(f"federation.split={federation.split!r} is unknown", fix="use iid, dirichlet or column")
 
 
-def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) -> list[list[int]]:
+def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) -> dict[Any, list[int]]:
     """The units that have each value, values in the order in which units come."""
     values = [_value(record, column, number) for number, record in enumerate(records, start=1)]
     if len({type(value) for value in values}) > 1:
@@ -105,7 +105,7 @@ def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) 
     for unit, of_unit in enumerate(units):
         value = Counter(values[i] for i in of_unit).most_common(1)[0][0]  # of equals, the first one seen
         found.setdefault(value, []).append(unit)
-    return list(found.values())
+    return found
 
 
 def _value(record: _Record, column: str, number: int) -> str | int:
@@ -120,7 +120,7 @@ def _value(record: _Record, column: str, number: int) -> str | int:
     return value
 
 
-def _one_for_each(of_value: list[list[int]], clients: int, column: str) -> list[list[int]]:
+def _one_for_each(of_value: dict[Any, list[int]], clients: int, column: str) -> list[list[int]]:
     if len(of_value) != clients:
         more = len(of_value) > clients
         raise DataError(
@@ -131,7 +131,7 @@ def _one_for_each(of_value: list[list[int]], clients: int, column: str) -> list[
             fix=f"set federation.clients to {len(of_value)}, or cut by another column"
             + (", such as one that joins values" if more else ""),
         )
-    return sorted(of_value, key=len, reverse=True)
+    return [of_value[value] for value in sorted(of_value)]
 
 
 def _dirichlet(of_value: list[list[int]], clients: int, alpha: float, seed: int) -> list[np.ndarray]:

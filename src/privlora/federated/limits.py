@@ -65,9 +65,7 @@ class Limits:
             )
         if privacy.unit == "user" and self.user_column not in (ANY_COLUMN, privacy.user_column):
             raise _beyond("users told apart by a column that its owner has not named", "user_column")
-        plan = (
-            server_plan(settings) if plan is None else plan
-        )  # what a trusted server says that it will release
+        plan = plan or server_plan(settings)  # else what a trusted server says that it will release
         if plan is not None:
             self._refuse_plan(plan, [each for each in others if not each.plan.insecure_noise])
 

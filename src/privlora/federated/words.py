@@ -170,6 +170,12 @@ def what_is_not_hidden(settings: Settings) -> list[str]:
     ]
     if not settings.privacy.protects:
         return found
+    if isinstance(federation.clients, int) and federation.split != "column":
+        found.append(
+            "How one set of records was cut into clients. Where a record goes can depend on all others, and the "
+            "statement is about the clients' records as they were cut. For one about the whole set, cut by a column, "
+            "or give each client a file of its own."
+        )
     if federation.privacy_model == "client":
         found.append(
             "A client's records from that client's own machine. The unit is the client, and it trains on its own "

@@ -13,7 +13,7 @@ from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.page import render
 from privlora.training.assembly import Parts
-from privlora.training.files import RunFolder, read_lines, set_times, write_atomically
+from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
 CARD_NAME, HTML_NAME = "README.md", "report.html"
 
@@ -49,7 +49,7 @@ def rewrite_report(folder: RunFolder) -> Path:
     ledger shows less than the report.
     """
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
-        raise RunError(f"no run in {str(folder.root)!r}", fix="give the folder that `privlora train` created")
+        raise no_run(folder.root)
     report = read_report(folder.report)
     statement, summary = report["statement"], None
     if statement is not None:
