@@ -19,7 +19,7 @@ from privlora.errors import RunError
 from privlora.federated.client import Client
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import REFUSED
-from privlora.federated.plans import charges_a_round
+from privlora.federated.phases import charged_after, charges_a_round
 
 NAMES = [f"owner-{k}" for k in range(3)]
 
@@ -72,8 +72,9 @@ def test_the_charges_of_a_round_are_as_many_as_is_said(
 ) -> None:
     """What a server holds ledgers against, and a client what is left of its budget."""
     one = made(tmp_path, rule, federation={"rounds": 1, **federation}).run()
-    assert one.settings.federation is not None
-    assert one.ledger_of("owner-0").charges == charges_a_round(one.settings.federation)
+    terms, charges = one.settings.federation, one.ledger_of("owner-0").charges
+    assert terms is not None
+    assert charges == charges_a_round(terms, 1) == charged_after(terms, one.settings.privacy, [1])
 
 
 @pytest.mark.parametrize("rule", ["joint", "tan"])
