@@ -12,7 +12,7 @@ from privlora.errors import PrivacyError
 
 CLIP_NORMS: Final = (1e-9, 1e9)
 """Of C. Squares of gradients that float32 loses are below 1e-38, and C^2 is not."""
-BATCHES: Final = (1e-3, 1e12)
+BATCHES: Final = (1e-6, 1e12)
 """Of b, in units."""
 NOISE_MULTIPLIERS: Final = (1e-6, 1e9)
 """Of sigma, with any promise left."""

@@ -230,3 +230,23 @@ def alike(one: States, other: States) -> bool:
         for group, found in one.items()
         for name, tensor in found.items()
     )
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "tan", "flexlora", "fedask", "flora", "scaffold"])
+def test_answers_of_a_round_that_is_void_are_forgotten(rule: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, settings_of(rule, NAMES), owners(len(NAMES)))
+    server, generator = federation.server, torch.Generator().manual_seed(1)
+    expected, before = server.expected("train", 1), server.states()
+    first, second = (
+        {name: torch.randn(shape, generator=generator) for name, shape in expected.items()} for _ in range(2)
+    )
+    found = []
+    for stale in (False, True):
+        if stale:
+            server.add("train", first, 1.0)
+        server.take_states(before)
+        server.add("train", second, 1.0)
+        server.close("train", 1, 1)
+        found.append(server.tensors(server.stages[-1]))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor)

@@ -14,7 +14,7 @@ import numpy as np
 
 from privlora.config import Settings
 from privlora.data.examples import Examples, pad_token
-from privlora.data.records import as_records, load_records
+from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivloraError
 from privlora.federated.plans import client_settings
@@ -47,6 +47,8 @@ def own_data(
     def load(some: Records) -> Data:
         return load_data(mine, tokenizer, some, model=model)
 
+    if _is_path(source):
+        refuse_missing(source, format=data.format)  # whether there is a file says nothing of what is in it
     try:
         records = load_records(source, format=data.format) if _is_path(source) else as_records(source or [])
     except ConfigError:

@@ -135,6 +135,10 @@ class RuleServer(Server):
         return states
 
     def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for stage in self.stages:
+            self.rule.close(
+                stage
+            )  # takes what came in of an unfinished round; where that moves the state is undone
         self.rule.load_state_dict(states["rule"])
         if self.parts.rule_average is not None:
             self.parts.rule_average.load_state_dict(states["average"])
