@@ -271,7 +271,7 @@ class Rehearsal:
             self._server = _Watched(server_of(settings, parts, self._plan))
         self._start = {group: dict(state) for group, state in self._server.states().items()}
         self._alike = _rounds_alike(settings, self._server)
-        self._run, self._number, self._ran = "", 1, 0
+        self._run, self._number, self._ran, self._told = "", 1, 0, settings
         self._ledger: Ledger | None = None
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class Rehearsal:
         before = self._public()
         self._wire.seen, self._server.taken = [], []
         turn = Turn(
-            self.settings,
+            self._told,
             self._wire,
             self._server,
             self._run,
@@ -334,6 +334,7 @@ class Rehearsal:
         if seed is not None:  # else all runs had the same noise
             privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seed + 7919 * self._ran})
             settings = settings.model_copy(update={"privacy": privacy})
+        self._told = settings  # masks depend on all that clients agreed to
         values = {"run": self._run, "settings": public_settings(settings).to_yaml()}
         for client in self._clients.values():
             client.workplaces[self._run] = self._workplace
