@@ -201,14 +201,18 @@ def test_a_sum_that_was_refused_leaves_no_secret(tmp_path: Path) -> None:
     federation = Federation(tmp_path, settings_of("joint", NAMES), owners(3))
     send = federation.exchange.send
 
+    kept: dict[str, int] = {}
+
     def cut(requests: list[Request]) -> list[Reply]:
-        return send(
-            [replace(r, values={**r.values, "length": 3}) if r.kind == "train" else r for r in requests]
-        )
+        asked = [replace(r, values={**r.values, "length": 3}) if r.kind == "train" else r for r in requests]
+        replies = send(asked)
+        found = [path for path in tmp_path.glob("owner-*/*/sum.secret") if path.stat().st_size]
+        kept.setdefault(requests[0].kind, len(found))
+        return replies
 
     federation.exchange.send = cut  # type: ignore[method-assign, assignment]
     federation.run()
-    assert not list(tmp_path.glob("owner-*/*/sum.secret"))
+    assert (kept["share"], kept["train"]) == (3, 0)
 
 
 @pytest.mark.parametrize("number", ["1", 1.0, None, -1, True])

@@ -78,15 +78,23 @@ class Desk:
     @property
     def settings(self) -> Settings:
         """The public settings that this client has agreed to. Raises RunError before it has joined."""
+        return read_terms(self._text)
+
+    @property
+    def terms(self) -> str:
+        """The same as text, as every party writes them."""
+        return canonical_terms(self._text)
+
+    @property
+    def _text(self) -> str:
         if not self.joined:
             raise RunError("asked to train before it joined", fix="join the federation first")
         try:
-            text = self._settings.read_text(encoding="utf-8")
+            return self._settings.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(
                 f"cannot read {str(self._settings)!r} ({type(error).__name__})", fix="restore it"
             ) from None
-        return read_terms(text)
 
     def open(self, settings: Settings, plan: Plan | None, text: str | None = None) -> None:
         """Join: ledger and note first, so that whoever has joined has them. Joining again on the same terms changes
@@ -268,6 +276,12 @@ class Desk:
                     why="two clients, or a client and its copy, could charge one ledger without knowing",
                     fix="put the folder itself there",
                 )
+
+
+@lru_cache(maxsize=4)
+def canonical_terms(text: str) -> str:
+    """The same terms as every party writes them."""
+    return read_terms(text).to_yaml()
 
 
 @lru_cache(maxsize=4)

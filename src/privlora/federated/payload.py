@@ -30,13 +30,13 @@ def like_of(expected: Mapping[str, tuple[int, ...]]) -> Tensors:
     return {name: torch.empty(shape, device="meta") for name, shape in expected.items()}
 
 
-def agreed_digest(terms: Settings, sent: Tensors) -> bytes:
-    """32 bytes: all that a client's answer follows from beside its records. terms: as agreed on (`public_settings`).
+def agreed_digest(terms: str, sent: Tensors) -> bytes:
+    """32 bytes: all that a client's answer follows from beside its records. terms: `public_settings` as YAML.
 
     Masks depend on it. A client whose terms differ in anything, such as what sums are divided by, rounds to another
     lattice, and its noise would be too small or too large for the others'.
     """
-    return digest_of(sent, {"terms": terms.to_yaml()})
+    return digest_of(sent, {"terms": terms})
 
 
 def clipped_share(answer: Tensors, settings: Settings, ledger: Ledger, noise: NoiseSource) -> np.ndarray:

@@ -137,7 +137,7 @@ class Session:
         if self.federation.secure:
             participant = self._participant(request)
             vector = tensors[SUM].numpy()
-            agreed = agreed_digest(self.desk.settings, dict(request.tensors))
+            agreed = agreed_digest(self.desk.terms, dict(request.tensors))
             try:
                 masked = participant.mask(_asked(request, "mask"), vector, agreed)
             finally:

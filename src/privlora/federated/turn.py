@@ -98,7 +98,7 @@ class Turn:
         collector = Collector(terms, whole=stage != self.server.stages[0])
         self._phase("share", stage, collector, collector.ask_shares())
         sent = self.server.tensors(stage)
-        agreed = agreed_digest(public_settings(self.settings), sent)
+        agreed = agreed_digest(public_settings(self.settings).to_yaml(), sent)
         length = int(np.sum([np.prod(shape) for shape in expected.values()]))
         self._phase("mask", stage, collector, collector.ask_vectors(agreed, length), sent)
         self._phase("agree", stage, collector, collector.ask_agreement())
