@@ -150,6 +150,25 @@ def test_a_record_that_cannot_be_read_counts_as_none(
             torch.testing.assert_close(tensor, plain.tensors[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("user", [0, 77])
+def test_one_record_whose_user_is_a_number_spoils_no_other(
+    user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a user of its own, or of one whose other records have the same number as a string."""
+    without_noise(monkeypatch)
+    drawing(monkeypatch, lambda n: list(range(n)))
+    users = {"unit": "user", "user_column": "who", "max_records_per_user": 2}
+    settings = settings_of("fedavg", NAMES, privacy=users)
+    named: Any = [{**record, "who": str(number)} for number, record in enumerate(records(1))]
+    found = []
+    for who in (user, str(user)):
+        own = [*named, {**records(2)[0], "who": who}]
+        found.append(lone(tmp_path / type(who).__name__, settings, own))
+    assert [reply.refused for reply in found] == [None, None]
+    for name, tensor in found[0].tensors.items():
+        torch.testing.assert_close(tensor, found[1].tensors[name], rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("rule", ["tan", "joint"])
 def test_a_client_without_records_answers(rule: str, tmp_path: Path) -> None:
     settings = settings_of(rule, NAMES)

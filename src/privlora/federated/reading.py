@@ -56,6 +56,7 @@ def own_data(
     except PrivloraError as error:
         _log.error("%s: its records cannot be read, so it trains on none: %s", name, error)
         records = []
+    records = [_with_named_user(record, mine.privacy.user_column) for record in records]
     try:
         return load(records)
     except ConfigError:
@@ -67,6 +68,14 @@ def own_data(
         return load(readable)
     nothing = Examples([], pad_token_id=pad_token(tokenizer))
     return Data(nothing, Units(np.arange(0)), nothing)
+
+
+def _with_named_user(record: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
+    """The record with its user as a string. One record more, whose user is a number, must not spoil all others."""
+    user = None if column is None else record.get(column)
+    if column is None or isinstance(user, bool) or not isinstance(user, int):
+        return record
+    return {**record, column: str(user)}
 
 
 def _is_path(source: Any) -> TypeGuard[str | list[str]]:
