@@ -183,7 +183,12 @@ def main() -> None:
     study = Study(chosen.out, Runner(chosen.assets))
     study.append({"machine": describe_machine()})
     for task in chosen.tasks:
-        rates = {(e, row): study.rate(task, row, e) for e in chosen.epsilons for row in chosen.rows}
+        rates = {
+            (e, row): study.rate(task, row, e)
+            for e in chosen.epsilons
+            for row in chosen.rows
+            if exists(selection(task, row, e, RATES[FIRST_RATE]))
+        }
         for cell in planned(task, rates, chosen):
             study.run(cell)
 

@@ -151,7 +151,9 @@ class Cell:
 
 
 def exists(cell: Cell) -> bool:
-    """Whether there is such a cell."""
+    """Whether there is such a cell. Without privacy nothing is clipped, so no row clips otherwise than others."""
+    if cell.epsilon is None and "clipping" in ROWS[cell.row].method:
+        return False
     return cell.split != "domain" or TASKS[cell.task].domain is not None
 
 
