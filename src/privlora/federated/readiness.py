@@ -13,7 +13,8 @@ from typing import Any
 
 from privlora.config import Settings
 from privlora.data.examples import Template
-from privlora.data.records import HUB, Format, load_records, missing_column, refuse_missing
+from privlora.data.formats import Format
+from privlora.data.records import HUB, load_records, missing_column, refuse_missing
 from privlora.data.tasks import find_task, task_records
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.federated.messages import NO_MODEL, NO_RECORDS

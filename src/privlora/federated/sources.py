@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privlora.config import IN_MEMORY, ClientSettings, Settings
+from privlora.data.formats import Format
 from privlora.data.partition import cut
-from privlora.data.records import Format, as_records, load_records, refuse_missing
+from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.errors import ConfigError, DataError, RunError, nearest
 from privlora.federated.plans import federation_of
 from privlora.training.inputs import check_sources
