@@ -11,6 +11,7 @@ import torch
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
 from privlora.federated.messages import Reply
+from privlora.federated.sources import records_of, refuse_missing_sources
 
 NAMES = ["owner-0", "owner-1", "owner-2"]
 OWN = records(1)
@@ -82,3 +83,53 @@ def test_one_broken_line_moves_no_other_record(
     assert_same(found, plain)
     assert "what cannot be read counts as none" in caplog.text
     assert "Alice" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("a.csv", "jsonl"),
+        ("a.CSV", "text"),
+        ("a.jsonl", "csv"),
+        ("a.jsonl", "text"),
+        ("a.json", "csv"),
+        ("a.txt", "jsonl"),
+        ("a.csv", "auto"),
+        ("a.unknown", "jsonl"),  # only the terms can say what it is
+    ],
+)
+def test_a_file_is_read_by_its_own_name(
+    name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_noise(monkeypatch)
+    drawing(monkeypatch, lambda n: list(range(n)))
+    plain = answer(tmp_path / "plain", write(tmp_path / "own" / "a.jsonl", OWN))
+    written = write(tmp_path / name.lower(), OWN).rename(tmp_path / name)
+    assert_same(answer(tmp_path / "found", written, format=format), plain)
+
+
+def test_what_a_name_leaves_open_is_as_the_terms_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_noise(monkeypatch)
+    drawing(monkeypatch, lambda n: list(range(n)))
+    plain = answer(tmp_path / "plain", write(tmp_path / "a.jsonl", OWN))
+    lines = write(tmp_path / "b.jsonl", OWN).rename(tmp_path / "b.json")
+    assert_same(answer(tmp_path / "lines", lines, format="jsonl"), plain)
+    whole = write(tmp_path / "c.txt", [{"text": "\n\n".join(record["text"] for record in OWN)}])
+    assert_same(answer(tmp_path / "paragraphs", whole, format="paragraphs"), plain)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "paragraphs"])
+def test_no_format_of_the_terms_makes_a_client_refuse(format: str, tmp_path: Path) -> None:
+    for name in ("a.csv", "a.json"):
+        assert (
+            answer(tmp_path / name / "run", write(tmp_path / name / name, OWN), format=format).refused is None
+        )
+
+
+def test_clients_of_one_process_are_read_by_their_names_too(tmp_path: Path) -> None:
+    paths = [str(write(tmp_path / name, OWN)) for name in ("a.csv", "b.jsonl", "c.json")]
+    clients = [{"name": name, "path": path} for name, path in zip(NAMES, paths, strict=True)]
+    settings = settings_of("fedavg", NAMES, data={"format": "csv"}, federation={"clients": clients})
+    refuse_missing_sources(settings, None, None)
+    found = records_of(settings, None)
+    assert found == dict.fromkeys(NAMES, OWN)

@@ -49,7 +49,7 @@ def own_data(
         return load_data(mine, tokenizer, some, model=model)
 
     if _is_path(source):
-        refuse_missing(source, format=data.format)  # whether there is a file says nothing of what is in it
+        refuse_missing(source, otherwise=data.format)  # whether there is a file says nothing of what is in it
     try:
         records = _own_records(name, source, data.format)
     except ConfigError:
@@ -72,12 +72,15 @@ def own_data(
 
 
 def _own_records(name: str, source: str | Sequence[str] | Records | None, format: Format) -> Records:
-    """Without what cannot be read as a record. Raises DataError where nothing can."""
+    """Without what cannot be read as a record. Raises DataError where nothing can.
+
+    format: of the terms, for files whose own names leave it open.
+    """
     if not _is_path(source):
         return as_records(source or [])
     broken: list[DataError] = []
     try:
-        return load_records(source, format=format, broken=broken.append)
+        return load_records(source, otherwise=format, broken=broken.append)
     finally:
         if broken:
             _log.error("%s: what cannot be read counts as none, first of all this: %s", name, broken[0])

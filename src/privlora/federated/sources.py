@@ -45,7 +45,7 @@ def refuse_missing_sources(
         if client.name not in given:
             assert client.path is not None
             try:
-                refuse_missing(client.path, format=data.format)
+                refuse_missing(client.path, otherwise=data.format)
             except DataError as error:
                 raise error.of(f"client {client.name}") from None
 
@@ -63,12 +63,12 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
 
 
 def _of_one(client: ClientSettings, found: Mapping[str, Records], format: Format) -> Records:
-    """Raises DataError that names the client."""
+    """format: for a file whose own name leaves it open. Raises DataError that names the client."""
     try:
         if client.name in found:
             return as_records(found[client.name])
         assert client.path is not None
-        return load_records(client.path, format=format)
+        return load_records(client.path, otherwise=format)
     except DataError as error:
         raise error.of(f"client {client.name}") from None
 
