@@ -119,23 +119,17 @@ def _serve(
     parts = build_parts(settings, model, PublicStart(tokenizer))
     parts.adapter.detach()  # clients of this process need the model as it is
     server = server_of(settings, parts, plan)
-    ledger = None if own is None else _ledger(folder, own)
-    try:
-        rounds = Rounds(
-            settings,
-            exchange,
-            server,
-            folder,
-            history,
-            plan=plan,
-            ledger=ledger,
-            evaluation=_examples(settings, tokenizer, evaluation),
-            observer=observer,
-        )
-        ledgers = rounds.serve()
-    finally:
-        if ledger is not None:
-            ledger.close()
+    rounds = Rounds(
+        settings,
+        exchange,
+        server,
+        folder,
+        history,
+        plan=plan,
+        evaluation=_examples(settings, tokenizer, evaluation),
+        observer=observer,
+    )
+    ledgers = _to_the_end(rounds, own)
     found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
     summary = read_ledger(folder.ledger) if found else _own(folder, own)
     folder.hide_settings()
@@ -148,8 +142,22 @@ def _serve(
     return Federated(folder.release, rounds.history.begun, spent, summary.plan.delta, against)
 
 
-def _ledger(folder: RunFolder, plan: Plan) -> Ledger:
-    return Ledger.open(folder.ledger) if folder.has_plan else Ledger.create(folder.ledger, plan)
+def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
+    """`Rounds.serve`; a trusted server's ledger is closed after it, and a run whose ledger is closed is only loaded.
+
+    own: the plan of a trusted server's ledger.
+    """
+    if own is None:
+        return rounds.serve()
+    folder = rounds.folder
+    if folder.has_plan and read_ledger(folder.ledger).closed:  # died while publishing, or resumed once more
+        rounds.take_up()
+        return {}
+    with Ledger.open(folder.ledger) if folder.has_plan else Ledger.create(folder.ledger, own) as ledger:
+        rounds.ledger = ledger
+        given = rounds.serve()
+        ledger.finish()
+    return given
 
 
 def _own(folder: RunFolder, plan: Plan | None) -> LedgerSummary | None:
