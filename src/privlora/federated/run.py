@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
+from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings, load_settings
 from privlora.data.examples import Examples
@@ -19,7 +19,7 @@ from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
-from privlora.federated.ledgers import keep_ledgers
+from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
@@ -130,8 +130,11 @@ def _serve(
         observer=observer,
     )
     ledgers = _to_the_end(rounds, own)
+    released = None if own is None else read_ledger(folder.ledger)
+    if settings.privacy.private:
+        refuse_all_void(settings, history, plan, ledgers, released)
     found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
-    summary = read_ledger(folder.ledger) if found else _own(folder, own)
+    summary = read_ledger(folder.ledger) if found else released
     folder.hide_settings()
     facts = federation_facts(settings, server, history.rounds(), found)
     publish(folder, server.parts, summary, federation=facts)
@@ -158,10 +161,6 @@ def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
         given = rounds.serve()
         ledger.finish()
     return given
-
-
-def _own(folder: RunFolder, plan: Plan | None) -> LedgerSummary | None:
-    return None if plan is None else read_ledger(folder.ledger)
 
 
 def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) -> Examples | None:
