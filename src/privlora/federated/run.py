@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
-from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings, load_settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
@@ -21,6 +20,7 @@ from privlora.federated.history import History
 from privlora.federated.joint import JointServer
 from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
+from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
     client_plan,
@@ -71,13 +71,13 @@ def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
     federation = federation_of(settings)
     if federation.joint:
         return JointServer(parts, plan)
-    chosen, lora = rule_settings(settings), settings.adapter
+    chosen = rule_settings(settings)
     kind = rule_of(federation)
     state = parts.coordinates.state_dict()
     groups = range(len(parts.adapter.groups))
     if "0.left" in state:
         start = [(state[f"{g}.left"], state[f"{g}.right"]) for g in groups]
-        rule, scale = kind(start, chosen), lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
+        rule, scale = kind(start, chosen), scale_of(settings)
     else:
         rule, scale = kind(parts.coordinates.factors(), chosen), 1.0
         # Factors of an update that is zero have forgotten its subspaces.
