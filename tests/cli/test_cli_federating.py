@@ -17,6 +17,7 @@ from federation_cases import NAMES, federation_settings, write_clients
 
 import privlora
 from privlora.accounting import read_ledger
+from privlora.errors import RunError
 from privlora.federated.history import Round
 from privlora.federated.progress import RoundProgress, in_bytes
 from privlora.federated.rule_facts import Example
@@ -249,6 +250,21 @@ def test_a_round_that_died_is_void_and_said_so(
     charged = read_ledger(folder / "run" / "release" / "ledger.jsonl").charges
     assert charged == 2  # the round that died had not been charged
     assert f"; {charged} steps of Gaussian mechanism" in resumed.out
+
+
+def test_a_run_of_void_rounds_fails_in_words(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RunError("this machine cannot train", fix="mend it")
+
+    monkeypatch.setattr("privlora.federated.local.train_locally", fail)
+    ended = call(capsys, "federate", config)
+    assert ended.code == 2
+    assert "all 2 rounds are void (no client answered): nothing moved" in ended.err
+    assert "Traceback" not in ended.err
+    assert "adapter" not in ended.out
+    assert not (folder / "run/release/adapter_model.safetensors").exists()
 
 
 def test_an_interruption_before_the_start_leaves_nothing(

@@ -19,6 +19,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import ledger
 from privlora.data.sampling import PoissonSampler
+from privlora.errors import RunError
 from privlora.federated import progress
 from privlora.federated.history import Round
 from privlora.federated.messages import Request
@@ -129,6 +130,29 @@ def test_an_answer_that_is_dropped_names_nobody_in_the_log(
         made.run()
     assert "dropped" in caplog.text
     assert "owner-" not in caplog.text
+
+
+def test_only_the_clients_own_lines_name_who_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one process they are on the server's screen; the server's own lines name nobody whom it drew."""
+
+    def fail(*_: Any) -> None:
+        raise RunError("this machine cannot train", fix="mend it")
+
+    drawing(monkeypatch, DRAWS["a few"])
+    monkeypatch.setattr("privlora.federated.local.train_locally", fail)
+    run = {"output": str(tmp_path / "run")}
+    with caplog.at_level(logging.INFO):
+        federate(
+            settings_of("fedavg", NAMES, federation=SECRET, run=run),
+            model=tiny_model(),
+            tokenizer=tiny_tokenizer(),
+            records=owners(len(NAMES)),
+        )
+    named = [record for record in caplog.records if "owner-" in record.getMessage()]
+    assert len(named) == 4
+    assert {record.name for record in named} == {"privlora.federated.client"}
 
 
 def test_the_plan_says_that_the_draw_is_secret_and_promises_no_schedule() -> None:

@@ -6,32 +6,19 @@ either, and the hub is asked only for what is written with ``hf://``.
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
 import hashlib
 import itertools
 import json
 import re
 import sys
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, NoReturn, get_args
 
+from privlora.data.formats import FORMAT_OF_SUFFIX, LEFT_OPEN, Broken, Format, Record, read_file
 from privlora.errors import ConfigError, DataError, named
 
-Record = dict[str, Any]
-Format = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
-
-_FORMAT_OF_SUFFIX: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".txt": "text",
-}
 HUB = "hf://"
 """Begins the name of a hub dataset; nothing else is ever sought there."""
 
@@ -42,7 +29,18 @@ _SHOWN_COLUMNS = 20
 _COLUMN = re.compile(r"[^\W\d][\w.-]{0,39}")
 
 
-def load_records(path: str | list[str], *, format: Format = "auto", limit: int | None = None) -> list[Record]:
+def _refuse(error: DataError) -> NoReturn:
+    raise error from None  # what it came from may hold a record
+
+
+def load_records(
+    path: str | list[str],
+    *,
+    format: Format = "auto",
+    otherwise: Format = "auto",
+    limit: int | None = None,
+    broken: Broken = _refuse,
+) -> list[Record]:
     """Read records, one dictionary each, in the order of the files.
 
     Args:
@@ -51,7 +49,11 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
         format: ``auto`` goes by the file's ending. ``jsonl`` is one object a line, ``json`` a list of
             objects, ``text`` one record a non-blank line and ``paragraphs`` one between blank lines (both
             as column "text").
+        otherwise: the format, under ``auto``, of a file whose ending leaves it open: an unknown one, ``.json``
+            (``jsonl``) and ``.txt`` (``paragraphs``).
         limit: keep only the first ``limit`` records.
+        broken: is told what of a file that is there cannot be read as a record, and may raise. What it does not raise
+            for counts as no record (`privlora.data.formats` says how far the others stay as they are).
 
     Returns:
         At least one record.
@@ -68,7 +70,11 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is below 1", fix="leave it out to read everything")
     sources = [path] if isinstance(path, str) else path
-    records = list(itertools.islice(itertools.chain.from_iterable(_read(s, format) for s in sources), limit))
+    records = list(
+        itertools.islice(
+            itertools.chain.from_iterable(_read(s, format, otherwise, broken) for s in sources), limit
+        )
+    )
     if not records:
         raise DataError(
             f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
@@ -77,11 +83,11 @@ def load_records(path: str | list[str], *, format: Format = "auto", limit: int |
     return records
 
 
-def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:
+def refuse_missing(path: str | list[str], *, format: Format = "auto", otherwise: Format = "auto") -> None:
     """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking."""
     for source in [path] if isinstance(path, str) else path:
         if not source.startswith(HUB):
-            _local(source, format)
+            _local(source, format, otherwise)
 
 
 def as_records(data: Any) -> list[Mapping[str, Any]]:
@@ -126,7 +132,7 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
 
 def is_data_file_name(text: str) -> bool:
     """Whether a string ends like the name of a data file; nothing is looked up."""
-    return text.lower().endswith((*_FORMAT_OF_SUFFIX, ".gz")) and "\n" not in text
+    return text.lower().endswith((*FORMAT_OF_SUFFIX, ".gz")) and "\n" not in text
 
 
 def shown(source: str) -> str:
@@ -197,15 +203,14 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
     )
 
 
-def _read(source: str, format: Format) -> Iterator[Record]:
+def _read(source: str, format: Format, otherwise: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
     else:
-        file, kind = _local(source, format)
-        yield from _read_file(file, kind, zipped=file.name.lower().endswith(".gz"))
+        yield from read_file(*_local(source, format, otherwise), broken)
 
 
-def _local(source: str, format: Format) -> tuple[Path, Format]:
+def _local(source: str, format: Format, otherwise: Format) -> tuple[Path, Format]:
     """The file and its format. Raises DataError if there is none; nothing but the local disk is asked."""
     file = Path(source)
     try:
@@ -223,141 +228,15 @@ def _local(source: str, format: Format) -> tuple[Path, Format]:
     if not is_file:
         # What is there on the disk is a path, whatever it looks like.
         raise DataError(f"{source!r} is not a file", fix="name the files in it, as a list")
-    known = _FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix)
-    if format == "auto" and known is None:
+    known = FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix)
+    if format == "auto":
+        format = known if known and otherwise != LEFT_OPEN.get(known) else otherwise
+    if format == "auto":
         raise DataError(
-            f"the ending of {source} does not say what it is", fix="set format, for example to jsonl"
+            f"the ending of {source} does not say what it is",
+            fix="give it one that does, such as .jsonl, or set format",
         )
-    return file, known if format == "auto" and known else format
-
-
-def _read_file(file: Path, format: Format, zipped: bool) -> Iterator[Record]:
-    if format == "parquet":
-        yield from _read_parquet(file, zipped)
-        return
-    readers = {
-        "jsonl": _read_jsonl,
-        "json": _read_json,
-        "csv": _read_csv,
-        "text": _read_lines,
-        "paragraphs": _read_paragraphs,
-    }
-    # utf-8-sig: spreadsheet programs write a byte order mark, which does not belong to the first column's name.
-    encoding, newline = "utf-8-sig", ""
-    try:
-        with (
-            gzip.open(file, "rt", encoding=encoding, newline=newline)
-            if zipped
-            else open(file, encoding=encoding, newline=newline)
-        ) as stream:
-            yield from readers[format](stream, file)
-    except UnicodeDecodeError:
-        # Not chained: the original error shows the bytes.
-        raise DataError(
-            f"{file} is not UTF-8 text", fix="convert it, for example with iconv -t UTF-8"
-        ) from None
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise DataError(f"{file} is not a whole gzip file", fix="copy or compress it again") from None
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror or type(error).__name__}",
-            fix="check its permissions and its disk",
-        ) from error
-
-
-def _read_jsonl(stream: TextIO, file: Path) -> Iterator[Record]:
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            # Not chained: the original error holds the line.
-            where = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise DataError(
-                f"{file}, line {number}{where}: this is not JSON", fix="mend or remove the line"
-            ) from None
-        yield _object(record, f"{file}, line {number}")
-
-
-def _read_json(stream: TextIO, file: Path) -> Iterator[Record]:
-    content = stream.read()
-    if not content.strip():
-        return
-    try:
-        records = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise DataError(
-            f"{file}{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl"
-        ) from None
-    if not isinstance(records, list):
-        raise DataError(
-            f"{file} is not a list of objects", fix="write [{...}, {...}], or one object a line as .jsonl"
-        )
-    for number, record in enumerate(records, start=1):
-        yield _object(record, f"{file}, item {number}")
-
-
-def _object(record: object, where: str) -> Record:
-    if not isinstance(record, dict):
-        raise DataError(
-            f"{where}: this is a JSON {type(record).__name__}, not an object with columns",
-            fix='write {"text": ...}, or set format to text',
-        )
-    return record
-
-
-def _read_csv(stream: TextIO, file: Path) -> Iterator[Record]:
-    reader = csv.reader(stream, strict=True)
-    try:
-        header = next(reader, [])
-        if len(set(header)) != len(header) or (header and "" in header):
-            raise DataError(
-                f"{file}, line 1: a column has no name, or two have the same", fix="name every column once"
-            )
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"{file}, line {reader.line_num}: {len(row)} fields under a header of {len(header)}",
-                    fix='quote fields that contain a comma or a line break with "..."',
-                )
-            yield dict(zip(header, row, strict=True))
-    except csv.Error as error:
-        raise DataError(
-            f"{file}, line {reader.line_num}: {error}", fix="mend the quotes, or use jsonl"
-        ) from None
-
-
-def _read_parquet(file: Path, zipped: bool) -> Iterator[Record]:
-    import pyarrow
-    import pyarrow.parquet
-
-    if zipped:
-        raise DataError(
-            f"{file}: Parquet inside gzip cannot be read", fix="unpack it; Parquet is compressed inside"
-        )
-    try:
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file} is not a readable Parquet file ({type(error).__name__})", fix="write or copy it again"
-        ) from None
-
-
-def _read_lines(stream: TextIO, file: Path) -> Iterator[Record]:
-    for line in stream:
-        if line.strip():
-            yield {"text": line.rstrip("\r\n")}
-
-
-def _read_paragraphs(stream: TextIO, file: Path) -> Iterator[Record]:
-    for blank, lines in itertools.groupby(stream, key=lambda line: not line.strip()):
-        if not blank:
-            yield {"text": "\n".join(line.rstrip("\r\n") for line in lines)}
+    return file, format
 
 
 def _read_hub(source: str) -> Iterator[Record]:

@@ -14,10 +14,18 @@ import torch
 from torch import Tensor
 
 from privlora.accounting import Plan
-from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
 from privlora.federated.broadcast import refuse_foreign
-from privlora.federated.local import TOGETHER, Job, end_to_end, members_of, owners_of, rates
+from privlora.federated.local import (
+    TOGETHER,
+    Job,
+    dtype_beside,
+    end_to_end,
+    members_of,
+    owners_of,
+    rates,
+    scale_of,
+)
 from privlora.federated.messages import SUM
 from privlora.federated.payload import lattice_of
 from privlora.federated.plans import federation_of, plan_in, resolved, round_settings
@@ -72,10 +80,10 @@ def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> P
     adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
     space = SPACES[method.space]
     of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
-    dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+    dtype = dtype_beside(model)
     # Where it starts makes no difference: the point follows.
     start = space.start(
-        adapter, "random", seed=0, scale=_scale(settings), dtype=dtype, subspaces=None, **of_space
+        adapter, "random", seed=0, scale=scale_of(settings), dtype=dtype, subspaces=None, **of_space
     )
     joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
     coordinates = start.stacked(joint, 1)
@@ -88,11 +96,6 @@ def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> P
         settings=settings,
         hyper=hyper,
     )
-
-
-def _scale(settings: Settings) -> float:
-    lora = settings.adapter
-    return lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
 
 
 def _mechanism(

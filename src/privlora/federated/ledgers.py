@@ -66,6 +66,48 @@ def keep_ledgers(
     return found
 
 
+def refuse_all_void(
+    settings: Settings,
+    history: History,
+    plan: Plan | None,
+    given: Mapping[str, str],
+    own: LedgerSummary | None,
+) -> None:
+    """Raise RunError where no round came to anything, saying why and what was charged all the same.
+
+    plan, given: of the clients' ledgers. own: a trusted server's ledger, of which no more is told than it shows.
+    """
+    rounds = history.rounds()
+    if any(one.void is None for one in rounds):
+        return
+    reasons = "" if own else f" ({', '.join(sorted({str(one.void) for one in rounds}))})"
+    raise RunError(
+        f"all {len(rounds)} rounds are void{reasons}: nothing moved, so there is no adapter",
+        why=f"charged all the same: {_charged(settings, plan, given, own)}",
+        fix="see what the clients logged, mend it, and start a new federation in another folder",
+    )
+
+
+def _charged(
+    settings: Settings, plan: Plan | None, given: Mapping[str, str], own: LedgerSummary | None
+) -> str:
+    """How much of what is planned, as the ledgers show."""
+    if own is not None:
+        return f"{own.charges} of {own.plan.steps} steps in the server's ledger"
+    assert plan is not None
+    found: list[int] = []
+    missing: list[str] = []
+    for name in federation_of(settings).names:
+        try:
+            found.append(_right(name, given.get(name, ""), plan, 0).charges)
+        except PrivloraError:
+            missing.append(name)
+    if not found:
+        return "no client gave its ledger, so its own folder says how much"
+    shown = f"at most {max(found)} of {plan.steps} steps in a client's ledger" if max(found) else "nothing"
+    return f"{shown}, as far as ledgers were given (not by {', '.join(missing)})" if missing else shown
+
+
 def most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
     """The client whose ledger has the most charges, the first of several: its budget bounds all others', since all
     ledgers charge the phases of one plan in one order."""

@@ -128,15 +128,26 @@ def rates(settings: Settings, number: int) -> Callable[[int], float]:
     )
 
 
+def scale_of(settings: Settings) -> float:
+    """LoRA's, of the settings' adapter."""
+    lora = settings.adapter
+    return lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
+
+
+def dtype_beside(model: torch.nn.Module) -> torch.dtype:
+    """Of what a client trains beside the frozen model: float32, unless the model is float64."""
+    return torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+
+
 def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, number: int) -> Parts:
     """One client's parts, at the beginning of a round."""
     trains = rule_of(federation_of(settings)).trains(number, rule_settings(settings))
-    hyper, method, lora = resolved(settings), find_method(settings.method.name), settings.adapter
-    adapter = adapter_for(settings, model, dropout=lora.lora_dropout)
+    hyper, method = resolved(settings), find_method(settings.method.name)
+    adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
     if trains == "tangent":
         adapter = _of_rank(adapter, 2 * adapter.rank)
     hyper = replace(hyper, averaging=0.0)  # the server averages; of a client, where it ends is asked
-    scale = 1.0 if trains == "tangent" else lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
+    scale = 1.0 if trains == "tangent" else scale_of(settings)
     for group, pair in zip(adapter.groups, beginning.offset or (), strict=False):
         adapter.subtract(group, -scale * pair[0], pair[1])
     coordinates = _coordinates(trains, adapter, beginning.state, scale, model, hyper)
@@ -157,7 +168,7 @@ def _coordinates(
     model: torch.nn.Module,
     hyper: Hyperparameters,
 ) -> Coordinates:
-    dtype = torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+    dtype = dtype_beside(model)
     groups = range(len(adapter.groups))
 
     def of(name: str, g: int) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any
 
 from privlora.config import Settings
 from privlora.data.examples import Template
-from privlora.data.records import HUB, Format, load_records, missing_column, refuse_missing
+from privlora.data.formats import Format
+from privlora.data.records import HUB, load_records, missing_column, refuse_missing
 from privlora.data.tasks import find_task, task_records
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.federated.messages import NO_MODEL, NO_RECORDS
@@ -36,6 +37,8 @@ class NotReadyError(PrivloraError):
 def refuse_missing_records(path: str | list[str] | None, *, in_memory: bool, format: Format) -> None:
     """Raise NotReadyError where a file that the client's owner names is not there.
 
+    format: of the terms, for files whose own names leave it open.
+
     What is in it makes no difference: the server could ask about records by the columns that it names in its terms.
     """
     if in_memory:
@@ -43,7 +46,7 @@ def refuse_missing_records(path: str | list[str] | None, *, in_memory: bool, for
     try:
         if path is None:
             raise DataError("there is no path of records", fix="give this client its records")
-        refuse_missing(path, format=format)
+        refuse_missing(path, otherwise=format)
     except PrivloraError as problem:
         raise NotReadyError(problem, NO_RECORDS) from None
 
@@ -57,7 +60,7 @@ def warn_of_unreadable(
     if records is None and any(source.startswith(HUB) for source in sources):
         return
     try:
-        given = records if records is not None else load_records(sources, format=data.format, limit=1)
+        given = records if records is not None else load_records(sources, otherwise=data.format, limit=1)
         first = list(given[:1])
         shown = first if data.task is None else task_records(find_task(data.task), first)
         needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]

@@ -14,9 +14,10 @@ import numpy as np
 
 from privlora.config import Settings
 from privlora.data.examples import Examples, pad_token
+from privlora.data.formats import Format
 from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.data.units import Units
-from privlora.errors import ConfigError, PrivloraError
+from privlora.errors import ConfigError, DataError, PrivloraError
 from privlora.federated.plans import client_settings
 from privlora.training.inputs import Data, load_data
 
@@ -48,9 +49,9 @@ def own_data(
         return load_data(mine, tokenizer, some, model=model)
 
     if _is_path(source):
-        refuse_missing(source, format=data.format)  # whether there is a file says nothing of what is in it
+        refuse_missing(source, otherwise=data.format)  # whether there is a file says nothing of what is in it
     try:
-        records = load_records(source, format=data.format) if _is_path(source) else as_records(source or [])
+        records = _own_records(name, source, data.format)
     except ConfigError:
         raise  # of terms that nobody can follow, whatever the records are
     except PrivloraError as error:
@@ -68,6 +69,21 @@ def own_data(
         return load(readable)
     nothing = Examples([], pad_token_id=pad_token(tokenizer))
     return Data(nothing, Units(np.arange(0)), nothing)
+
+
+def _own_records(name: str, source: str | Sequence[str] | Records | None, format: Format) -> Records:
+    """Without what cannot be read as a record. Raises DataError where nothing can.
+
+    format: of the terms, for files whose own names leave it open.
+    """
+    if not _is_path(source):
+        return as_records(source or [])
+    broken: list[DataError] = []
+    try:
+        return load_records(source, otherwise=format, broken=broken.append)
+    finally:
+        if broken:
+            _log.error("%s: what cannot be read counts as none, first of all this: %s", name, broken[0])
 
 
 def _with_named_user(record: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:

@@ -70,11 +70,7 @@ class Rounds:
         """
         federation, run = federation_of(self.settings), self.settings.run
         self._join()
-        saved = 0
-        if self.folder.checkpoint.exists():
-            saved, states = load_checkpoint(self.folder.checkpoint, run_id=self.history.run)
-            self.server.take_states(states)
-        self.history.void_after(saved)
+        self.take_up()
         begun = self.history.begun
         if begun == 0:
             self._evaluate(0)
@@ -95,6 +91,14 @@ class Rounds:
         if missed is not None:
             _log.warning("ATTENTION: %s", missed)
         return given
+
+    def take_up(self) -> None:
+        """Go back to the last round that was saved; nobody is asked anything."""
+        saved = 0
+        if self.folder.checkpoint.exists():
+            saved, states = load_checkpoint(self.folder.checkpoint, run_id=self.history.run)
+            self.server.take_states(states)
+        self.history.void_after(saved)
 
     def _participants(self) -> Iterator[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""

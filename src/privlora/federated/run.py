@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.adapters.peft_files import lora_scaling
+from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.config import Settings, load_settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
@@ -19,8 +18,9 @@ from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
 from privlora.federated.history import History
 from privlora.federated.joint import JointServer
-from privlora.federated.ledgers import keep_ledgers
+from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
+from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
     client_plan,
@@ -71,13 +71,13 @@ def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
     federation = federation_of(settings)
     if federation.joint:
         return JointServer(parts, plan)
-    chosen, lora = rule_settings(settings), settings.adapter
+    chosen = rule_settings(settings)
     kind = rule_of(federation)
     state = parts.coordinates.state_dict()
     groups = range(len(parts.adapter.groups))
     if "0.left" in state:
         start = [(state[f"{g}.left"], state[f"{g}.right"]) for g in groups]
-        rule, scale = kind(start, chosen), lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
+        rule, scale = kind(start, chosen), scale_of(settings)
     else:
         rule, scale = kind(parts.coordinates.factors(), chosen), 1.0
         # Factors of an update that is zero have forgotten its subspaces.
@@ -119,25 +119,22 @@ def _serve(
     parts = build_parts(settings, model, PublicStart(tokenizer))
     parts.adapter.detach()  # clients of this process need the model as it is
     server = server_of(settings, parts, plan)
-    ledger = None if own is None else _ledger(folder, own)
-    try:
-        rounds = Rounds(
-            settings,
-            exchange,
-            server,
-            folder,
-            history,
-            plan=plan,
-            ledger=ledger,
-            evaluation=_examples(settings, tokenizer, evaluation),
-            observer=observer,
-        )
-        ledgers = rounds.serve()
-    finally:
-        if ledger is not None:
-            ledger.close()
+    rounds = Rounds(
+        settings,
+        exchange,
+        server,
+        folder,
+        history,
+        plan=plan,
+        evaluation=_examples(settings, tokenizer, evaluation),
+        observer=observer,
+    )
+    ledgers = _to_the_end(rounds, own)
+    released = None if own is None else read_ledger(folder.ledger)
+    if settings.privacy.private:
+        refuse_all_void(settings, history, plan, ledgers, released)
     found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
-    summary = read_ledger(folder.ledger) if found else _own(folder, own)
+    summary = read_ledger(folder.ledger) if found else released
     folder.hide_settings()
     facts = federation_facts(settings, server, history.rounds(), found)
     publish(folder, server.parts, summary, federation=facts)
@@ -148,12 +145,22 @@ def _serve(
     return Federated(folder.release, rounds.history.begun, spent, summary.plan.delta, against)
 
 
-def _ledger(folder: RunFolder, plan: Plan) -> Ledger:
-    return Ledger.open(folder.ledger) if folder.has_plan else Ledger.create(folder.ledger, plan)
+def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
+    """`Rounds.serve`; a trusted server's ledger is closed after it, and a run whose ledger is closed is only loaded.
 
-
-def _own(folder: RunFolder, plan: Plan | None) -> LedgerSummary | None:
-    return None if plan is None else read_ledger(folder.ledger)
+    own: the plan of a trusted server's ledger.
+    """
+    if own is None:
+        return rounds.serve()
+    folder = rounds.folder
+    if folder.has_plan and read_ledger(folder.ledger).closed:  # died while publishing, or resumed once more
+        rounds.take_up()
+        return {}
+    with Ledger.open(folder.ledger) if folder.has_plan else Ledger.create(folder.ledger, own) as ledger:
+        rounds.ledger = ledger
+        given = rounds.serve()
+        ledger.finish()
+    return given
 
 
 def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) -> Examples | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privlora.config import IN_MEMORY, ClientSettings, Settings
+from privlora.data.formats import Format
 from privlora.data.partition import cut
-from privlora.data.records import Format, as_records, load_records, refuse_missing
+from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.errors import ConfigError, DataError, RunError, nearest
 from privlora.federated.plans import federation_of
 from privlora.training.inputs import check_sources
@@ -44,7 +45,7 @@ def refuse_missing_sources(
         if client.name not in given:
             assert client.path is not None
             try:
-                refuse_missing(client.path, format=data.format)
+                refuse_missing(client.path, otherwise=data.format)
             except DataError as error:
                 raise error.of(f"client {client.name}") from None
 
@@ -62,12 +63,12 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
 
 
 def _of_one(client: ClientSettings, found: Mapping[str, Records], format: Format) -> Records:
-    """Raises DataError that names the client."""
+    """format: for a file whose own name leaves it open. Raises DataError that names the client."""
     try:
         if client.name in found:
             return as_records(found[client.name])
         assert client.path is not None
-        return load_records(client.path, format=format)
+        return load_records(client.path, otherwise=format)
     except DataError as error:
         raise error.of(f"client {client.name}") from None
 

@@ -211,3 +211,30 @@ def test_where_clients_are_drawn_in_secret_no_line_says_who(tmp_path: Path, line
     with through_flower():
         Told(settings).on_round(Round(1, NAMES[:2], NAMES[:1], 10, 10), 2)
     assert lines.said == ["INFO round 1/2: done; who was drawn is a secret"]
+
+
+def test_where_clients_are_drawn_in_secret_no_failed_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: Lines
+) -> None:
+    settings = federation(
+        tmp_path,
+        tmp_path / "out",
+        "fedavg",
+        privacy={**NOISE, "clip_norm": 1.0},
+        privacy_model="client",
+        trusted_server=True,
+    )
+    app, own = deployed(tmp_path, settings, monkeypatch), clients(tmp_path, settings)
+
+    def answer(requests: Sequence[Request]) -> list[Reply]:
+        """Something else than was asked for, of training."""
+        return [
+            Reply(request.client, "leave", request.round)
+            if request.kind == "train"
+            else own[request.client].answer(request)
+            for request in requests
+        ]
+
+    assert as_flower_does(app, EmbeddedGrid(NAMES, answer)) is None
+    assert sum("an answer is dropped" in line for line in lines.said) == 1
+    assert not any("(node " in line for line in lines.said)

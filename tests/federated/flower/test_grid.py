@@ -172,6 +172,33 @@ def test_the_log_names_who_failed_and_holds_no_word_of_it(caplog: pytest.LogCapt
     assert "record" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda message: [_failed(message)],
+        lambda message: [other(message, Reply("b", "leave", 1))],
+        lambda message: [other(message, Reply("", "train", 1, refused=BAD_CONFIG))],
+    ],
+)
+def test_where_draws_are_secret_no_line_says_whose_answer_failed(
+    change: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor how many did. What all are asked, as to join, is no secret."""
+    for secret in (True, False):
+        grid = Faulty(["a", "b", "c"])
+        over = GridExchange(grid, 10, secret=secret)
+        over.names()
+        grid.change = change
+        caplog.clear()
+        list(over.send([request("a"), request("c")]))
+        said = [record.getMessage() for record in caplog.records]
+        assert ("node" in "".join(said)) != secret
+        assert len(said) == (1 if secret else 2)
+        grid.change = lambda message: [_failed(message)]
+        list(over.send([request("a", "join", 0)]))
+        assert "a (node 1) answered with an error" in caplog.text
+
+
 @pytest.mark.parametrize(("said", "words"), [("", BAD_CONFIG), ("souht", OTHER_NAME)])
 def test_a_node_that_is_set_up_wrongly_refuses_under_its_registered_name(
     said: str, words: str, caplog: pytest.LogCaptureFixture

@@ -28,7 +28,7 @@ from privlora.federated.flower.records import (
     write_reply,
     write_request,
 )
-from privlora.federated.messages import ABOUT_ITS_PLACE, Reply, Request
+from privlora.federated.messages import ABOUT_ITS_PLACE, TRAINING, Reply, Request
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class GridExchange:
         grid: any of Flower's.
         timeout: seconds that replies may take, and that ``names`` waits for clients.
         invited: names of the clients that take part, others are left out; None: whoever is online.
+        secret: whom training is asked of is the server's secret, so no line about an answer to it says whose it is.
         pause: waits some seconds (a test need not).
         clock: seconds of a clock that only goes forward.
     """
@@ -60,12 +61,13 @@ class GridExchange:
         timeout: float,
         invited: Iterable[str] | None = None,
         *,
+        secret: bool = False,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.grid, self.timeout = grid, timeout
         self.invited = None if invited is None else frozenset(invited)
-        self._pause, self._clock = pause, clock
+        self._secret, self._pause, self._clock = secret, pause, clock
         self._names: dict[int, str] = {}
         self._asked: set[int] = set()
         self._told: set[str] = set()
@@ -109,10 +111,10 @@ class GridExchange:
         for node, reply in self._carry(sent, self.timeout):
             asked = sent[node]
             if reply.refused in ABOUT_ITS_PLACE:  # whoever was set up wrongly may not know its own name
-                _log.error("%s refuses %s: %s", self._who(node), asked.kind, _why(reply))
+                self._tell(logging.ERROR, node, asked, f"refuses {asked.kind}: {_why(reply)}")
                 reply = Reply(asked.client, asked.kind, asked.round, refused=reply.refused)
             if (reply.client, reply.kind, reply.round) != (asked.client, asked.kind, asked.round):
-                _log.warning("%s answered something else; it is dropped", self._who(node))
+                self._tell(logging.WARNING, node, asked, "answered something else; it is dropped")
             elif node not in answered:
                 answered.add(node)
                 yield reply
@@ -150,6 +152,13 @@ class GridExchange:
             if count[name] == 1 and (self.invited is None or name in self.invited)
         }
 
+    def _tell(self, level: int, node: int, asked: Request | None, what: str) -> None:
+        """Log what is wrong with an answer; a secret one's once, since lines could be counted. asked: what it is to."""
+        if self._secret and (asked is None or asked.kind in TRAINING):
+            self._once(logging.WARNING, "an answer is dropped; see what the clients themselves logged")
+        else:
+            _log.log(level, "%s %s", self._who(node), what)
+
     def _who(self, node: int) -> str:
         """A node by its client's name, if that is known, and Flower's number."""
         return f"{self._names[node]} (node {node})" if node in self._names else f"node {node}"
@@ -169,12 +178,13 @@ class GridExchange:
         for message in self.grid.send_and_receive(messages, timeout=timeout):
             node = message.metadata.src_node_id
             if node not in sent or message.has_error():
-                _log.warning("%s answered with an error%s", self._who(node), _kind_of_error(message))
+                asked = sent.get(node)
+                self._tell(logging.WARNING, node, asked, f"answered with an error{_kind_of_error(message)}")
                 continue
             try:
                 yield node, read_reply(message)
             except RunError as problem:
-                _log.warning("the answer of %s is dropped: %s", self._who(node), problem)
+                self._tell(logging.WARNING, node, sent[node], f"gave an answer that is dropped: {problem}")
 
     @staticmethod
     def _message(node: int, request: Request, timeout: float, arrays: Arrays | None = None) -> Message:

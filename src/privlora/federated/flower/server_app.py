@@ -87,7 +87,8 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
     app = ServerApp()
 
     def start(grid: Grid, told: Plan) -> None:
-        exchange = GridExchange(grid, told.timeout, federation_of(told.settings).names)
+        federation = federation_of(told.settings)
+        exchange = GridExchange(grid, told.timeout, federation.names, secret=federation.trusted_server)
         (serve or serve_aloud)(told.settings, exchange, Path(told.settings.run.output))
 
     @app.main()

@@ -44,6 +44,12 @@ class StateRule(Rule):
             for side, factor in zip(SIDES["both"], pair, strict=True)
         }
 
+    @classmethod
+    def begin(
+        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
+    ) -> Beginning:
+        return Beginning(state=copied(sent))
+
     def broadcast(self, stage: str) -> Tensors:
         return copied(self._state, self.dtype)
 
@@ -101,12 +107,6 @@ class FactorRule(StateRule):
 
     def _settle(self) -> None:
         """Called when the state has moved."""
-
-    @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        return Beginning(state=copied(sent))
 
     @classmethod
     def answer(

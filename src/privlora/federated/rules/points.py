@@ -185,12 +185,6 @@ class Tan(PointRule):
         return retract(point, Tangent(*(mean[f"{g}.{part}"] for part in _TANGENT)), 1.0)
 
     @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        return Beginning(state=copied(sent))
-
-    @classmethod
     def answer(
         cls,
         stage: str,

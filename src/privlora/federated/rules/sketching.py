@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privlora.errors import RunError
 from privlora.federated.rules.algebra import balanced, check_rank, public_normal
-from privlora.federated.rules.base import Beginning, Mean, Pairs, RuleSettings, Shapes, Sizes, Tensors, Trains
+from privlora.federated.rules.base import Mean, Pairs, RuleSettings, Shapes, Sizes, Tensors, Trains
 from privlora.federated.rules.factors import SIDES, StateRule, copied, factor_shapes, groups_of
 from privlora.geometry.fixed_rank import Point
 
@@ -98,12 +98,6 @@ class FedAsk(StateRule):
         self._state[f"{g}.left"], self._state[right] = balanced(point, rank, self._state[right])
 
     # --- a client ---
-
-    @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        return Beginning(state=copied(sent))
 
     @classmethod
     def answer(

@@ -65,12 +65,6 @@ class StackingRule(StateRule):
         """Take in the answers (K, L, m, r) and (K, L, n, r) of group g under weights (K,) that sum to 1."""
 
     @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        return Beginning(state=copied(sent))
-
-    @classmethod
     def answer(
         cls,
         stage: str,

@@ -1,0 +1,246 @@
+"""Local files as records, by their format. What cannot be read as a record is told to `Broken`, which may raise.
+
+Where it does not, what is broken counts as no record and, as far as the format lets one tell records apart, moves no
+other: lines, paragraphs, items of a JSON list, rows of CSV and of Parquet. Errors name files, lines and columns, never
+contents.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, TextIO
+
+from privlora.errors import DataError
+
+Record = dict[str, Any]
+Format = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
+Broken = Callable[[DataError], None]
+
+FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
+
+LEFT_OPEN: Final[dict[Format, Format]] = {"json": "jsonl", "text": "paragraphs"}
+"""How else what an ending says may be meant: .json as one object a line, .txt as paragraphs."""
+
+_NO_UTF8 = re.compile("[\udc80-\udcff]")
+"""What ``surrogateescape`` makes of bytes that are no UTF-8."""
+
+
+def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
+    """The records of a file that is there, in order; ``.gz`` is unpacked on the fly. format: not ``auto``.
+
+    Damage that is of no record, as that of a compressed file, is told once, and ends the file.
+    """
+    zipped = file.name.lower().endswith(".gz")
+    if format == "parquet":
+        yield from _read_parquet(file, zipped, broken)
+        return
+    readers = {
+        "jsonl": _read_jsonl,
+        "json": _read_json,
+        "csv": _read_csv,
+        "text": _read_lines,
+        "paragraphs": _read_paragraphs,
+    }
+    # utf-8-sig: spreadsheet programs write a byte order mark, which does not belong to the first column's name.
+    # surrogateescape: else nothing could be read of the lines around one that is not UTF-8.
+    how: dict[str, str] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    try:
+        with gzip.open(file, "rt", **how) if zipped else open(file, **how) as stream:  # type: ignore[call-overload]
+            yield from readers[format](stream, file, broken)
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        broken(DataError(f"{file} is not a whole gzip file", fix="copy or compress it again"))
+    except OSError as error:
+        broken(
+            DataError(
+                f"{file} cannot be read: {error.strerror or type(error).__name__}",
+                fix="check its permissions and its disk",
+            )
+        )
+
+
+def _no_utf8(where: str) -> DataError:
+    return DataError(f"{where} is not UTF-8 text", fix="convert it, for example with iconv -t UTF-8")
+
+
+def _read_jsonl(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+    for number, line in _lines(stream, file, broken):
+        where = f"{file}, line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            # Only where: the error itself holds the line.
+            column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            broken(DataError(f"{where}{column}: this is not JSON", fix="mend or remove the line"))
+        else:
+            yield from _objects(record, where, broken)
+
+
+def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+    content = stream.read()
+    if not content.strip():
+        return
+    if _NO_UTF8.search(content):
+        broken(_no_utf8(str(file)))  # what holds such bytes is no valid text; the rest is
+    try:
+        records = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        broken(
+            DataError(
+                f"{file}{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl"
+            )
+        )
+        return
+    if not isinstance(records, list):
+        fix = "write [{...}, {...}], or one object a line as .jsonl"
+        broken(DataError(f"{file} is not a list of objects", fix=fix))
+        return
+    for number, record in enumerate(records, start=1):
+        yield from _objects(record, f"{file}, item {number}", broken)
+
+
+def _objects(record: object, where: str, broken: Broken) -> Iterator[Record]:
+    """The record, if it is one."""
+    if isinstance(record, dict):
+        yield record
+        return
+    broken(
+        DataError(
+            f"{where}: this is a JSON {type(record).__name__}, not an object with columns",
+            fix='write {"text": ...}, or set format to text',
+        )
+    )
+
+
+def _read_csv(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+    rows = _rows(stream, file, broken)
+    _, header = next(rows, (1, None))
+    if header is None:  # an empty file, or one of which no row says anything
+        return
+    if len(set(header)) != len(header) or (header and "" in header):
+        fix = "name every column once"
+        broken(DataError(f"{file}, line 1: a column has no name, or two have the same", fix=fix))
+        return
+    for number, row in rows:
+        if not row:
+            continue
+        if len(row) == len(header):
+            yield dict(zip(header, row, strict=True))
+            continue
+        broken(
+            DataError(
+                f"{file}, line {number}: {len(row)} fields under a header of {len(header)}",
+                fix='quote fields that contain a comma or a line break with "..."',
+            )
+        )
+
+
+def _rows(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:
+    """Rows with the number of their last line; None for one that is broken.
+
+    A wrong quote may have drawn whole rows into a broken one, so reading goes on at its second line.
+    """
+    ahead: deque[str] = deque()
+    taken: list[str] = []
+    reader, number = csv.reader(_taking(stream, ahead, taken), strict=True), 0
+    while True:
+        taken.clear()
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            where = f"{file}, line {number + len(taken)}"
+            broken(DataError(f"{where}: {error}", fix="mend the quotes, or use jsonl"))
+            ahead.extendleft(reversed(taken[1:]))
+            reader = csv.reader(_taking(stream, ahead, taken), strict=True)
+            number += 1
+            yield number, None
+            continue
+        if row is None:
+            return
+        number += len(taken)
+        if any(map(_NO_UTF8.search, row)):
+            broken(_no_utf8(f"{file}, line {number}"))
+            row = None
+        yield number, row
+
+
+def _taking(stream: TextIO, ahead: deque[str], taken: list[str]) -> Iterator[str]:
+    """Lines, those ``ahead`` first; each is also put into ``taken``."""
+    while line := ahead.popleft() if ahead else next(stream, ""):
+        taken.append(line)
+        yield line
+
+
+def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if zipped:
+        fix = "unpack it; Parquet is compressed inside"
+        broken(DataError(f"{file}: Parquet inside gzip cannot be read", fix=fix))
+        return
+    before = 0
+    try:
+        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+            try:
+                rows = batch.to_pylist()
+            except (ValueError, OverflowError):  # a text that is not UTF-8, a date that Python does not have
+                rows = _each(batch, f"{file}, row", before, broken)
+            yield from rows
+            before += batch.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        wrong = f"{file} is not a readable Parquet file ({type(error).__name__})"
+        broken(DataError(wrong, fix="write or copy it again"))
+
+
+def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Record]:
+    """Rows of a batch that has one which is no record. before: rows of earlier batches."""
+    for number in range(batch.num_rows):
+        try:
+            yield from batch.slice(number, 1).to_pylist()
+        except (ValueError, OverflowError):
+            fix = "mend or remove the row"
+            broken(
+                DataError(f"{where} {before + number + 1}: it holds what is no value of its column", fix=fix)
+            )
+
+
+def _lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers."""
+    for number, line in enumerate(stream, start=1):
+        if _NO_UTF8.search(line):
+            broken(_no_utf8(f"{file}, line {number}"))
+        elif line.strip():
+            yield number, line
+
+
+def _read_lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+    for _, line in _lines(stream, file, broken):
+        yield {"text": line.rstrip("\r\n")}
+
+
+def _read_paragraphs(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+    for blank, group in itertools.groupby(enumerate(stream, start=1), key=lambda line: not line[1].strip()):
+        if blank:
+            continue
+        lines = list(group)
+        text = "\n".join(line.rstrip("\r\n") for _, line in lines)
+        if _NO_UTF8.search(text):
+            broken(_no_utf8(f"{file}, the paragraph that begins in line {lines[0][0]}"))
+        else:
+            yield {"text": text}

@@ -1,0 +1,121 @@
+"""What cannot be read as a record, where that is told and not refused: it counts as none and moves no other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from privlora.data.records import load_records
+from privlora.errors import DataError
+
+SECRET = "Zanzibar-4815"
+LATIN = f"{SECRET}é".encode("latin-1")
+ROWS = [{"text": "one"}, {"text": "two, with\na line"}, {"text": "three"}]
+JSONL = [json.dumps(row).encode() for row in ROWS]
+CSV = [b"one", b'"two, with\na line"', b"three"]
+LINES = [b"one", b"two", b"three"]
+
+# How a file begins, its records, what stands between two of them and how it ends; then what is no record.
+FILES: dict[str, tuple[bytes, list[bytes], bytes, bytes, list[bytes]]] = {
+    "a.jsonl": (
+        b"",
+        JSONL,
+        b"\n",
+        b"\n",
+        [
+            b'{"text": "' + SECRET.encode(),
+            b'"' + SECRET.encode() + b'"',
+            b'{"text": "' + LATIN + b'"}',
+            b'{"text": "one", "note": "' + LATIN + b'"}',
+            b"[" * 100_000,
+            b'{"text": ' + b"1" * 5000 + b"}",
+            b"\xff\xfe\x00",
+        ],
+    ),
+    "a.json": (b"[", JSONL, b",\n", b"]", [b'"' + SECRET.encode() + b'"', b"[]", b"null"]),
+    "a.csv": (
+        b"text\r\n",
+        CSV,
+        b"\r\n",
+        b"\r\n",
+        [
+            SECRET.encode() + b",more",
+            b'"' + SECRET.encode() + b'"x',
+            b'"' + SECRET.encode(),  # a quote that nothing closes, or a later row's
+            LATIN,
+            b'"' + LATIN + b'\n"',
+            b"x" * 200_000,
+        ],
+    ),
+    "a.txt": (b"\xef\xbb\xbf", LINES, b"\n", b"", [LATIN, b"\xff\xff"]),
+    "paragraphs.txt": (b"", LINES, b"\n\n", b"\n", [LATIN, b"fine\n" + LATIN + b"\nfine"]),
+}
+CASES = [(name, number) for name, file in FILES.items() for number in range(len(file[-1]))]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("name", "number"), CASES)
+def test_what_is_broken_moves_no_record(name: str, number: int, zipped: bool, tmp_path: Path) -> None:
+    begin, good, between, end, bad = FILES[name]
+    format = "paragraphs" if "paragraphs" in name else "auto"
+    path = tmp_path / (f"{name}.gz" if zipped else name)
+
+    def write(parts: list[bytes]) -> str:
+        content = begin + between.join(parts) + end
+        path.write_bytes(gzip.compress(content, 1) if zipped else content)
+        return str(path)
+
+    whole = load_records(write(good), format=format)  # type: ignore[arg-type]
+    assert len(whole) == len(good)
+    for place in range(len(good) + 1):
+        broken: list[DataError] = []
+        write([*good[:place], bad[number], *good[place:]])
+        assert load_records(str(path), format=format, broken=broken.append) == whole, place  # type: ignore[arg-type]
+        assert broken
+        assert not any(SECRET in str(error) for error in broken)
+        with pytest.raises(DataError):  # where nobody asks to be told
+            load_records(str(path), format=format)  # type: ignore[arg-type]
+
+
+def test_a_row_of_parquet_that_holds_no_value_of_its_column(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 in a column of texts: whoever wrote the file did not look."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for texts in ([b"one", LATIN, b"three"], [LATIN, b"one", b"three"]):
+        held = pyarrow.array(texts, pyarrow.binary())
+        column = pyarrow.StringArray.from_buffers(len(held), *held.buffers()[1:])
+        path = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
+        broken: list[DataError] = []
+        assert load_records(str(path), broken=broken.append) == [{"text": "one"}, {"text": "three"}]
+        assert [f"row {texts.index(LATIN) + 1}" in str(error) for error in broken] == [True]
+        with pytest.raises(DataError, match="no value of its column"):
+            load_records(str(path))
+
+
+def test_a_damaged_file_takes_no_other_with_it(tmp_path: Path) -> None:
+    contents = {"a.jsonl.gz": b"no gzip", "b.parquet": b"none", "c.json": b"[{", "d.csv": b"a,a\n1,2\n"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "e.txt").write_text("one\ntwo\n")
+    paths = [str(tmp_path / name) for name in [*contents, "e.txt"]]
+    broken: list[DataError] = []
+    assert load_records(paths, broken=broken.append) == [{"text": "one"}, {"text": "two"}]
+    assert [Path(path).name in str(error) for path, error in zip(paths, broken, strict=False)] == [True] * 4
+
+
+def test_a_header_that_is_broken_is_not_the_next_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for header in (b'"a"b', LATIN, b'"a'):
+        path.write_bytes(header + b"\none\ntwo\n")
+        with pytest.raises(DataError, match="no records"):
+            load_records(str(path), broken=lambda error: None)
+
+
+def test_a_file_that_is_not_there_is_no_broken_record(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        load_records(str(tmp_path / "a.jsonl"), broken=lambda error: None)
