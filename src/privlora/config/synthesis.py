@@ -85,6 +85,7 @@ class SynthesisSettings(Group):
     variations: int = Field(default=1, ge=0)
     """L - 1: variations of each, so that there are seeds x (1 + variations) texts."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of sampling; 1 draws as the model says."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Draw from the smallest set of tokens that has this probability."""
     max_new_tokens: int = Field(default=512, ge=1)
