@@ -94,7 +94,7 @@ def test_a_busy_server_is_asked_again(status: int) -> None:
 
 def test_waits_double_and_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("privlora.synthesis.endpoint.time.sleep", waits.append)
+    monkeypatch.setattr("privlora.synthesis.endpoint.sleep", waits.append)
     headers = [
         {},
         {"Retry-After": "7"},
@@ -190,16 +190,15 @@ def test_a_server_that_hangs_is_given_up() -> None:
         wakes.wait(60)
         return 200, completion("late"), {}
 
-    with served(answer) as (url, seen):
-        with pytest.raises(GeneratorError, match="ReadTimeout"):
+    with served(answer) as (url, _):
+        with pytest.raises(GeneratorError, match=r"Timeout.*5 times in a row"):
             writer(url, timeout=0.05).write(["a"], 0)
         wakes.set()
-        assert len(seen) == 5
 
 
 def test_an_answer_that_trickles_in_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**6, 400))  # each look at the clock is 400 s after the one before
-    monkeypatch.setattr("privlora.synthesis.endpoint.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("privlora.synthesis.endpoint.monotonic", lambda: next(clock))
     with (
         served(lambda *_: (200, completion("done"), {})) as (url, _),
         pytest.raises(GeneratorError, match="ReadTimeout"),

@@ -218,11 +218,19 @@ def test_callables_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("own_texts:wrote", "AttributeError"),
         ("broken_texts:write", "OSError"),
         ("own_texts:number", "the generator is an int"),
+        ("own_texts:Own", "the generator is a type"),
     ]:
         with pytest.raises(ConfigError, match=words):
             named(place)
     for module in ("own_texts", "broken_texts"):
         sys.modules.pop(module, None)
+
+
+def test_an_object_has_words_of_its_own() -> None:
+    settings = SynthesisSettings(generator="callable", callable="a:b", preset="clinical-note")
+    with pytest.raises(ConfigError, match=r"synthesis\.preset is not read"):
+        build_generator(settings, seed=0, own=StubGenerator())
+    assert build_generator(settings, seed=0, own=echo).random(1)
 
 
 def test_a_run_that_is_resumed_goes_on() -> None:

@@ -24,6 +24,9 @@ Preset = Literal[
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
+PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share")
+"""Settings of generators that are asked in words."""
+
 _ASKED: Final = ("model", "endpoint", "callable")
 _OF: Final[dict[str, tuple[str, ...]]] = {
     "file": ("file",),
@@ -36,7 +39,7 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("model", "endpoint"),
     "top_p": ("model", "endpoint"),
     "max_new_tokens": ("model", "endpoint"),
-    **dict.fromkeys(("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share"), _ASKED),
+    **dict.fromkeys(PROMPTED, _ASKED),
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
@@ -97,6 +100,13 @@ class SynthesisSettings(Group):
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
 
+    @property
+    def given(self) -> set[str]:
+        """Settings that are other than their defaults."""
+        return {
+            name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
+        }
+
     @field_validator("endpoint")
     @classmethod
     def _is_an_address(cls, endpoint: str | None) -> str | None:
@@ -150,7 +160,7 @@ class SynthesisSettings(Group):
             if getattr(self, name) is None:
                 raise ValueError(f"generator={self.generator} needs {name}. Fix: add it")
         for name, readers in _OF.items():
-            if self.generator not in readers and getattr(self, name) != type(self).model_fields[name].default:
+            if self.generator not in readers and name in self.given:
                 raise ValueError(
                     f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
                     f"{' or '.join(readers)}"
