@@ -38,6 +38,7 @@ NEVER = {
     "coordinates": {"accounting"},
     "data": {"adapters"},
     "wishart": {"adapters", "coordinates"},
+    "synthesis": {"adapters", "coordinates"},
 }
 
 
