@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +78,13 @@ def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the report and its plots, which take seconds; the adapter is still written."""
     monkeypatch.setattr("privlora.reporting.publication.gather", lambda *_: {})
     monkeypatch.setattr("privlora.reporting.publication._write_report", lambda folder, report: None)
+
+
+@pytest.fixture
+def public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give fine_tune and resume_run a few texts for methods that lean on public ones."""
+    from tiny_models import PUBLIC_TEXTS
+
+    from privlora.training.assembly import build_parts
+
+    monkeypatch.setattr("privlora.api.build_parts", partial(build_parts, texts=lambda _: PUBLIC_TEXTS))

@@ -51,6 +51,8 @@ def test_the_rows() -> None:
         "riemannian",
         "projected",
         "wishart-m2",
+        "pe-sgd",
+        "pe-sgd-fix",
         "adamw",
     ]
     assert [name for name, row in METHODS.items() if not row.private] == ["adamw"]
@@ -71,7 +73,7 @@ def test_every_setting_of_an_optimizer_can_be_set_and_no_other() -> None:
 @every_row
 @pytest.mark.parametrize("private", [True, False])
 def test_every_row_trains_privately_and_otherwise(
-    name: str, private: bool, tmp_path: Path, quick_reports: None
+    name: str, private: bool, tmp_path: Path, quick_reports: None, public_texts: None
 ) -> None:
     if private and not METHODS[name].private:
         pytest.skip("this row is not private")
@@ -87,7 +89,7 @@ def test_every_row_trains_privately_and_otherwise(
 
 @every_row
 def test_every_row_goes_on_after_an_interruption(
-    name: str, tmp_path: Path, quick_reports: None, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, quick_reports: None, public_texts: None
 ) -> None:
     class Stop(Exception):
         pass
@@ -140,6 +142,7 @@ def test_rows_have_defaults_of_their_own() -> None:
 
 _ADAM = {"beta1": 0.9, "beta2": 0.999}
 _ADAMW = {**_ADAM, "weight_decay": 0.0}
+_SPAN = {"alpha": 1.0, "ridge": 1e-6, "top_k": 0}
 _PRISM = {"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0, "right_weight": 1.0}
 RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     **{("prism", optimizer): _PRISM for optimizer in ("rank", "scalar", "sgd")},
@@ -155,9 +158,15 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     ("riemannian", "riemannian"): _ADAMW,
     **{(row, "sgd"): {"beta1": 0.0} for row in ("projected", "wishart-m2")},
     **{(row, "adamw"): _ADAMW for row in ("projected", "wishart-m2")},
+    **{(row, "adamw"): {**_ADAMW, **_SPAN} for row in ("pe-sgd", "pe-sgd-fix")},
+    **{(row, "sgd"): {"beta1": 0.0, **_SPAN} for row in ("pe-sgd", "pe-sgd-fix")},
     ("adamw", "adamw"): _ADAMW,
 }
-OWN: dict[tuple[str, str], dict[str, float]] = {  # of prism's optimizers, whose row sets other values
+OWN: dict[
+    tuple[str, str], dict[str, float]
+] = {  # without what belongs to the space, and what rows set otherwise
+    ("coefficients", "adamw"): _ADAMW,
+    ("coefficients", "sgd"): {"beta1": 0.0},
     **{
         ("tangent", o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
         for o in ("rank", "scalar", "sgd")

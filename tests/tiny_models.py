@@ -115,6 +115,15 @@ def uneven_examples(seed: int = 0, lengths: Sequence[int] = (9, 2, 14, 5, 21, 3)
     return [*rows, random_example(rng, 7, 0)]
 
 
+def _public_text(length: int) -> Example:
+    ids = np.random.default_rng(90 + length).integers(3, 32, size=length).astype(np.int32)
+    return Example(ids, ids.copy())
+
+
+PUBLIC_TEXTS = Examples([_public_text(n) for n in (6, 13, 9, 4, 11, 7)], pad_token_id=0)
+"""For methods that lean on public texts; of the first 32 tokens."""
+
+
 def one_batch(
     examples: Sequence[Example],
     units: Sequence[Sequence[int]] | None = None,

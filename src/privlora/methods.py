@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,8 @@ from privlora.coordinates import (
     FactorCoordinates,
     OneFactorCoordinates,
     ProjectedCoordinates,
+    SpanCoordinates,
+    SpanSpace,
     TangentCoordinates,
     WishartCoordinates,
 )
@@ -25,10 +27,10 @@ from privlora.coordinates.starts import (
     Subspaces,
     factor_start,
     projected_start,
+    span_start,
     tangent_start,
 )
 from privlora.errors import ConfigError, named
-from privlora.mechanisms import CLIPPING
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     FactorAdamBC,
@@ -42,6 +44,7 @@ from privlora.optimizers import (
     Optimizer,
     ProjectedAdamW,
     ProjectedSGD,
+    span_optimizers,
 )
 
 
@@ -57,6 +60,14 @@ class Space:
     optimizers: Mapping[str, type[Optimizer]]
 
 
+def _span(
+    kind: type[SpanSpace], inner: Callable[..., Coordinates], optimizers: Mapping[str, type[Optimizer]]
+) -> Space:
+    """A span of public gradients around the space that ``inner`` starts."""
+    return Space(kind, partial(span_start, kind=kind, inner=inner), span_optimizers(kind, optimizers))
+
+
+_FACTORS: dict[str, type[Optimizer]] = {"adamw": FactorAdamW, "sgd": FactorSGD}
 _PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
 
 SPACES: dict[str, Space] = {
@@ -81,6 +92,7 @@ SPACES: dict[str, Space] = {
     ),
     "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED),
     "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
+    "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
 }
 
 
@@ -90,8 +102,9 @@ class Method:
 
     space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
     defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
-    nothing is averaged either. revision: raised when defaults change, so that no study takes runs with the old ones for
-    runs with the new.
+    nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
+    they are or evolve from step to step. revision: raised when defaults change, so that no study takes runs with the
+    old ones for runs with the new.
     """
 
     name: str
@@ -106,10 +119,11 @@ class Method:
     warmup_fraction: float = 0.0
     averaging: float = 0.0
     clipping: str = "flat"
-    clippings: tuple[str, ...] = CLIPPING
+    clippings: tuple[str, ...] = ("flat", "automatic", "spectral")
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
     init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+    public_texts: Literal["fixed", "evolving"] | None = None
     revision: int = 0
 
     def __post_init__(self) -> None:
@@ -175,7 +189,7 @@ class Method:
         if clipping not in self.clippings:
             raise ConfigError(
                 f"method {self.name!r} cannot clip as clipping={clipping!r} does",
-                why="it clips whole gradients, whose singular values are never known",
+                why="what that does to a unit is not defined in its coordinates",
                 fix=f"one of {', '.join(self.clippings)}",
             )
         if given.get("averaging") and self.coordinates.dense:
@@ -219,6 +233,8 @@ class Hyperparameters:
         values = asdict(self)
         return values | dict(values.pop("settings"))
 
+
+_OF_SPANS = ("normalized", "flat")
 
 METHODS: dict[str, Method] = {
     row.name: row
@@ -316,6 +332,26 @@ METHODS: dict[str, Method] = {
             space="wishart",
             optimizers=("sgd", "adamw"),
             clippings=("flat", "automatic"),
+        ),
+        Method(
+            name="pe-sgd",
+            summary="coefficients of private gradients in those of public texts, which evolve with what is released",
+            reference="Zou et al. 2026 (PE-SGD)",
+            space="coefficients",
+            optimizers=("adamw", "sgd"),
+            clipping="normalized",
+            clippings=_OF_SPANS,
+            public_texts="evolving",
+        ),
+        Method(
+            name="pe-sgd-fix",
+            summary="as pe-sgd, with public texts that stay as they are",
+            reference="Zou et al. 2026 (PE-SGD, FixSample)",
+            space="coefficients",
+            optimizers=("adamw", "sgd"),
+            clipping="normalized",
+            clippings=_OF_SPANS,
+            public_texts="fixed",
         ),
         Method(
             name="adamw",

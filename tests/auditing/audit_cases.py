@@ -12,7 +12,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
 from privlora.auditing.one_step import StepAudit, audit_step
-from privlora.coordinates import Vector, WishartCoordinates
+from privlora.coordinates import PublicGradients, SpanSpace, Vector, WishartCoordinates
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
@@ -32,6 +32,9 @@ def setting(
     model = tiny_llama(num_hidden_layers=1, vocab_size=32)
     adapter = LowRankAdapter(model, rank=2, target_modules=list(targets))
     coordinates, _ = build(METHODS[name], adapter)
+    if isinstance(coordinates, SpanSpace):
+        rows = torch.randn(6, coordinates.inner.entries(), generator=torch.Generator().manual_seed(3))
+        coordinates.refresh = lambda: PublicGradients(rows)
     if seed is not None and isinstance(coordinates, WishartCoordinates):  # repeatable, unlike in a run
         coordinates.load_state_dict(coordinates.state_dict() | {"key": torch.tensor([0, 7])})
     mechanism = GaussianMechanism(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB, tiny_model, uneven_examples
+from tiny_models import PUBLIC_TEXTS, VOCAB, tiny_model, uneven_examples
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
@@ -33,6 +33,7 @@ from privlora.mechanisms import (
 from privlora.mechanisms.charges import Charges
 from privlora.methods import METHODS, Method, build
 from privlora.optimizers import Optimizer
+from privlora.training.assembly import lean_on
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.state import TrainState
 from privlora.training.step import Step
@@ -126,6 +127,7 @@ class Case:
         max_tokens: int = 10**6,
     ) -> int:
         """Accumulate one logical batch; returns the number of micro-batches."""
+        self.coordinates.prepare()
         chosen = range(len(examples)) if units is None else units
         count = 0
         for batch in micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=max_tokens):
@@ -204,6 +206,8 @@ def make_case(
     coordinates, optimizer = build(
         row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype
     )
+    lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
+    coordinates.prepare()
     case = Case(row, adapter, coordinates, optimizer)
     if state == "moved":
         mechanism = case.mechanism(seed=7)

@@ -26,7 +26,7 @@ from method_cases import (
     with_token,
     write_factors,
 )
-from tiny_models import random_example, tiny_model
+from tiny_models import PUBLIC_TEXTS, random_example, tiny_model
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
@@ -34,6 +34,7 @@ from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE, Subspaces
 from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
+from privlora.training.assembly import lean_on
 from privlora.training.public_start import mean_gradient_subspaces
 
 ADAPTER = "adapter"  # the folder of one that was trained before
@@ -43,6 +44,7 @@ STARTS = {
     "one-factor": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
     "projected": (RANDOM, ADAPTER),
     "wishart": (RANDOM, ADAPTER),
+    "coefficients": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
 }
 FAMILIES = ("llama", "gpt2", "gpt-neox", "gemma", "qwen3", "phi", "mistral", "mixtral")
 DTYPES = ("float32", "bfloat16")
@@ -157,6 +159,7 @@ def case_of(cell: Cell, folder: Path) -> Iterator[Case]:
             lora_alpha=2.0 * rank,
             subspaces=subspaces_of(cell.family, cell.dtype) if init == PUBLIC_GRADIENT else None,
         )
+        lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
         yield Case(row, adapter, coordinates, optimizer)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from method_cases import ONE_A_SPACE, by_space, make_case
-from tiny_models import tiny_model, tiny_tokenizer
+from tiny_models import PUBLIC_TEXTS, tiny_model, tiny_tokenizer
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.api import fine_tune
 from privlora.cli.memory import estimate_memory
 from privlora.config import settings_from
-from privlora.coordinates import Coordinates, ProjectedCoordinates
+from privlora.coordinates import Coordinates, ProjectedCoordinates, SpanSpace
 from privlora.errors import ConfigError
 from privlora.mechanisms import Release
 from privlora.methods import METHODS, SPACES, build, find_method
@@ -55,7 +55,10 @@ def test_every_space_of_the_table_is_among_the_cases() -> None:
 def test_the_noise_on_weights_is_what_the_closed_form_says(variant: tuple[str, str], tmp_path: Path) -> None:
     coordinates = make_case(variant, tmp_path).coordinates
     for module in noise_on_weights(coordinates, 0.25)["modules"].values():
-        assert module["measured"] == pytest.approx(module["closed_form"], rel=0.25)
+        if coordinates.expected_squares() is None:
+            assert module["closed_form"] is None
+        else:
+            assert module["measured"] == pytest.approx(module["closed_form"], rel=0.25)
 
 
 @by_space
@@ -63,6 +66,8 @@ def test_the_effect_of_a_vector_goes_with_the_gradient(variant: tuple[str, str],
     """<coordinates of G, v> = <G, effect of v>, times the n / r by which M2's coordinates fall short of G."""
     model = tiny_model(dtype=torch.float64)
     coordinates = make_case(variant, tmp_path, model=model, dtype=torch.float64).coordinates
+    if isinstance(coordinates, SpanSpace):
+        pytest.skip("its effect is that of what it decodes to: tests/coordinates/test_span.py")
     groups = coordinates.adapter.groups
     gradients = [torch.randn(len(g.sites), g.m, g.n, dtype=torch.float64) for g in groups]
     pairs = zip(gradients, operands(coordinates), strict=True)
@@ -79,6 +84,9 @@ def test_the_effect_of_a_vector_goes_with_the_gradient(variant: tuple[str, str],
 @by_space
 def test_the_plan_counts_the_numbers_that_are_noised(variant: tuple[str, str]) -> None:
     memory = estimate_memory(settings(variant[0]), find_method(variant[0]), tiny_model())
+    if variant[0] == "pe-sgd":  # one a public text, which a plan does not know
+        assert memory.trained_numbers == 0
+        return
     adapter = LowRankAdapter(tiny_model(), rank=2)
     coordinates, _ = build(METHODS[variant[0]], adapter, init="random")
     energies = [
@@ -139,15 +147,15 @@ def test_iterates_are_averaged_unless_they_are_dense(variant: tuple[str, str], t
     average = IterateAverage(case.coordinates, 0.9)
     for pair, own in zip(average.factors(), case.coordinates.factors(), strict=True):
         torch.testing.assert_close(pair[0] @ pair[1].mT, own[0] @ own[1].mT, rtol=1e-4, atol=1e-5)
-    parts = build_parts(settings(row.name, averaging=0.9), tiny_model())
+    parts = build_parts(settings(row.name, averaging=0.9), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
     assert parts.average is not None
 
 
 @by_space
 def test_states_are_stacked_or_refused_with_the_reason(variant: tuple[str, str]) -> None:
-    parts = build_parts(settings(variant[0]), tiny_model())
-    if parts.coordinates.dense:
-        with pytest.raises(ConfigError, match=r"side by side.*updates are dense"):
+    parts = build_parts(settings(variant[0]), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+    if parts.coordinates.dense or parts.method.public_texts:
+        with pytest.raises(ConfigError, match=r"side by side.*(updates are dense|does not say how)"):
             stack_parts(parts, 3, torch.arange(3))
         return
     stacked = stack_parts(parts, 3, torch.arange(3)).coordinates
@@ -171,7 +179,11 @@ def test_advancing_says_whether_gradients_are_seen_otherwise(
 
 @by_space
 def test_a_run_steps_on_fresh_operands_where_the_space_has_them(
-    variant: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_reports: None
+    variant: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quick_reports: None,
+    public_texts: None,
 ) -> None:
     seen: list[Tensor] = []
     step = Optimizer.step

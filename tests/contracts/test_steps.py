@@ -248,6 +248,10 @@ def test_a_trainable_parameter_beside_the_adapter_is_refused_by_name(
 def test_a_module_that_gets_no_gradient_is_refused_by_name(variant: tuple[str, str], tmp_path: Path) -> None:
     model = poisoned_model()
     model.model.forgotten = torch.nn.Linear(8, 8)
-    case = make_case(variant, tmp_path, model=model)
-    with pytest.raises(PrivacyError, match=r"model\.forgotten.*no gradient"):
+
+    def taken() -> None:
+        case = make_case(variant, tmp_path, model=model)  # public texts are the first to find out
         case.feed(case.mechanism(), uneven_examples())
+
+    with pytest.raises(PrivacyError, match=r"model\.forgotten.*no gradient"):
+        taken()

@@ -14,6 +14,8 @@ from privlora.coordinates import (
     FactorCoordinates,
     OneFactorCoordinates,
     ProjectedCoordinates,
+    PublicGradients,
+    SpanSpace,
     TangentCoordinates,
     Vector,
     WishartCoordinates,
@@ -23,6 +25,7 @@ from privlora.mechanisms import Release
 from privlora.methods import METHODS, SPACES, make_optimizer
 
 RANK, SCALE = 3, 2.0
+SPANS = {row.space for row in METHODS.values() if row.public_texts}
 EVERY_OPTIMIZER = sorted({(row.space, optimizer) for row in METHODS.values() for optimizer in row.optimizers})
 Dense = list[Tensor]  # (L, m, n) a group
 
@@ -39,6 +42,10 @@ def coordinates_at(adapter: LowRankAdapter, space: str, points: list[Point]) -> 
         dense_kind = WishartCoordinates if space == "wishart" else ProjectedCoordinates
         updates = [p.U * p.S[:, None] @ p.V.mT for p in points]
         return dense_kind(adapter, updates, dtype=points[0].S.dtype)
+    if space in SPANS:
+        inner = coordinates_at(adapter, "tangent" if "tangent" in space else "factors", points)
+        found: Coordinates = SPACES[space].coordinates(inner)  # type: ignore[arg-type]
+        return found
     kind = OneFactorCoordinates if space == "one-factor" else FactorCoordinates
     pairs = [(p.U * p.S[:, None] / SCALE, p.V) for p in points]
     return kind(adapter, pairs, SCALE, points[0].S.dtype)
@@ -87,6 +94,8 @@ class Problem:
             right = start.V if space == "one-factor" else target.V
             self.targets.append((target.U * target.S[:, None])[..., :target_rank] @ right.mT[:, :target_rank])
         self.coordinates = coordinates_at(self.adapter, space, points)
+        if isinstance(self.coordinates, SpanSpace):
+            self.coordinates.refresh = self.public_gradients
         settings = SPACES[space].optimizers[optimizer].settings
         self.optimizer = make_optimizer(space, optimizer, self.coordinates, settings)
 
@@ -97,7 +106,23 @@ class Problem:
         at = [z.detach().requires_grad_(True) for z in dense(self.coordinates)]
         return list(torch.autograd.grad(self.loss_of(at, self.targets), at))
 
+    def public_gradients(self) -> PublicGradients:
+        """Those of the loss, and of four other matrices: the gradient lies in their span.
+
+        So long that white noise on coefficients is as large, on average, as the same noise on the gradient would be.
+        """
+        inner = self.coordinates.inner  # type: ignore[attr-defined]
+        generator, gradients = torch.Generator().manual_seed(4), self.gradients()
+        others = [
+            [torch.randn(g.shape, generator=generator, dtype=g.dtype) for g in gradients] for _ in range(4)
+        ]
+        vectors = [to_vector(inner, each) for each in (gradients, *others)]
+        rows = [torch.cat([t.flatten() for parts in vector for t in parts]) for vector in vectors]
+        length = (len(rows[0]) / len(rows)) ** 0.5
+        return PublicGradients(torch.stack([row * (length / row.norm().clamp_min(1e-12)) for row in rows]))
+
     def release(self, noise_std: float = 0.0) -> Release:
+        self.coordinates.prepare()
         noise = self.coordinates.standard_normal(
             lambda shape: torch.randn(shape, dtype=self.coordinates.dtype)
         )

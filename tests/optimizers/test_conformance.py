@@ -17,6 +17,7 @@ every_optimizer = pytest.mark.parametrize("pair", EVERY_OPTIMIZER, ids=label)
 RATES = {
     ("factors", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
     ("tangent", "sgd"): {"logistic": 1.0},
+    ("coefficients", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
     # Estimates through fresh projections keep their spread, and Adam its step, however near the end is.
     **{(space, "adamw"): {"recovery": 0.01, "from zero": 0.01} for space in ("projected", "wishart")},
     **{
@@ -128,6 +129,7 @@ def test_a_checkpoint_continues_to_the_bit(pair: tuple[str, str], dtype: torch.d
     for _ in range(3):
         release = problem.release(0.1)
         for one in (problem, again):
+            one.coordinates.prepare()
             one.optimizer.step(release, 0.02)
     for one, other in (
         (problem.coordinates.state_dict(), again.coordinates.state_dict()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiny_models import tiny_llama
+from tiny_models import PUBLIC_TEXTS, tiny_llama
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import settings_from
@@ -61,7 +61,7 @@ def make_run(
             "run": {"output": str(root), "label": "letters"},
         }
     )
-    parts = build_parts(settings, base_model())
+    parts = build_parts(settings, base_model(), texts=lambda _: PUBLIC_TEXTS)
     folder.create(protects=settings.privacy.protects)
     folder.settings.write_text(settings.to_yaml())
     for step, loss in ((0, 3.5), (STEPS, 3.25)):

@@ -109,7 +109,14 @@ ALLOWED = {
 
 
 # Settings that only some optimizers have; public like the rest of the group.
-SOMETIMES = {"method.weight_decay", "method.learning_rate_ratio", "method.floor"}
+SOMETIMES = {
+    "method.alpha",
+    "method.ridge",
+    "method.top_k",
+    "method.weight_decay",
+    "method.learning_rate_ratio",
+    "method.floor",
+}
 
 
 def load(run: Run) -> dict[str, Any]:

@@ -30,7 +30,10 @@ def test_facts_words_and_page(space: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert report["method"]["described"] == coordinates.described
     assert report["noise"]["law"] == coordinates.noise_law
     for module in report["noise"]["modules"]:
-        assert module["measured"] == pytest.approx(module["closed_form"], rel=0.25)
+        if METHODS[BY_SPACE[space]].public_texts:
+            assert module["closed_form"] is None
+        else:
+            assert module["measured"] == pytest.approx(module["closed_form"], rel=0.25)
     pages = {name: (run.folder.release / name).read_text() for name in ("report.html", "README.md")}
     shown = "M2: whole per-record gradients" if report["statement"]["projections"] else coordinates.described
     assert all(shown in page for page in pages.values())

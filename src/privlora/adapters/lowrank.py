@@ -69,13 +69,15 @@ class Captured:
 
     p[s]: (units, m_s, r), q[s]: (units, n_s, r), or the adapter's ``columns`` of them; float32, or float64 for a
     float64 model. dense_squares: (units,) float64, at least ||G_i||_F^2 over all sites, where the adapter wants it.
-    owners: (K, units) bool, the one adapter that each unit trains, where K are stacked. Private data.
+    owners: (K, units) bool, the one adapter that each unit trains, where K are stacked. columns: (units, d) float64,
+    what coordinates made of each unit by itself, where they do. Private data.
     """
 
     p: list[Tensor]
     q: list[Tensor]
     dense_squares: Tensor | None = None
     owners: Tensor | None = None
+    columns: Tensor | None = None
 
     @property
     def units(self) -> int:
@@ -96,6 +98,10 @@ class Captured:
         return Captured(
             p, q, torch.cat(squares) if squares else None, torch.cat(owners, dim=1) if owners else None
         )
+
+    def some(self, units: slice) -> Captured:
+        """P and Q of some units alone; views."""
+        return Captured([t[units] for t in self.p], [t[units] for t in self.q])
 
     def rescaled(self, factors: Tensor) -> Captured:
         """The gradients of site s and unit i times factors[s, i]; factors: (sites, units)."""
@@ -167,6 +173,8 @@ class LowRankAdapter:
     """Whether to keep the norms of whole gradients too; they cost about as much as the low-rank ones."""
     columns: tuple[slice, slice] = field(default=(slice(None), slice(None)), init=False)
     """Which columns of P and of Q are kept, where coordinates need some of them alone."""
+    one_by_one: bool = field(default=False, init=False)
+    """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others."""
 
     def __post_init__(self) -> None:
         names = find_targets(

@@ -105,6 +105,7 @@ def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured,
         raise ConfigError(
             f"clip_norm={mechanism.clip_norm:g} is too large to audit", fix=f"stay below {_LARGE / 10:g}"
         )
+    captured = mechanism.coordinates.encode(captured)
     if mechanism.clipping == "spectral":
         captured = mechanism.coordinates.balance(captured)
     squares = mechanism.coordinates.norms_squared(captured)

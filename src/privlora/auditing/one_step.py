@@ -173,7 +173,7 @@ def _play(
                 joined = Captured.cat([background, unit])
                 evened, factors = bounded(mechanism, unit)
                 along = _tensors(
-                    mechanism.coordinates.to_vector(mechanism.coordinates.weighted_sum(evened, factors))
+                    mechanism.coordinates.from_partial(mechanism.coordinates.partial_sum(evened, factors))
                 )
                 along = [t / mechanism.expected_batch_size for t in along]
                 known = background, joined, along, _products(along, along)

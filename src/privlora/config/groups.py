@@ -303,9 +303,10 @@ class MethodSettings(Group):
     warmup_steps: int | None = Field(default=None, ge=0)
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
-    clipping: Literal["flat", "automatic", "spectral"] | None = None
+    clipping: Literal["flat", "automatic", "spectral", "normalized"] | None = None
     """How a unit's gradient is brought to clip_norm. flat scales down longer ones; automatic scales all to about
-    clip_norm; spectral first brings up weak modules and directions, then clips as flat does. Epsilon is the same."""
+    clip_norm; spectral first brings up weak modules and directions, then clips as flat does; normalized scales all to
+    it but those that vanish beside public gradients (methods with public texts). Epsilon is the same."""
 
     # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
     # has no such argument refuses the setting.
@@ -321,6 +322,12 @@ class MethodSettings(Group):
     """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
     right_weight: float | None = Field(default=None, title="right weight", gt=0, le=10)
     """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none."""
+    alpha: float | None = Field(default=None, title="α", ge=0, le=1)
+    """pe-sgd: where units are bounded and noised. 1: coefficients of public gradients; 0: inner products with them."""
+    ridge: float | None = Field(default=None, title="ridge", ge=0)
+    """pe-sgd: ridge of the least squares on public gradients, relative to their mean square norm."""
+    top_k: int | None = Field(default=None, title="directions", ge=0)
+    """pe-sgd: how many leading directions of the public gradients' span are used; 0: all, one a public text."""
 
 
 OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}

@@ -5,6 +5,8 @@ from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.fixed_tangent import FixedTangentCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
+from privlora.coordinates.public_span import PublicGradients
+from privlora.coordinates.span import SpanCoordinates, SpanSpace, TangentSpanCoordinates
 from privlora.coordinates.tangent import TangentCoordinates
 
 __all__ = [
@@ -13,8 +15,12 @@ __all__ = [
     "FixedTangentCoordinates",
     "OneFactorCoordinates",
     "ProjectedCoordinates",
+    "PublicGradients",
+    "SpanCoordinates",
+    "SpanSpace",
     "Sums",
     "TangentCoordinates",
+    "TangentSpanCoordinates",
     "Vector",
     "WishartCoordinates",
     "add_vectors",

@@ -83,6 +83,13 @@ class Coordinates(ABC):
     def event_layers(self) -> tuple[tuple[int, int], ...]:
         return self.event_layers_of(lambda: self.adapter)
 
+    def prepare(self) -> None:  # noqa: B027 - most coordinates have nothing to do
+        """Called once before the gradients of a batch are taken: PUBLIC work at the present state."""
+
+    def encode(self, captured: Captured) -> Captured:
+        """A micro-batch as it will be measured and summed; what is done to a unit is a function of it alone."""
+        return captured
+
     @abstractmethod
     def norms_squared(self, captured: Captured) -> Tensor:
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""
@@ -93,6 +100,14 @@ class Coordinates(ABC):
             f"{type(self).__name__} cannot clip spectrally",
             why="how a unit's gradient is evened out there is not defined",
             fix="set method.clipping=flat",
+        )
+
+    def norm_floor(self) -> float:
+        """PUBLIC. The norm below which a unit is not brought up to the clipping norm by normalising."""
+        raise ConfigError(
+            f"{type(self).__name__} cannot normalise units",
+            why="no public gradient tells there which norms are only rounding, and those must not be brought up",
+            fix="set method.clipping=flat or automatic",
         )
 
     @abstractmethod
@@ -143,6 +158,14 @@ class Coordinates(ABC):
             stacked.append((torch.stack(p, dim=-3).flatten(0, -3), torch.stack(q, dim=-3).flatten(0, -3)))
             start += len(group.sites)
         return stacked
+
+    def partial_sum(self, captured: Captured, weights: Tensor) -> Sums | Vector:
+        """sum_i weights_i of what ``encode`` gave, in the form in which it is added up. Private until noised."""
+        return self.weighted_sum(captured, weights)
+
+    def from_partial(self, total: Any) -> Vector:
+        """The coordinates of a total of partial sums, float64."""
+        return self.to_vector(total)
 
     def pull_back(self, vector: Vector) -> Sums:
         """X, Y with <to_vector(P, Q), vector> = <P, X> + <Q, Y> over all modules: the adjoint of ``to_vector``."""

@@ -18,8 +18,10 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters import Group, LowRankAdapter, Site, read_adapter
+from privlora.coordinates.base import Coordinates
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates
+from privlora.coordinates.span import SpanSpace
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError, ModelError
 from privlora.geometry.fixed_rank import Point, factors, point_at_zero, point_from_factors
@@ -124,6 +126,24 @@ def projected_start(
     else:
         updates = [a @ b.mT for a, b in _read_groups(adapter, init)]
     return kind(adapter, updates, key=seed, dtype=dtype)
+
+
+def span_start(
+    adapter: LowRankAdapter,
+    init: str,
+    *,
+    seed: int,
+    scale: float,
+    dtype: torch.dtype = torch.float32,
+    subspaces: Subspaces | None = None,
+    kind: type[SpanSpace],
+    inner: Callable[..., Coordinates],
+    **settings: float,
+) -> SpanSpace:
+    """A start of ``inner`` with a span around it, whose public texts come later. settings: of ``kind``."""
+    start = inner(adapter, init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces)
+    make: Callable[..., SpanSpace] = kind
+    return make(start, **settings)
 
 
 def _normal(group: Group, rows: int, adapter: LowRankAdapter, generator: torch.Generator) -> Tensor:

@@ -256,7 +256,7 @@ def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, pri
 
 def joint_methods() -> list[str]:
     """What rule joint goes with: methods of low-rank factors."""
-    return [row.name for row in METHODS.values() if not row.coordinates.dense]
+    return [row.name for row in METHODS.values() if not (row.coordinates.dense or row.public_texts)]
 
 
 def hides_clients(rule: type[Rule]) -> bool:

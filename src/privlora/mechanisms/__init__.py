@@ -2,7 +2,7 @@
 
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
-from privlora.mechanisms.gaussian import CLIPPING, GaussianMechanism, clipping_slack
+from privlora.mechanisms.gaussian import CLIPPING, UNADAPTED, GaussianMechanism, clipping_slack
 from privlora.mechanisms.lattice import Lattice, lattice_for
 from privlora.mechanisms.layout import Layout
 from privlora.mechanisms.noise import NoiseSource
@@ -13,6 +13,7 @@ from privlora.mechanisms.updates import ClippedUpdate
 
 __all__ = [
     "CLIPPING",
+    "UNADAPTED",
     "AdaptiveClipNorm",
     "ClippedUpdate",
     "GaussianMechanism",

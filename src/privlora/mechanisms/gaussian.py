@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates import Coordinates, add_vectors
+from privlora.coordinates import Coordinates
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
@@ -20,7 +20,10 @@ from privlora.ranges import BATCHES, CLIP_NORMS, refuse_outside
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
 # 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
-CLIPPING = ("flat", "automatic", "spectral")
+# normalized: all units above a public floor are scaled to C (Zou et al. 2026), where the coordinates know one.
+CLIPPING = ("flat", "automatic", "spectral", "normalized")
+# Those that leave no clipping norm to adapt.
+UNADAPTED = ("automatic", "normalized")
 
 # Automatic clipping multiplies by C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
 _STABILITY = 0.01
@@ -81,9 +84,9 @@ class GaussianMechanism(Mechanism):
     ) -> None:
         if clipping not in CLIPPING:
             raise ConfigError(f"unknown clipping {clipping!r}", fix=f"one of {', '.join(CLIPPING)}")
-        if adaptive is not None and clipping == "automatic":
+        if adaptive is not None and clipping in UNADAPTED:
             raise ConfigError(
-                "automatic clipping has no clipping norm to adapt",
+                f"{clipping} clipping has no clipping norm to adapt",
                 why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
                 fix="use flat or spectral, or leave privacy.clip_quantile out",
             )
@@ -145,13 +148,13 @@ class GaussianMechanism(Mechanism):
         self._count = 0.0
 
     def accumulate(self, captured: Captured) -> None:
+        captured = self.coordinates.encode(captured)
         norms = self._norms(captured)
         if self.clipping == "spectral":
             captured.zero(~captured.finite())
             captured = self.coordinates.balance(captured)
         weights = self._clip_weights(captured, norms)
-        part = self.coordinates.weighted_sum(captured, weights)
-        self._sum = part if self._sum is None else add_vectors(self._sum, part)
+        self._add(captured, weights)
 
     @property
     def pending(self) -> bool:
@@ -200,12 +203,14 @@ class GaussianMechanism(Mechanism):
 
     def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
         """(units,) factors that rescale each gradient to norm ``lengths`` (x C / C_t if adaptive), capped at C."""
-        norms = lengths if self.clipping == "flat" else self._norms(captured)
+        norms = self._norms(captured) if self.clipping == "spectral" else lengths
         finite = torch.isfinite(norms) & ~torch.isnan(lengths)
         captured.zero(~finite)
         bound = self.clip_norm * (1 - self.slack)
         if self.clipping == "automatic":
             lengths = bound * norms / (norms + _STABILITY)
+        elif self.clipping == "normalized":
+            lengths = bound * norms / norms.clamp_min(self.coordinates.norm_floor())
         if self.adaptive is not None:
             inside = (lengths <= self.adaptive.value).double() - 0.5
             self._count += float(torch.where(finite & lengths.isfinite(), inside, 0.0).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from privlora.adapters import Captured
-from privlora.coordinates import Coordinates, add_vectors
+from privlora.coordinates import Coordinates
 from privlora.errors import ModelError, RunError
 from privlora.mechanisms.release import Mechanism, PrivateSum, Release
 
@@ -42,8 +42,7 @@ class MeanMechanism(Mechanism):
                 why="without clipping the adapter is lost",
                 fix="lower method.learning_rate",
             )
-        part = self.coordinates.weighted_sum(captured, captured.p[0].new_ones(captured.units))
-        self._sum = part if self._sum is None else add_vectors(self._sum, part)
+        self._add(captured, captured.p[0].new_ones(captured.units))
 
     def release(self, total: PrivateSum | None = None) -> Release:
         self._count_step()

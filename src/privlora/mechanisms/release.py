@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
 
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Sums, Vector, add_vectors
@@ -92,7 +95,7 @@ class Mechanism(ABC):
     needs_examples: bool
 
     # The private sum of the current logical batch.
-    _sum: Sums | None = None
+    _sum: Sums | Vector | None = None
 
     @property
     def pending(self) -> bool:
@@ -109,7 +112,7 @@ class Mechanism(ABC):
         For audits, whose attacker knows the records' part of it.
         """
         # In float64: rounding error in directions that coordinates project out would get no noise.
-        return None if self._sum is None else self.coordinates.to_vector(self._sum)
+        return None if self._sum is None else self.coordinates.from_partial(self._sum)
 
     @property
     def place(self) -> str:
@@ -141,6 +144,10 @@ class Mechanism(ABC):
         finally:
             # Also where this fails: in the next sum the batch's units would count twice.
             self.discard()
+
+    def _add(self, captured: Captured, weights: Tensor) -> None:
+        part: Any = self.coordinates.partial_sum(captured, weights)
+        self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
     @abstractmethod
     def accumulate(self, captured: Captured) -> None:

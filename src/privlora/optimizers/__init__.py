@@ -14,6 +14,7 @@ from privlora.optimizers.factor_torch import (
 )
 from privlora.optimizers.projected import ProjectedAdamW, ProjectedSGD
 from privlora.optimizers.schedules import SCHEDULES, learning_rate_at
+from privlora.optimizers.span import SpanOptimizer, span_optimizers
 from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "Optimizer",
     "ProjectedAdamW",
     "ProjectedSGD",
+    "SpanOptimizer",
     "TangentOptimizer",
     "learning_rate_at",
+    "span_optimizers",
 ]

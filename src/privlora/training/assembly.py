@@ -17,16 +17,25 @@ from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings
+from privlora.coordinates import Coordinates, SpanSpace
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.records import load_records
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.mechanisms import (
+    UNADAPTED,
+    AdaptiveClipNorm,
+    GaussianMechanism,
+    MeanMechanism,
+    Mechanism,
+    NoiseSource,
+)
 from privlora.methods import Hyperparameters, Method, build, find_method
-from privlora.optimizers import IterateAverage, learning_rate_at
+from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.public_gradients import PublicTexts, public_gradients
 from privlora.training.public_start import mean_gradient_subspaces
 from privlora.training.state import TrainState
 from privlora.training.step import Step
@@ -113,6 +122,13 @@ def plan_privacy(
             why="the count of norms is not projected, so the projection's event would not cover it",
             fix="remove clip_quantile, or use another method",
         )
+    clipping = settings.method.clipping or method.clipping
+    if privacy.clip_quantile is not None and clipping in UNADAPTED:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with {clipping} clipping",
+            why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
+            fix="remove clip_quantile, or set method.clipping=flat",
+        )
     calibration = None
     sigma = privacy.noise_multiplier
     if sigma is None:
@@ -178,9 +194,24 @@ class PublicStart:
         return self._found[run.seed]
 
 
-def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart | None = None) -> Parts:
-    """Attach the adapter and start the method's state. public: needed where adapter.init=public-gradient."""
+def build_parts(
+    settings: Settings,
+    model: torch.nn.Module,
+    public: PublicStart | None = None,
+    texts: PublicTexts | None = None,
+) -> Parts:
+    """Attach the adapter and start the method's state.
+
+    public: needed where adapter.init=public-gradient. texts: of methods that lean on public texts, which each step asks
+    for. Raises ConfigError where they are missing.
+    """
     method = find_method(settings.method.name)
+    if method.public_texts and texts is None:
+        raise ConfigError(
+            f"method {method.name!r} releases along the gradients of public texts, and none are given",
+            why="without them there is nothing to release along",
+            fix="in Python, pass build_parts `texts`; or choose a method without public texts, such as prism",
+        )
     lora = settings.adapter
     privacy = settings.privacy
     hyper = method.resolve(settings.method, lora.init, privacy.steps, private=privacy.private)
@@ -202,6 +233,8 @@ def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart 
         dtype=torch.float64 if double else torch.float32,
         subspaces=subspaces,
     )
+    if texts is not None:
+        lean_on(texts, coordinates, optimizer, settings.run.tokens_per_micro_batch)
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
@@ -215,6 +248,14 @@ def build_parts(settings: Settings, model: torch.nn.Module, public: PublicStart 
         hyper=hyper,
         adaptive=adaptive,
     )
+
+
+def lean_on(texts: PublicTexts, coordinates: Coordinates, optimizer: Optimizer, max_tokens: int) -> None:
+    """Let every step span the gradients of the texts that it is given; other methods take no notice of them."""
+    if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
+        coordinates.refresh = lambda: public_gradients(
+            coordinates.inner, texts(optimizer.take_scores()), max_tokens=max_tokens
+        )
 
 
 def build_step(

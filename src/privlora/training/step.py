@@ -99,6 +99,7 @@ class Step:
                 why="they would count twice, or be released with a draw that is not theirs",
                 fix="release them, take() their sum, or discard() it first",
             )
+        self.state.coordinates.prepare()
         adapter = self.state.adapter
         losses = []
         try:

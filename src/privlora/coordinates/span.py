@@ -1,0 +1,242 @@
+"""Spaces that lean on the span of public gradients: units seen through few public directions (PE-SGD).
+
+Each wraps a space of low-rank updates, whose state it moves and in whose coordinates the public gradients are taken.
+Before a batch it asks for the gradients of its public texts at the present state (``prepare``); what is released is
+turned back into a gradient of the wrapped space by post-processing (``decode``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from privlora.adapters import Captured, LowRankAdapter
+from privlora.coordinates.base import Coordinates, Sums, Vector
+from privlora.coordinates.factors import FactorCoordinates
+from privlora.coordinates.public_span import PublicGradients, Span
+from privlora.coordinates.tangent import TangentCoordinates
+from privlora.errors import ConfigError
+from privlora.geometry.fixed_rank import Point
+
+_UNITS = 16  # whose gradients are in float64 at a time
+
+
+def unit_vectors(space: Coordinates, captured: Captured) -> Tensor:
+    """Coordinates of each unit in ``space``, end to end: (units, p) float64. Each by itself. Private if units are."""
+    return torch.stack([_flat(space.to_vector(_alone(space, captured, i))) for i in range(captured.units)])
+
+
+def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
+    sums: Sums = []
+    start = 0
+    for group in space.adapter.groups:
+        p, q = (side[start : start + len(group.sites)] for side in (captured.p, captured.q))
+        start += len(group.sites)
+        sums.append((torch.stack([t[unit] for t in p]).double(), torch.stack([t[unit] for t in q]).double()))
+    return sums
+
+
+def _flat(vector: Vector) -> Tensor:
+    return torch.cat([t.flatten() for parts in vector for t in parts])
+
+
+class SpanSpace(Coordinates):
+    """A space ``inner`` together with the span of public gradients in its coordinates.
+
+    The state is inner's. refresh: gives the gradients of the public texts at that state, in inner's coordinates; set
+    once, and called by ``prepare``. It may read the state, releases and public texts, and nothing private.
+
+    ridge: relative, see Span. top_k: a whole number, 0 for all directions.
+    Raises ConfigError for dropout in the adapter.
+    """
+
+    inner_kind: ClassVar[type[Coordinates]] = FactorCoordinates
+
+    def __init__(self, inner: Coordinates, *, ridge: float, top_k: float) -> None:
+        super().__init__(inner.adapter, inner.dtype)
+        if inner.adapter.dropout:
+            raise ConfigError(
+                "adapter.lora_dropout does not go with the span of public gradients",
+                why="public and private gradients would be thinned out by different masks, and lie in other spans",
+                fix="set adapter.lora_dropout=0",
+            )
+        self.inner = inner
+        self.ridge, self.top_k = ridge, int(top_k)
+        self.refresh: Callable[[], PublicGradients] | None = None
+        self._span: Span | None = None
+
+    @property
+    def span(self) -> Span:
+        """That of the last ``prepare``; of the present state if there was none, as in a run that only reports."""
+        if self._span is None:
+            self._span = self._spanned()
+        return self._span
+
+    def prepare(self) -> None:
+        """Take the public gradients at the present state. Raises ConfigError where no texts were given."""
+        self._span = None  # frees the old G first
+        self._span = self._spanned()
+
+    def _spanned(self) -> Span:
+        if self.refresh is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no public texts",
+                why="private gradients are released along the gradients of public texts",
+                fix="set coordinates.refresh, or give build_parts `texts`",
+            )
+        return Span(self.refresh(), ridge=self.ridge, top_k=self.top_k)
+
+    @abstractmethod
+    def decode(self, vector: Vector) -> Vector:
+        """The gradient in inner's coordinates that a released vector stands for, in inner's dtype."""
+
+    @abstractmethod
+    def scores(self, vector: Vector) -> Tensor:
+        """How much each public text has to do with a released vector: (N,) float64, >= 0."""
+
+    @abstractmethod
+    def decoded_std(self, noise_std: float) -> float:
+        """Root mean square over inner's coordinates of what noise of ``noise_std`` becomes by ``decode``."""
+
+    def weight_effect(self, vector: Vector) -> list[tuple[Tensor, Tensor]]:
+        """How W moves along what ``vector`` stands for."""
+        return self.inner.weight_effect(self.decode(vector))
+
+    def install(self) -> None:
+        self.inner.install()
+
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        return self.inner.factors()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.inner.load_state_dict(tensors)
+
+    def as_points(self) -> list[Point]:
+        return self.inner.as_points()
+
+    def _placed(self) -> list[Tensor]:
+        return [*super()._placed(), self.span.values, self.span.vectors]
+
+    def _decoded(self, flat: Tensor) -> Vector:
+        """(p,) as inner's tensors."""
+        zeros = self.inner.standard_normal(lambda shape: torch.zeros(shape, dtype=self.dtype))
+        pieces = iter(flat.split([t.numel() for parts in zeros for t in parts]))
+        device = self.adapter.device
+        return [tuple(next(pieces).reshape(t.shape).to(device, t.dtype) for t in parts) for parts in zeros]
+
+
+class EncodedSpace(SpanSpace):
+    """A span in whose own coordinates units are clipped: they are computed for each unit by itself, once.
+
+    What is measured is what is added up, to the bit, however much small eigenvalues enlarge: the guarantee needs no
+    accuracy of the Gram matrix, only that nobody's column depends on anybody else.
+    """
+
+    def __init__(self, inner: Coordinates, *, ridge: float, top_k: float) -> None:
+        super().__init__(inner, ridge=ridge, top_k=top_k)
+        # Rounding in a micro-batch depends on who else is in it, and a span may enlarge it without bound.
+        inner.adapter.one_by_one = True
+
+    @abstractmethod
+    def _columns_of(self, vectors: Tensor) -> Tensor:
+        """Linear: (units, d) float64 of (units, p). Each by itself."""
+
+    @abstractmethod
+    def _shaped(self, column: Tensor) -> Vector:
+        """(d,) as a vector of this space."""
+
+    def encode(self, captured: Captured) -> Captured:
+        return replace(captured, columns=self._columns(captured))
+
+    def norms_squared(self, captured: Captured) -> Tensor:
+        return self._columns(captured).square().sum(dim=1)
+
+    def partial_sum(self, captured: Captured, weights: Tensor) -> Vector:
+        columns = self._columns(captured)
+        kept = weights != 0  # 0 times a column that is not finite is not 0
+        return self._shaped(weights[kept].to(columns) @ columns[kept])
+
+    def from_partial(self, total: Sums | Vector) -> Vector:
+        return list(total)
+
+    def to_vector(self, sums: Sums) -> Vector:
+        flat = _flat(self.inner.to_vector([(p.double(), q.double()) for p, q in sums]))
+        column = self._columns_of(flat[None])[0]
+        return self._shaped(column.to(sums[0][0]))
+
+    def _columns(self, captured: Captured) -> Tensor:
+        if captured.columns is not None:
+            return captured.columns
+        parts = [
+            self._columns_of(unit_vectors(self.inner, captured.some(slice(start, start + _UNITS))))
+            for start in range(0, captured.units, _UNITS)
+        ]
+        return torch.cat(parts)
+
+
+class SpanCoordinates(EncodedSpace):
+    """y = (L + eta)^-alpha U^T G h for a unit's gradient h: k numbers; decoded as G^T U (L + eta)^(alpha - 1) y.
+
+    By linearity every alpha decodes the mean of unclipped units to its ridge projection on the span; it decides in
+    which coordinates units are bounded and noised. alpha = 1: coefficients of the public texts, up to a rotation
+    (PE-SGD, Zou et al. 2026, with all k = N directions). alpha = 1/2: orthonormal coordinates of the span (with top_k
+    and no residual: GEP's embedding, Yu et al. 2021). alpha = 0: inner products with the public gradients, rotated.
+    Noise is white in all rotations alike, so none is spent on turning back.
+    """
+
+    described: ClassVar[str] = "as coefficients of public gradients in the entries of both LoRA factors"
+    noise_law = "It lies in the span of the public gradients at the last step and follows their Gram matrix."
+
+    def __init__(
+        self, inner: Coordinates, *, alpha: float = 1.0, ridge: float = 1e-6, top_k: float = 0
+    ) -> None:
+        super().__init__(inner, ridge=ridge, top_k=top_k)
+        self.alpha = alpha
+
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        """0: as many as there are public texts, or top_k, which an adapter does not know."""
+        return 0
+
+    @property
+    def dimension(self) -> int:
+        return self.span.size
+
+    def norm_floor(self) -> float:
+        return self.span.least_norm(-self.alpha)
+
+    def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
+        return [(draw((self.span.size,)),)]
+
+    def decode(self, vector: Vector) -> Vector:
+        return self._decoded(self.span.back(vector[0][0], self.alpha - 1))
+
+    def scores(self, vector: Vector) -> Tensor:
+        return self.span.of_texts(vector[0][0], self.alpha - 1).abs()
+
+    def decoded_std(self, noise_std: float) -> float:
+        squares = self.span.values * self.span.power(2 * self.alpha - 2)
+        return noise_std * (float(squares.sum()) / self.inner.dimension) ** 0.5
+
+    def _columns_of(self, vectors: Tensor) -> Tensor:
+        return self.span.along(vectors, -self.alpha)
+
+    def _shaped(self, column: Tensor) -> Vector:
+        return [(column,)]
+
+
+class TangentSpanCoordinates(SpanCoordinates):
+    """The same in PRISM's tangent coordinates: Gram matrix and columns depend on Z alone, not on its factors."""
+
+    inner_kind = TangentCoordinates
+    described: ClassVar[str] = (
+        "as coefficients of public gradients in isometric coordinates of the tangent space"
+    )
