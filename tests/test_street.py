@@ -15,6 +15,7 @@ MAY_CALL = {
     "Release": {
         "mechanisms/gaussian.py",  # the release
         "mechanisms/distributed.py",  # of a secure sum, whose shares have their noise
+        "mechanisms/votes.py",  # of votes on generated texts
         "mechanisms/nonprivate.py",  # of the mode that is stamped NOT PRIVATE
     },
     "noised": {"mechanisms/noising.py"},  # where a sum meets noise
