@@ -110,7 +110,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 def test_every_setting_is_documented_or_speaks_for_itself() -> None:
     """The groups are what docs and `--help` name."""
-    groups = ["model", "data", "privacy", "adapter", "method", "run", "federation"]
+    groups = ["model", "data", "privacy", "adapter", "method", "run", "federation", "synthesis"]
     assert list(Settings.model_fields) == groups
 
 

@@ -18,7 +18,7 @@ LAYERS = (
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},
     {"evaluation", "optimizers", "wishart"},
-    {"methods"},
+    {"methods", "synthesis"},
     {"training"},
     {"reporting", "stacked"},
     {"federated"},

@@ -39,6 +39,7 @@ NEVER = {
     "coordinates": {"accounting"},
     "data": {"adapters"},
     "wishart": {"adapters", "coordinates"},
+    "synthesis": {"adapters", "coordinates"},
 }
 
 

@@ -44,6 +44,10 @@ class ModelError(PrivloraError):
     """The base model or an adapter cannot be loaded, or cannot be trained privately."""
 
 
+class GeneratorError(PrivloraError):
+    """A generator of public texts failed, hung, or gave what is no text."""
+
+
 class PrivacyError(PrivloraError):
     """Continuing would break the privacy statement (budget spent, parameter without noise, wrong sampler)."""
 

@@ -10,8 +10,8 @@ from tiny_models import FAMILIES, everything_in_double, tiny_model, tiny_tokeniz
 from tokenizers import decoders
 
 from privlora.data.examples import encode_prompts
-from privlora.errors import ConfigError
-from privlora.evaluation.generation import generate
+from privlora.errors import ConfigError, ModelError
+from privlora.evaluation.generation import Sampling, generate, generate_tokens
 
 PROMPTS = ["hello", "a", "what is the name", "12 and 30", "to be or not to be"]
 TOKENIZER = tiny_tokenizer()
@@ -121,3 +121,69 @@ def test_refused(wrong: dict[str, object]) -> None:
     arguments = {"prompts": ids(), "max_new_tokens": 3, **wrong}
     with pytest.raises(ConfigError):
         generate(tiny_model(), TOKENIZER, **arguments)
+
+
+def drawn(model: torch.nn.Module, prompts: list[np.ndarray], **how: object) -> list[list[int]]:
+    """``new`` tokens of each prompt; ``batch``: the bound on a batch."""
+    new, batch = how.pop("new", 8), how.pop("batch", 8192)
+    sampling = Sampling(**{"key": 5, **how})
+    return generate_tokens(model, TOKENIZER, prompts, max_new_tokens=new, max_tokens=batch, sampling=sampling)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (2.0, 1.0), (1.5, 0.7)])
+def test_draws_have_the_models_law(temperature: float, top_p: float) -> None:
+    model, count = tiny_model(), 4000
+    (prompt,) = ids(["hello"])
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(prompt[None])).logits[0, -1].double()
+    law = (logits / temperature).softmax(dim=0)
+    if top_p < 1:
+        ranked, order = law.sort(descending=True)
+        kept = order[: int((ranked.cumsum(0) < top_p).sum()) + 1]
+        law = torch.zeros_like(law).index_copy(0, kept, law[kept] / law[kept].sum())
+    rows = drawn(model, [prompt] * count, new=1, temperature=temperature, top_p=top_p)
+    ends = law[TOKENIZER.eos_token_id].item()  # such rows are empty
+    found = torch.bincount(torch.tensor([row[0] for row in rows if row]), minlength=len(law)) / count
+    found[TOKENIZER.eos_token_id] = sum(not row for row in rows) / count
+    assert ends < 0.5
+    assert (found[law == 0] == 0).all()
+    assert ((found - law).abs() < 5 * (law * (1 - law) / count).sqrt() + 1e-9).all()
+    assert (law > 0.02).sum() > 2
+
+
+def test_a_prompts_draws_know_no_batch() -> None:
+    model = tiny_model(dtype=torch.float64)
+    together = drawn(model, ids())
+    assert together == drawn(model, ids(), batch=1)
+    assert together[:2] == drawn(model, ids()[:2])
+    same = drawn(model, ids(["hello"]) * 6, temperature=3.0)
+    assert len({tuple(row) for row in same}) == 6  # each has a stream of its own
+
+
+def test_a_key_is_repeated_and_torchs_generator_is_left_alone() -> None:
+    model = tiny_model()
+    before = torch.get_rng_state()
+    first = drawn(model, ids(), key=2**70 + 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert drawn(model, ids(), key=2**70 + 1) == first
+    assert drawn(model, ids(), key=2**70 + 2) != first
+
+
+def test_without_heat_the_most_probable_are_drawn() -> None:
+    model = tiny_model(dtype=torch.float64)
+    greedy = generate_tokens(model, TOKENIZER, ids(), max_new_tokens=8)
+    assert drawn(model, ids(), temperature=1e-9) == greedy
+    assert drawn(model, ids(), top_p=1e-9) == greedy
+
+
+def test_sampling_refused() -> None:
+    model = tiny_model()
+    for wrong in ({"temperature": 0.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(ConfigError):
+            Sampling(key=0, **wrong)
+    with pytest.raises(ConfigError, match="beams"):
+        generate_tokens(model, TOKENIZER, ids(), max_new_tokens=2, num_beams=2, sampling=Sampling(0))
+    model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(ModelError, match="not numbers"):
+        drawn(model, ids())

@@ -1,4 +1,6 @@
-"""Settings of one run: one YAML file with six groups (seven for a federation), each field documented below it.
+"""Settings of one run: one YAML file with six groups (seven for a federation or with public texts).
+
+Each field is documented below it.
 
 Precedence: defaults, then the file, then ``group.key=value`` on the command line. Unknown keys and
 contradictions are errors. A run keeps its own in ``private/config.resolved.yaml``, because they name its files;
@@ -19,6 +21,7 @@ from privlora.config.groups import (
     Settings,
 )
 from privlora.config.reading import checked, load_settings, read_yaml, settings_from
+from privlora.config.synthesis import SynthesisSettings
 
 __all__ = [
     "AT_CLIENTS",
@@ -34,6 +37,7 @@ __all__ = [
     "PrivacySettings",
     "RunSettings",
     "Settings",
+    "SynthesisSettings",
     "checked",
     "load_settings",
     "read_yaml",

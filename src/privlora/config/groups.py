@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from privlora.config.base import Group
 from privlora.config.federation import FederationSettings
+from privlora.config.synthesis import SynthesisSettings
 from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.errors import ConfigError, named, nearest
@@ -353,6 +354,8 @@ class Settings(Group):
     run: RunSettings = RunSettings()
     federation: FederationSettings | None = None
     """For `privlora federate` alone."""
+    synthesis: SynthesisSettings | None = None
+    """For methods that work in the span of public texts' gradients."""
 
     @model_validator(mode="before")
     @classmethod
@@ -408,6 +411,7 @@ class Settings(Group):
                 f"adapter.public_text names {private!r}, which is private: the start would reveal it. "
                 "Fix: give public records, or another adapter.init"
             )
+        self._refuse_other_than_public_texts()
         seen = _shared(self.adapter.public_text, self.data.evaluation)
         if seen is not None:
             raise ValueError(
@@ -462,6 +466,26 @@ class Settings(Group):
                 "published. Fix: give public records, or none"
             )
 
+    def _refuse_other_than_public_texts(self) -> None:
+        if self.synthesis is None:
+            return
+        if self.federation is not None:
+            raise ValueError(
+                "synthesis does not go with a federation, whose methods use no public texts. Fix: remove either group"
+            )
+        private = _shared(self.synthesis.file, self.data.path)
+        if private is not None:
+            raise ValueError(
+                f"synthesis.file names {private!r}, which is private: what counts as public would reveal it. "
+                "Fix: give public texts, or another generator"
+            )
+        seen = _shared(self.synthesis.file, self.data.evaluation)
+        if seen is not None:
+            raise ValueError(
+                f"synthesis.file names {seen!r}, which is also data.evaluation: the held-out loss would be that of "
+                "texts that shaped the training. Fix: divide the file"
+            )
+
     def _paths_of_clients(self) -> list[str]:
         clients = [] if self.federation is None else self.federation.clients
         return [path for one in clients for path in _paths(one.path)] if isinstance(clients, list) else []
@@ -485,9 +509,11 @@ class Settings(Group):
         return self.model_copy(update={"model": model, "adapter": adapter})
 
     def to_yaml(self) -> str:
-        """As a file; without what the federation's rule has not, so that it can be read again."""
-        without: Any = True if self.federation is None else set(self.federation.of_other_rules)
-        groups = self.model_dump(mode="json", exclude={"federation": without})
+        """As a file; without groups that there are not, nor what the federation's rule has not, so that it can be read
+        again."""
+        without: dict[str, Any] = {"synthesis": True} if self.synthesis is None else {}
+        without["federation"] = True if self.federation is None else set(self.federation.of_other_rules)
+        groups = self.model_dump(mode="json", exclude=without)
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
 
 

@@ -18,7 +18,7 @@ from privlora.errors import ConfigError, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 # A Python caller may have put records where these name files, so what they hold is never shown.
-_RECORDS = frozenset(("path", "evaluation", "public_text"))
+_RECORDS = frozenset(("path", "evaluation", "public_text", "file"))
 _INNER: Final = {
     f"federation.{name}": inner
     for name, field in FederationSettings.model_fields.items()

@@ -238,13 +238,18 @@ def token_hashes(examples: Iterable[Example]) -> set[bytes]:
 
 
 def encode_prompts(
-    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_length: int
+    prompts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    is_chat: bool = False,
 ) -> list[np.ndarray]:
     """The token ids, (T,) int32 each, with which a trained model is asked: those that stand before its completions.
 
-    Too long prompts lose tokens from their left (after BOS), as in ``build_examples``.
+    Too long prompts lose tokens from their left (after BOS), as in ``build_examples``. is_chat: a chat template has
+    rendered them, and has written what begins them.
     """
-    frame = _frame(tokenizer, max_length, label_all=False, add_eos=False, is_chat=False)
+    frame = _frame(tokenizer, max_length, label_all=False, add_eos=False, is_chat=is_chat)
     return [_assemble([(ids, False)], frame).input_ids for ids in _tokenize(list(prompts), tokenizer)]
 
 

@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from privlora.data.examples import pad_token
-from privlora.errors import ConfigError
-from privlora.evaluation.batches import evaluating, prompt_batches
+from privlora.errors import ConfigError, ModelError
+from privlora.evaluation.batches import PromptBatch, evaluating, prompt_batches
+from privlora.randomness import counter_generator
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Draws from the model in the place of its most probable tokens.
+
+    Prompt i has a stream of uniforms of its own, one for each token, so that what it draws depends on no other prompt
+    and no batch, and torch's own generators are neither read nor moved.
+    """
+
+    key: int
+    """PUBLIC; modulo 2^128."""
+    temperature: float = 1.0
+    """Above 0; logits are divided by it."""
+    top_p: float = 1.0
+    """In (0, 1]: the smallest set of most probable tokens that has this probability is drawn from."""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature > 0 and 0 < self.top_p <= 1):
+            raise ConfigError(
+                f"temperature={self.temperature} or top_p={self.top_p} is out of range",
+                fix="give a temperature above 0, and top_p above 0 and at most 1",
+            )
 
 
 def generate(
@@ -45,10 +76,44 @@ def generate(
     Raises:
         ConfigError: a prompt is empty, or a number is below 1.
     """
+    rows = generate_tokens(
+        model,
+        tokenizer,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        num_beams=num_beams,
+        stop=stop,
+        max_tokens=max_tokens,
+        use_cache=use_cache,
+    )
+    texts = [decoded(tokenizer, row) for row in rows]
+    return [text[: min((text.find(s) for s in stop if s in text), default=len(text))] for text in texts]
+
+
+def generate_tokens(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[np.ndarray],
+    *,
+    max_new_tokens: int,
+    num_beams: int = 1,
+    stop: Sequence[str] = (),
+    max_tokens: int = 8192,
+    use_cache: bool = True,
+    sampling: Sampling | None = None,
+) -> list[list[int]]:
+    """The token ids that follow each prompt, before the first that ends a turn; the rest as in ``generate``.
+
+    sampling: draws; None takes the most probable. A row may go on behind its stop string.
+
+    Raises ConfigError as ``generate``, and for sampling with beams; ModelError if a probability to draw by is NaN.
+    """
     if min(max_new_tokens, num_beams) < 1 or not all(map(len, prompts)):
         raise ConfigError(
             "nothing to generate from or for", fix="give prompts, new tokens and at least one beam"
         )
+    if sampling is not None and num_beams > 1:
+        raise ConfigError("beams are not drawn", fix="give num_beams=1, or no sampling")
     ends = _ends(model, tokenizer)
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -62,7 +127,7 @@ def generate(
         length_penalty=1.0,
         min_length=0,
     )
-    answers = [""] * len(prompts)
+    answers: list[list[int]] = [[] for _ in prompts]
     with evaluating(model) as device:
         for batch in prompt_batches(
             prompts,
@@ -72,17 +137,57 @@ def generate(
             max_tokens=max_tokens,
             device=device,
         ):
+            start = batch.input_ids.shape[1]
             rows = model.generate(
                 input_ids=batch.input_ids,
                 attention_mask=batch.attention_mask,
                 generation_config=settings,
-                stopping_criteria=StoppingCriteriaList(
-                    [_Stop(stop, tokenizer, batch.input_ids.shape[1])] if stop else []
+                logits_processor=LogitsProcessorList(
+                    [_Draw(sampling, batch, max_new_tokens)] if sampling is not None else []
                 ),
+                stopping_criteria=StoppingCriteriaList([_Stop(stop, tokenizer, start)] if stop else []),
             )
-            for index, row in zip(batch.order, rows[:, batch.input_ids.shape[1] :].tolist(), strict=True):
-                answers[index] = _text(row, ends, stop, tokenizer)
+            for index, row in zip(batch.order, rows[:, start:].tolist(), strict=True):
+                length = next((i for i, token in enumerate(row) if token in ends), len(row))
+                answers[index] = row[:length]
     return answers
+
+
+def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of token ids, without special ones."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class _Draw(LogitsProcessor):
+    """Leaves of each row's tokens one alone, drawn by inverting the distribution function at the row's next uniform."""
+
+    def __init__(self, sampling: Sampling, batch: PromptBatch, steps: int) -> None:
+        self._sampling, self._start = sampling, batch.input_ids.shape[1]
+        uniforms = [counter_generator(sampling.key, stream=index).random(steps) for index in batch.order]
+        self._uniforms = torch.from_numpy(np.stack(uniforms)).to(batch.input_ids.device)  # (b, steps) float64
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        p, tokens = (scores.double() / self._sampling.temperature).softmax(dim=-1), None
+        if self._sampling.top_p < 1:
+            p, tokens = p.sort(dim=-1, descending=True, stable=True)
+            p = p * (p.cumsum(dim=-1) - p < self._sampling.top_p)
+        below = p.cumsum(dim=-1)
+        total = below[:, -1:]
+        if not total.isfinite().all():
+            raise ModelError(
+                "the model's probabilities are not numbers",
+                fix="its training diverged: lower the learning rate",
+            )
+        # transformers may look one step ahead, and drops what it finds there.
+        step = min(input_ids.shape[1] - self._start, self._uniforms.shape[1] - 1)
+        # Below the total, so that the token that is found has a probability.
+        at = torch.minimum(
+            self._uniforms[:, step : step + 1] * total, total.nextafter(torch.zeros_like(total))
+        )
+        chosen = torch.searchsorted(below, at, right=True)
+        if tokens is not None:
+            chosen = tokens.gather(1, chosen)
+        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
 
 
 class _Stop(StoppingCriteria):
@@ -106,9 +211,3 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     own = model.generation_config.eos_token_id
     listed = own if isinstance(own, list | tuple) else [own]
     return {int(token) for token in (tokenizer.eos_token_id, *listed) if token is not None}
-
-
-def _text(row: list[int], ends: set[int], stop: Sequence[str], tokenizer: Any) -> str:
-    length = next((i for i, token in enumerate(row) if token in ends), len(row))
-    text = str(tokenizer.decode(row[:length], skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    return text[: min((text.find(s) for s in stop if s in text), default=len(text))]

@@ -1,0 +1,166 @@
+"""The group of public texts: who writes them, in which words they are asked for, and how many there are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from privlora.config.base import Group
+
+Preset = Literal[
+    "text",
+    "medical-abstract",
+    "life-science-preprint",
+    "parliamentary-speech",
+    "clinical-note",
+    "support-chat",
+    "product-review",
+]
+"""Of the table of prompts, which is above this room."""
+
+_PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+_ASKED: Final = ("model", "endpoint", "callable")
+_OF: Final[dict[str, tuple[str, ...]]] = {
+    "file": ("file",),
+    "column": ("file",),
+    "endpoint": ("endpoint",),
+    "endpoint_model": ("endpoint",),
+    "api_key_env": ("endpoint",),
+    "callable": ("callable",),
+    "timeout": ("endpoint", "callable"),
+    "temperature": ("model", "endpoint"),
+    "top_p": ("model", "endpoint"),
+    "max_new_tokens": ("model", "endpoint"),
+    **dict.fromkeys(("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share"), _ASKED),
+}
+"""Setting -> the generators that read it; of others it would be ignored."""
+
+
+class SynthesisSettings(Group):
+    """PUBLIC texts, of which a population is kept: who writes them, in which words, and how it evolves.
+
+    None of it sees private records: the generator is given fixed words, texts that were generated before, and the model
+    as the releases so far have made it.
+    """
+
+    generator: Literal["model", "file", "endpoint", "callable"] = "model"
+    """Who writes: the model that is trained, as it is at that step; a public file, each of whose texts is used once; a
+    server that speaks OpenAI's protocol; or a Python function or object of your own."""
+    file: str | list[str] | None = None
+    """PUBLIC records of generator=file, in any form that data.path may have. Never private ones."""
+    column: str = "text"
+    """Column of file that holds the texts."""
+    endpoint: str | None = None
+    """Address of generator=endpoint up to where /chat/completions follows, as http://localhost:8000/v1."""
+    endpoint_model: str | None = None
+    """What the endpoint calls its model."""
+    api_key_env: str | None = None
+    """Environment variable that holds the endpoint's key. The key itself is never written down."""
+    callable: str | None = None
+    """Of generator=callable, as module:name: a function from a list of prompts to a list of answers, or an object with
+    random and vary."""
+    timeout: float = Field(default=300.0, gt=0)
+    """Seconds that one request to the endpoint, or one call of the callable, may take."""
+    preset: Preset | None = None
+    """Kind of text that prompts ask for; null: text, which is any."""
+    random_prompt: str | None = None
+    """In the place of a preset: the request for a fresh text; without chat, the words before one."""
+    variation_prompt: str | None = None
+    """With random_prompt: the request for a variation. {text} is the text, {tone} one of tones; null takes a general
+    one."""
+    tones: list[str] | None = Field(default=None, min_length=1)
+    """With random_prompt: of which each variation draws one; null takes a general list."""
+    chat: bool | None = None
+    """Whether texts are asked for, or beginnings gone on with. Null: of a model whether its tokenizer has a chat
+    template, else true."""
+    prefix_share: float = Field(default=0.5, ge=0, lt=1)
+    """Without chat: the share of a text that its variation begins with."""
+    seeds: int = Field(default=100, ge=1)
+    """K: texts that are kept at each choice."""
+    variations: int = Field(default=1, ge=0)
+    """L - 1: variations of each, so that there are seeds x (1 + variations) texts."""
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the smallest set of tokens that has this probability."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Longest text in tokens; of the model at most what its context has room for."""
+    evolve_every: int = Field(default=1, ge=0)
+    """Steps between two choices; 0 keeps the first texts."""
+    warm_start_epochs: int = Field(default=0, ge=0)
+    """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
+    similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
+    """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_address(cls, endpoint: str | None) -> str | None:
+        # What is wrong is not shown: it may hold a password.
+        if endpoint is None:
+            return None
+        try:
+            parts = urlsplit(endpoint)
+            plain = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            plain = False
+        if not plain or endpoint != endpoint.strip():
+            raise ValueError("it is no address. Fix: write it as http://localhost:8000/v1")
+        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+            raise ValueError(
+                "it holds more than an address, and settings are written to disk. Fix: remove user, password and what "
+                "follows ? or #; name the key's environment variable in api_key_env"
+            )
+        return endpoint
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_variable(cls, name: str | None) -> str | None:
+        if name is not None and not _VARIABLE.fullmatch(name):  # not shown: it may be the key
+            raise ValueError(
+                "it is no name of an environment variable, and a key itself would be written to disk. Fix: export the "
+                "key as OPENAI_API_KEY or another name in capitals, and give that name"
+            )
+        return name
+
+    @field_validator("callable")
+    @classmethod
+    def _is_a_place(cls, place: str | None) -> str | None:
+        if place is not None and not _PLACE.fullmatch(place):
+            raise ValueError("it is not module:name. Fix: write it as my_texts:write")
+        return place
+
+    @field_validator("random_prompt", "variation_prompt", "tones")
+    @classmethod
+    def _says_something(cls, words: Any) -> Any:
+        if words is not None and not all(
+            each.strip() for each in ([words] if isinstance(words, str) else words)
+        ):
+            raise ValueError("it is empty. Fix: write the words, or remove the setting")
+        return words
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SynthesisSettings:
+        lacking = {"file": ("file",), "endpoint": ("endpoint", "endpoint_model"), "callable": ("callable",)}
+        for name in lacking.get(self.generator, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"generator={self.generator} needs {name}. Fix: add it")
+        for name, readers in _OF.items():
+            if self.generator not in readers and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
+                    f"{' or '.join(readers)}"
+                )
+        if self.preset is not None and self.random_prompt is not None:
+            raise ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
+        for name in ("variation_prompt", "tones"):
+            if self.random_prompt is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} goes with random_prompt. Fix: add random_prompt, or remove {name}")
+        if self.variation_prompt is not None and "{text}" not in self.variation_prompt:
+            raise ValueError(
+                "variation_prompt has no place for the text that is varied. Fix: write {text} where it belongs"
+            )
+        return self

@@ -1,0 +1,110 @@
+"""Texts as vectors of length 1: by the base model's own hidden states, or by a sentence-transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from privlora.data.examples import Template, build_examples
+from privlora.errors import ConfigError
+from privlora.evaluation.batches import evaluating, prompt_batches, takes_positions
+
+
+class Attached(Protocol):
+    """An adapter that can be taken off, as ``adapters.LowRankAdapter``."""
+
+    @property
+    def attached(self) -> bool: ...
+
+    def attach(self) -> Any: ...
+
+    def detach(self) -> None: ...
+
+
+def hidden_states(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    adapter: Attached | None = None,
+    max_length: int = 512,
+    max_tokens: int = 8192,
+) -> np.ndarray:
+    """The base model's last hidden states, averaged over each text's tokens and divided by their norm.
+
+    Padding has no part in it, so a text's vector depends on other texts by rounding at most; with ``max_tokens=1``
+    every text is alone in its batch, and its vector is a function of it alone, as private texts have to have it.
+
+    Args:
+        model: a causal LM; a peft model's adapter is left out.
+        tokenizer: its tokenizer.
+        texts: N of them; what is behind ``max_length`` tokens is cut off.
+        adapter: is taken off meanwhile, if it is attached.
+        max_tokens: bound on the padded tokens of a batch.
+
+    Returns:
+        (N, d) float32. A text without a token has zeros.
+    """
+    records = [{"text": text} for text in texts]
+    examples = build_examples(records, Template(text="text"), tokenizer, max_length=max_length, add_eos=False)
+    some = [i for i, example in enumerate(examples) if len(example.input_ids)]
+    with _base_alone(model, adapter) as base, evaluating(base) as device:
+        inner = base.base_model
+        found = np.zeros((len(texts), base.config.hidden_size), dtype=np.float32)
+        for batch in prompt_batches(
+            [examples[i].input_ids for i in some],
+            tokenizer,
+            room=0,
+            copies=1,
+            max_tokens=max_tokens,
+            device=device,
+        ):
+            positions = {"position_ids": batch.position_ids} if takes_positions(base) else {}
+            states = inner(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False, **positions
+            ).last_hidden_state.float()
+            weights = (batch.attention_mask / batch.lengths[:, None])[:, :, None]
+            # Where nothing is attended to, a state may be NaN.
+            mean = states.masked_fill(weights == 0, 0.0).mul(weights).sum(dim=1)
+            unit = torch.nn.functional.normalize(mean, dim=-1)
+            found[[some[i] for i in batch.order]] = unit.cpu().numpy()
+    return found
+
+
+def sentence_vectors(name: str, texts: Sequence[str]) -> np.ndarray:
+    """The vectors of a sentence-transformers model, (N, d) float32 of norm 1.
+
+    name: a local folder or a hub name. Raises ConfigError if the package is not installed.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ConfigError(
+            "embeddings by a sentence-transformers model need that package",
+            fix="pip install sentence-transformers, or use the base model's hidden states",
+        ) from None
+    vectors = SentenceTransformer(name).encode(
+        list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+    )
+    return np.asarray(vectors, dtype=np.float32)
+
+
+@contextmanager
+def _base_alone(model: Any, adapter: Attached | None) -> Iterator[Any]:
+    """The model as it was before any adapter."""
+    taken_off = adapter is not None and adapter.attached
+    if adapter is not None and taken_off:
+        adapter.detach()
+    try:
+        if hasattr(model, "get_base_model"):  # peft
+            with model.disable_adapter():
+                yield model.get_base_model()
+        else:
+            yield model
+    finally:
+        if adapter is not None and taken_off:
+            adapter.attach()

@@ -1,0 +1,280 @@
+"""Generators of public texts: by prompts that a writer answers, by an object of the user's, or from a public file.
+
+They never see private data. What they are given is public (fixed words, texts that were generated before, and the model
+as the releases so far have made it), so what they make of it is post-processing and costs no privacy. For the same
+reason errors may say which call failed; still, none shows a text.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from privlora.config.synthesis import SynthesisSettings
+from privlora.data.records import load_records, text_of
+from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError, article
+from privlora.randomness import counter_generator
+from privlora.synthesis.endpoint import EndpointWriter
+from privlora.synthesis.population import normalised
+from privlora.synthesis.prompts import PRESETS, Prompts, beginning, own_prompts
+from privlora.synthesis.writers import (
+    FunctionWriter,
+    ModelWriter,
+    Writer,
+    find_callable,
+    name_of,
+    within,
+)
+
+_TRIES: Final = 8
+"""How often a text is asked for until it is not empty."""
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Writes public texts; it is given public ones alone."""
+
+    def random(self, count: int) -> list[str]:
+        """``count`` fresh texts of the kind that the prompts describe."""
+
+    def vary(self, texts: Sequence[str]) -> list[str]:
+        """One variation of each, in order."""
+
+
+class _Resumable:
+    """Counts what was given, so that a run that is resumed goes on where it stopped."""
+
+    _given = 0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"given": torch.tensor(self._given)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._given = int(state["given"])
+
+
+class _Asking(_Resumable, ABC):
+    """What is common to generators that are asked: a call is numbered, checked, and repeated for texts that are empty.
+
+    A call that fails is not counted and changes nothing, so that asking again is the same call.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def random(self, count: int) -> list[str]:
+        return self._call("random", [None] * count)
+
+    def vary(self, texts: Sequence[str]) -> list[str]:
+        return self._call("vary", list(texts))
+
+    @abstractmethod
+    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``checked_texts``."""
+
+    def _call(self, kind: str, seeds: Sequence[str | None]) -> list[str]:
+        call = self._given + 1
+        texts = [""] * len(seeds)
+        missing = list(range(len(seeds)))
+        try:
+            for attempt in range(_TRIES):
+                if not missing:
+                    break
+                found = self._draw([seeds[i] for i in missing], call, attempt)
+                for i, text in zip(missing, found, strict=True):
+                    texts[i] = text.strip()
+                missing = [i for i in missing if not texts[i]]
+            if missing:
+                raise GeneratorError(
+                    f"{len(missing)} of {len(texts)} texts are empty, {_TRIES} times in a row",
+                    fix="mend the prompts or the generator, or raise the temperature",
+                )
+        except PrivloraError as error:
+            raise error.of(f"{self._name}, call {call} ({kind}, {len(texts)} texts)") from error
+        self._given = call
+        return texts
+
+
+class PromptedGenerator(_Asking):
+    """Asks a writer, in the words of ``prompts``.
+
+    A chat is asked for a fresh text, or for a variation of one in a tone that is drawn uniformly. A writer without chat
+    goes on: with ``prompts.lead_in`` for a fresh text, with the first ``prefix_share`` of a text for its variation,
+    which begins with them. Everything that is drawn follows from the public ``seed``, the number of the call and the
+    place in it, and torch's generators are left alone.
+    """
+
+    def __init__(self, writer: Writer, prompts: Prompts, *, seed: int, prefix_share: float = 0.5) -> None:
+        super().__init__(writer.name)
+        self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
+
+    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+        asked, kept = [], [""] * len(seeds)
+        tones = counter_generator(_key(self._seed, call, attempt, "tones"))
+        for i, seed in enumerate(seeds):
+            if not self._writer.chat:
+                kept[i] = beginning(seed or "", self._share)
+                asked.append(self._prompts.lead_in + kept[i])
+            elif seed is None:
+                asked.append(self._prompts.random)
+            else:
+                tone = self._prompts.tones[tones.integers(len(self._prompts.tones))]
+                asked.append(self._prompts.variation_of(seed, tone))
+        written = checked_texts(
+            self._writer.write(asked, _key(self._seed, call, attempt, "texts")), len(seeds)
+        )
+        answers = (text.removeprefix(prompt) for text, prompt in zip(written, asked, strict=True))
+        return [head + answer if answer.strip() else "" for head, answer in zip(kept, answers, strict=True)]
+
+
+class OwnGenerator(_Asking):
+    """An object of the user's that has ``random`` and ``vary``; what it returns is checked, and its time is limited.
+
+    What it draws by, and what it remembers when a run is resumed, is its own matter.
+    """
+
+    def __init__(self, own: Generator, *, timeout: float = 300.0) -> None:
+        super().__init__(f"generator {name_of(own)}")
+        self._own, self._timeout = own, timeout
+
+    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+        texts = [seed for seed in seeds if seed is not None]
+        asked = (lambda: self._own.vary(texts)) if texts else (lambda: self._own.random(len(seeds)))
+        return checked_texts(within(self._timeout, asked), len(seeds))
+
+
+class FileGenerator(_Resumable):
+    """Texts of a PUBLIC file, each once, in an order that the public ``seed`` shuffles.
+
+    ``random`` draws without replacement. ``vary`` varies nothing: it gives the next texts that were not used, so that
+    one population after another is of fresh texts. Empty texts and copies are left out.
+    """
+
+    def __init__(self, texts: Sequence[str], *, seed: int) -> None:
+        """texts: in the file's order; those that say the same but for blanks and capitals count as one."""
+        unlike = {normalised(text): text.strip() for text in reversed(texts) if text.strip()}
+        pool = list(unlike.values())[::-1]
+        self._texts = [pool[i] for i in counter_generator(_key(seed, "file")).permutation(len(pool))]
+
+    @classmethod
+    def read(cls, path: str | list[str], column: str, *, seed: int) -> Self:
+        """Of a file that ``data.records.load_records`` reads. Raises DataError for one that cannot be."""
+        records = load_records(path)
+        return cls([text_of(record, column, i) for i, record in enumerate(records, start=1)], seed=seed)
+
+    def random(self, count: int) -> list[str]:
+        left = len(self._texts) - self._given
+        if count > left:
+            raise DataError(
+                f"synthesis.file has {len(self._texts)} different texts, {left} of which are not used, and {count} are "
+                "needed",
+                fix="give a larger public file, or lower synthesis.seeds or variations, or raise evolve_every",
+            )
+        self._given += count
+        return self._texts[self._given - count : self._given]
+
+    def vary(self, texts: Sequence[str]) -> list[str]:
+        return self.random(len(texts))
+
+
+def checked_texts(answer: object, count: int) -> list[str]:
+    """``answer`` where it is a list or tuple of ``count`` strings of valid Unicode. Raises GeneratorError otherwise.
+
+    Of what is wrong the place and the type are told, not the content.
+    """
+    fix = f"return a list with {count} strings, one for each prompt or text in its order"
+    if answer is None:
+        raise GeneratorError("it returned nothing", fix=fix)
+    if not isinstance(answer, list | tuple):
+        raise GeneratorError(f"it returned {article(type(answer).__name__)}, not a list of texts", fix=fix)
+    if len(answer) != count:
+        raise GeneratorError(f"it returned {len(answer)} texts in the place of {count}", fix=fix)
+    for number, text in enumerate(answer, start=1):
+        if not isinstance(text, str):
+            raise GeneratorError(
+                f"text {number} of what it returned is of type {type(text).__name__}", fix=fix
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # not chained: it shows the text
+            raise GeneratorError(
+                f"text {number} of what it returned cannot be written as UTF-8",
+                fix="decode bytes with errors='replace'; half of a surrogate pair is no character",
+            ) from None
+    return list(answer)
+
+
+def build_generator(
+    settings: SynthesisSettings,
+    *,
+    seed: int,
+    model: Any = None,
+    tokenizer: Any = None,
+    own: Any = None,
+) -> PromptedGenerator | OwnGenerator | FileGenerator:
+    """The generator that the settings describe.
+
+    Args:
+        settings: the group ``synthesis``.
+        seed: PUBLIC; the same one gives the same texts.
+        model, tokenizer: of generator=model, as they are when texts are asked for.
+        own: of generator=callable, in the place of what settings.callable names: a function from a list of prompts to
+            a list of answers, or an object with ``random`` and ``vary``.
+
+    Raises:
+        ConfigError, DataError: what is named cannot be imported, read or used.
+    """
+    if settings.generator == "file":
+        assert settings.file is not None
+        return FileGenerator.read(settings.file, settings.column, seed=seed)
+    drawing: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_new_tokens": settings.max_new_tokens,
+    }
+    writer: Writer
+    if settings.generator == "model":
+        writer = ModelWriter(model, tokenizer, chat=settings.chat, **drawing)
+    elif settings.generator == "endpoint":
+        assert settings.endpoint is not None
+        assert settings.endpoint_model is not None
+        writer = EndpointWriter(
+            settings.endpoint,
+            settings.endpoint_model,
+            chat=settings.chat is not False,
+            api_key_env=settings.api_key_env,
+            timeout=settings.timeout,
+            **drawing,
+        )
+    else:
+        if own is None:
+            assert settings.callable is not None
+            own = find_callable(settings.callable)
+        if isinstance(own, Generator):
+            return OwnGenerator(own, timeout=settings.timeout)
+        if not callable(own):
+            raise ConfigError(
+                f"the generator is {article(type(own).__name__)}",
+                fix="give a function from a list of prompts to a list of texts, or an object with random and vary",
+            )
+        writer = FunctionWriter(own, chat=settings.chat is not False, timeout=settings.timeout)
+    return PromptedGenerator(writer, prompts_of(settings), seed=seed, prefix_share=settings.prefix_share)
+
+
+def prompts_of(settings: SynthesisSettings) -> Prompts:
+    """The user's own prompts, or the preset with what the user has replaced of it."""
+    if settings.random_prompt is not None:
+        tones = None if settings.tones is None else tuple(settings.tones)
+        return own_prompts(settings.random_prompt, settings.variation_prompt, tones)
+    return PRESETS[settings.preset or "text"]
+
+
+def _key(*parts: int | str) -> int:
+    """A key of 128 bits for each use of the public seed."""
+    return int.from_bytes(sha256(json.dumps(parts).encode()).digest()[:16], "little")

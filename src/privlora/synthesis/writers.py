@@ -1,0 +1,187 @@
+"""Who answers prompts: the model that is trained, and a user's own Python function.
+
+A writer sees prompts alone, and prompts are public: they are made of fixed words and of texts that were generated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol
+
+import numpy as np
+from jinja2 import TemplateError
+
+from privlora.data.examples import encode_prompts
+from privlora.errors import ConfigError, GeneratorError, article, named
+from privlora.evaluation.generation import Sampling, decoded, generate_tokens
+
+
+class Writer(Protocol):
+    """Answers prompts."""
+
+    name: str
+    """For errors."""
+    chat: bool
+    """Whether prompts are requests; else each is the beginning of what is to be gone on with."""
+
+    def write(self, prompts: Sequence[str], key: int) -> Any:
+        """An answer to each prompt in its order, without the prompt. key: PUBLIC; what is drawn is drawn by it.
+
+        What comes back is looked at by the caller, who also says which call it was. Raises GeneratorError.
+        """
+
+
+class ModelWriter:
+    """The model itself, with whatever adapter is attached when it is called: in training, the model so far.
+
+    Where the model is asked with a chat template, the prompt is one user turn. Prompts that leave no room in the
+    model's context lose tokens from their left.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        chat: bool | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_new_tokens: int = 512,
+        max_tokens: int = 8192,
+    ) -> None:
+        """chat: None for whether the tokenizer has a template. max_tokens: bound on a batch, prompts and answers.
+
+        Raises ConfigError for numbers out of range, or for a chat without a template.
+        """
+        self.name = "model"
+        self.chat = bool(tokenizer.chat_template) if chat is None else chat
+        if self.chat and not tokenizer.chat_template:
+            raise ConfigError(
+                "the tokenizer has no chat template, so the model cannot be asked for texts",
+                fix="set synthesis.chat to false, so that it goes on with beginnings; or take an instruction-tuned one",
+            )
+        if max_new_tokens < 1:
+            raise ConfigError(
+                f"max_new_tokens={max_new_tokens} is below 1", fix="give 512, or as many as a text has"
+            )
+        self._sampling = Sampling(0, temperature, top_p)
+        self._model, self._tokenizer = model, tokenizer
+        self._max_new_tokens, self._max_tokens = max_new_tokens, max_tokens
+
+    def write(self, prompts: Sequence[str], key: int) -> list[str]:
+        context = getattr(self._model.config, "max_position_embeddings", None)
+        longest = max(context - self._max_new_tokens, context // 2) if context else 2**31
+        texts = [self._rendered(prompt) for prompt in prompts] if self.chat else list(prompts)
+        asked = encode_prompts(texts, self._tokenizer, max_length=longest, is_chat=self.chat)
+        asked = [ids if len(ids) else self._start() for ids in asked]
+        new = min(self._max_new_tokens, (context or 2**31) - max(map(len, asked)))
+        answers = generate_tokens(
+            self._model,
+            self._tokenizer,
+            asked,
+            max_new_tokens=new,
+            max_tokens=self._max_tokens,
+            sampling=Sampling(key, self._sampling.temperature, self._sampling.top_p),
+        )
+        return [self._read(ids.tolist(), row) for ids, row in zip(asked, answers, strict=True)]
+
+    def _rendered(self, prompt: str) -> str:
+        turn = [{"role": "user", "content": prompt}]
+        try:
+            # Templates without thoughts have no such argument, and take no notice of it.
+            return str(
+                self._tokenizer.apply_chat_template(
+                    turn, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                )
+            )
+        except TemplateError:
+            raise ConfigError(
+                "the tokenizer's chat template refuses a conversation of one user turn",
+                fix="set synthesis.chat to false, or mend the template",
+            ) from None
+
+    def _start(self) -> np.ndarray:
+        """What a text begins with, for a prompt without a token."""
+        tokenizer = self._tokenizer
+        token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if token is None:
+            raise ConfigError(
+                "the tokenizer has neither BOS nor EOS, so the model cannot begin a text from nothing",
+                fix="set synthesis.random_prompt to the words before a text",
+            )
+        return np.array([token], dtype=np.int32)
+
+    def _read(self, asked: list[int], row: list[int]) -> str:
+        if self.chat:
+            return decoded(self._tokenizer, row)
+        # Some tokenizers decode a first word without the blank before it, which is needed where a word follows others.
+        before, whole = decoded(self._tokenizer, asked), decoded(self._tokenizer, [*asked, *row])
+        return whole.removeprefix(before) if whole.startswith(before) else decoded(self._tokenizer, row)
+
+
+class FunctionWriter:
+    """A user's function from a list of prompts to a list of answers, one each.
+
+    It runs in a thread of its own and has ``timeout`` seconds; Python cannot stop it after that, but the run stops.
+    """
+
+    def __init__(
+        self, function: Callable[[list[str]], Any], *, chat: bool = True, timeout: float = 300.0
+    ) -> None:
+        self.name, self.chat = f"function {name_of(function)}", chat
+        self._function, self._timeout = function, timeout
+
+    def write(self, prompts: Sequence[str], key: int) -> Any:
+        return within(self._timeout, lambda: self._function(list(prompts)))
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What ``call`` returns. Raises GeneratorError where it raises anything, or is not done after ``seconds``."""
+    done: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            done.append((call(), None))
+        except BaseException as error:  # noqa: BLE001 - also what a thread would swallow, as SystemExit
+            done.append((None, error))
+
+    thread = Thread(target=run, daemon=True)  # a hanging one does not keep the process alive
+    thread.start()
+    thread.join(seconds)
+    if not done:
+        raise GeneratorError(
+            f"it did not answer within {seconds:g} s", fix="mend it, or raise synthesis.timeout"
+        )
+    result, error = done[0]
+    if error is not None:
+        # Of the error only its kind and place: its message may hold whatever the function knows, as a password.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise GeneratorError(
+            f"it raised {type(error).__name__} at {Path(last.filename).name}, line {last.lineno}",
+            fix="mend the function; nothing was lost",
+        ) from error
+    return result
+
+
+def find_callable(place: str) -> Any:
+    """What ``module:name`` names. Raises ConfigError if it cannot be imported."""
+    module, _, name = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ConfigError(
+            f"synthesis.callable={named(place)} cannot be imported ({type(error).__name__})",
+            fix="write module:function, and put the folder of the module on PYTHONPATH",
+        ) from error
+    return found
+
+
+def name_of(what: object) -> str:
+    """How an error calls a function or an object."""
+    return getattr(what, "__qualname__", None) or article(type(what).__name__)
