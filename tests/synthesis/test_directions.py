@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny_models import tiny_model
+from tiny_models import tiny_model, tiny_tokenizer
 from vote_cases import count_letters
 
 from privlora.errors import ConfigError
 from privlora.synthesis.directions import directions, record_directions
+from privlora.synthesis.embeddings import hidden_states
 
-GPT2 = tiny_model("gpt2")
+GPT2, TOKENIZER = tiny_model("gpt2"), tiny_tokenizer()
 TEXTS = ["a", "abc", "hh", "abcdefgh" * 5, "bba", "c" * 30]
 
 
@@ -35,7 +36,13 @@ def padded(texts: Sequence[str]) -> NDArray[np.float64]:
     return found
 
 
-@pytest.mark.parametrize("embed", [count_letters, coupled, padded])
+def of_the_model(texts: Sequence[str]) -> NDArray[np.float32]:
+    """The room's own embedding, which pads as well."""
+    found: NDArray[np.float32] = hidden_states(GPT2, TOKENIZER, texts)
+    return found
+
+
+@pytest.mark.parametrize("embed", [count_letters, coupled, padded, of_the_model])
 def test_a_direction_has_no_bit_of_its_batch_mates(embed: Any) -> None:
     alone = [record_directions([text], embed)[0] for text in TEXTS]
     for others in (TEXTS, TEXTS[::-1], [TEXTS[3], *TEXTS, *TEXTS], TEXTS[2:4]):

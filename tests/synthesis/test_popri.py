@@ -90,6 +90,15 @@ def test_the_model_learns_what_the_records_are_like(tmp_path: Path) -> None:
     assert model.weight > 0.9
 
 
+def test_before_the_first_round_there_is_a_state(tmp_path: Path) -> None:
+    with ledger_of(tmp_path, 2, expected_batch_size=40.0) as ledger:
+        first = rounds_of(Model(), tmp_path, ledger).state_dict()
+        rounds = rounds_of(Model(), tmp_path, ledger)
+        rounds.load_state_dict(first)
+        rounds.run(lambda state: None)
+        assert len(rounds.released) == 2
+
+
 def test_after_a_crash_in_tuning_the_same_preferences_come_again(tmp_path: Path) -> None:
     """Without a charge, from the samples that were scored, whatever the model would say now."""
     stored: list[tuple[State, float]] = []

@@ -12,12 +12,13 @@ from safetensors.torch import load, save
 from vote_cases import count_letters, ledger_of, voters, votes_plan
 
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, read_ledger
+from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import NoiseSource
-from privlora.synthesis.directions import Floats, directions
+from privlora.synthesis.directions import Floats, directions, record_directions
 from privlora.synthesis.population import Population
 from privlora.synthesis.rounds import Rounds, State
-from privlora.synthesis.votes import NearestVotes
+from privlora.synthesis.votes import NearestVotes, Voters
 
 RECORDS = ["aa", "aab", "b", "b", "cd"]
 TEXTS = ["a", "b", "c", "d"]
@@ -193,6 +194,33 @@ def test_votes_that_the_plan_does_not_expect_are_refused(tmp_path: Path) -> None
             Rounds(Proposer(print), voting, ledger, divisor=4.0, noise=NoiseSource(insecure_seed=1))
 
 
+def test_voters_drawn_by_a_seed_are_refused_unless_the_plan_says_so(tmp_path: Path) -> None:
+    with ledger_of(tmp_path, ROUNDS, insecure_noise=False, sigma=1.0) as ledger:
+        records = record_directions(RECORDS, count_letters)
+        units = Units(np.arange(len(RECORDS)))
+        with pytest.raises(PrivacyError, match="drawn by a seed"):
+            Rounds(Proposer(len), voters(RECORDS, NearestVotes(1)), ledger, divisor=4.0)
+        rounds = Rounds(Proposer(len), Voters(records, units, NearestVotes(1)), ledger, divisor=4.0)
+        rounds.run(lambda state: None)
+        assert ledger.epsilon() > 0
+
+
+def test_a_candidate_without_a_text_is_refused_before_the_charge(tmp_path: Path) -> None:
+    proposer = Proposer(len)
+    proposer.propose = lambda: np.eye(3)  # type: ignore[method-assign]
+    with ledger_of(tmp_path, ROUNDS) as ledger:
+        rounds = Rounds(
+            proposer,
+            voters(RECORDS, NearestVotes(1)),
+            ledger,
+            divisor=4.0,
+            noise=NoiseSource(insecure_seed=1),
+        )
+        with pytest.raises(ConfigError, match="3 candidates, of 4 texts"):
+            rounds.run(lambda state: None)
+        assert ledger.charges == 0
+
+
 def test_votes_end_where_training_begins(tmp_path: Path) -> None:
     phases = ((StepEvent(PoissonSampling(1.0), 1.0), 2), (StepEvent(PoissonSampling(0.1), 1.0), 3))
     with Ledger.create(tmp_path / "ledger.jsonl", votes_plan(2, phases=phases)) as ledger:
@@ -212,7 +240,7 @@ def test_another_number_of_candidates_is_refused_before_the_charge(tmp_path: Pat
             if int(state["used"]):
                 proposer.population.texts.append("h")
 
-        with pytest.raises(ConfigError, match="5 candidates follow upon 4"):
+        with pytest.raises(ConfigError, match="5 candidates, of 5 texts; earlier rounds had 4"):
             rounds.run(grow)
         assert ledger.charges == 1
 

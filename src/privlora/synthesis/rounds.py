@@ -50,7 +50,7 @@ class Rounds:
     proposer: what is voted on, and what becomes of it. voters: PRIVATE. divisor: what votes are divided by, public.
     noise: for tests alone.
 
-    Raises PrivacyError if voters are drawn otherwise than the plan says.
+    Raises PrivacyError if voters are drawn otherwise than the plan says, or by a seed that it does not tell of.
     """
 
     def __init__(
@@ -69,6 +69,12 @@ class Rounds:
                 f"{ledger.summary.path}: votes are [{event.describe()}], planned is [{planned.describe()}]",
                 why="the stated epsilon holds for the plan only",
                 fix="let voters be sampled as the plan says, in its first phase",
+            )
+        if not (voters.secure or ledger.plan.insecure_noise):
+            raise PrivacyError(
+                f"{ledger.summary.path}: who votes is drawn by a seed",
+                why="whoever knows it knows who was drawn, and sampling makes nothing cheaper",
+                fix="make the voters without a seed",
             )
         self.proposer = proposer
         self.released: list[Floats] = []  # public: each round's noisy mean vote, (N,)
@@ -94,10 +100,11 @@ class Rounds:
 
     def _vote(self) -> None:
         candidates = self.proposer.propose()
-        if self.released and len(candidates) != len(self.released[-1]):
+        sizes = (len(candidates), len(self.proposer.population.texts), *map(len, self.released[-1:]))
+        if len(set(sizes)) > 1:
             raise ConfigError(
-                f"{len(candidates)} candidates follow upon {len(self.released[-1])}",
-                fix="propose as many in every round",
+                f"there are {sizes[0]} candidates, of {sizes[1]} texts; earlier rounds had {sizes[-1]}",
+                fix="propose one candidate a text, and as many in every round",
             )
         release = self._mechanism.release(self._voters.votes(candidates), len(candidates))
         ((votes,),) = release.vector

@@ -95,6 +95,11 @@ class Voters:
         """How a round's voters are drawn, for the event that is charged."""
         return self._sampler.sampling
 
+    @property
+    def secure(self) -> bool:
+        """Whether nobody can replay how they are drawn."""
+        return not self._sampler.insecure
+
     def votes(self, candidates: Floats) -> Iterator[Floats]:
         """PRIVATE. Draw a round's units; (N,) of each, a function of that unit's records and the candidates alone."""
         drawn = self._units.draw_records(self._sampler.draw(), self._sampler.generator)
