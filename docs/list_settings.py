@@ -1,4 +1,4 @@
-"""Write the section Settings of docs/federated.md from the fields of the group and what stands below each of them.
+"""Write the section Settings of a group's page from the fields of the group and what stands below each of them.
 
 python docs/list_settings.py
 """
@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel
 
-from privlora.config import federation
-from privlora.config.base import group_in
+from privlora.config.base import Group, group_in
 from privlora.config.federation import FederationSettings
+from privlora.config.synthesis import SynthesisSettings
 
-PAGE = Path(__file__).parent / "federated.md"
+DOCS = Path(__file__).parent
+PAGES: dict[str, tuple[Path, type[Group], str]] = {
+    "federation": (DOCS / "federated.md", FederationSettings, "rule"),
+    "synthesis": (DOCS / "synthesis.md", SynthesisSettings, "generator"),
+}
+"""Group -> its page, its class, and the setting that decides which others are read."""
 HEADING = "## Settings\n"
 INTRODUCTION = """
-All of the group `federation`. Other names are refused, and so are settings of another rule, so that none is ignored.
+All of the group `{group}`. Other names are refused, and so are settings of another {kind}, so that none is ignored.
 
 | setting | default | meaning |
 |---|---|---|
@@ -29,7 +35,7 @@ All of the group `federation`. Other names are refused, and so are settings of a
 
 def meanings(kind: type[BaseModel]) -> dict[str, str]:
     """What stands below each field of a group, in one line."""
-    tree = ast.parse(inspect.getsource(federation))
+    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
     body = next(
         node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
     )
@@ -57,14 +63,16 @@ def rows(kind: type[BaseModel], prefix: str = "") -> list[str]:
     return lines
 
 
-def section() -> str:
-    """The whole section, which ends the page."""
-    return HEADING + INTRODUCTION + "\n".join(rows(FederationSettings)) + "\n"
+def section(group: str) -> str:
+    """The whole section of a group, which ends its page."""
+    _, kind, chosen_by = PAGES[group]
+    return HEADING + INTRODUCTION.format(group=group, kind=chosen_by) + "\n".join(rows(kind)) + "\n"
 
 
 def main() -> None:
-    before = PAGE.read_text(encoding="utf-8").partition("\n" + HEADING)[0].rstrip("\n")
-    PAGE.write_text(f"{before}\n\n{section()}", encoding="utf-8")
+    for group, (page, _, _) in PAGES.items():
+        before = page.read_text(encoding="utf-8").partition("\n" + HEADING)[0].rstrip("\n")
+        page.write_text(f"{before}\n\n{section(group)}", encoding="utf-8")
 
 
 if __name__ == "__main__":

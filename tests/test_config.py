@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,16 @@ def test_a_start_from_public_text_survives_its_file(tmp_path: Path) -> None:
     assert limited.adapter.public_texts == 9
     back = load_settings(tmp_path / "run.yaml", ["adapter.init=random", "adapter.public_text=null"])
     assert back.adapter.public_text is None
+
+
+@pytest.mark.parametrize("group", ["federation", "synthesis"])
+def test_tables_of_settings_are_those_of_the_source(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "docs"))
+    monkeypatch.delitem(sys.modules, "list_settings", raising=False)
+    from list_settings import PAGES, rows, section
+
+    page, kind, _ = PAGES[group]
+    assert page.read_text(encoding="utf-8").endswith("\n\n" + section(group)), (
+        "run: python docs/list_settings.py"
+    )
+    assert [row for row in rows(kind) if row.endswith("|  |")] == [], "a setting without a word"

@@ -31,6 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
         "docs/projection-studies.md",
         "docs/audit.md",
         "docs/federated.md",
+        "docs/synthesis.md",
     ],
 )
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

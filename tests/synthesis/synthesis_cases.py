@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from privlora.demo import model_path
 
 
 class StubGenerator:
@@ -46,13 +41,6 @@ class StubWriter:
         return self._answer(prompts)
 
 
-@lru_cache(maxsize=1)
-def demo_model() -> tuple[Any, Any]:
-    """The embedded model and its tokenizer; whoever changes it takes the change back."""
-    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype="float32").eval()
-    return model, AutoTokenizer.from_pretrained(model_path())
-
-
 Answer = Callable[[dict[str, Any], int], tuple[int, bytes, dict[str, str]]]
 
 
@@ -74,10 +62,8 @@ def served(answer: Answer) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            try:
+            with suppress(OSError):  # the client gave up
                 self.wfile.write(content)
-            except OSError:
-                pass  # the client gave up
 
         def log_message(self, *_: Any) -> None: ...
 

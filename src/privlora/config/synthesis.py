@@ -24,6 +24,9 @@ Preset = Literal[
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
+PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share")
+"""Settings of generators that are asked in words."""
+
 _ASKED: Final = ("model", "endpoint", "callable")
 _OF: Final[dict[str, tuple[str, ...]]] = {
     "file": ("file",),
@@ -36,7 +39,7 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("model", "endpoint"),
     "top_p": ("model", "endpoint"),
     "max_new_tokens": ("model", "endpoint"),
-    **dict.fromkeys(("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share"), _ASKED),
+    **dict.fromkeys(PROMPTED, _ASKED),
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
@@ -85,6 +88,7 @@ class SynthesisSettings(Group):
     variations: int = Field(default=1, ge=0)
     """L - 1: variations of each, so that there are seeds x (1 + variations) texts."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of sampling; 1 draws as the model says."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Draw from the smallest set of tokens that has this probability."""
     max_new_tokens: int = Field(default=512, ge=1)
@@ -95,6 +99,13 @@ class SynthesisSettings(Group):
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
+
+    @property
+    def given(self) -> set[str]:
+        """Settings that are other than their defaults."""
+        return {
+            name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
+        }
 
     @field_validator("endpoint")
     @classmethod
@@ -149,7 +160,7 @@ class SynthesisSettings(Group):
             if getattr(self, name) is None:
                 raise ValueError(f"generator={self.generator} needs {name}. Fix: add it")
         for name, readers in _OF.items():
-            if self.generator not in readers and getattr(self, name) != type(self).model_fields[name].default:
+            if self.generator not in readers and name in self.given:
                 raise ValueError(
                     f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
                     f"{' or '.join(readers)}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
 from privlora.errors import ConfigError, GeneratorError
@@ -124,7 +124,7 @@ class EndpointWriter:
                     )
             if attempt < _TRIES - 1:
                 wait = self._backoff * 2**attempt if asked_for is None else asked_for
-                time.sleep(min(wait, _LONGEST_WAIT))
+                sleep(min(wait, _LONGEST_WAIT))
         raise GeneratorError(
             f"{problem}, {_TRIES} times in a row",
             fix="see whether the server runs, or raise synthesis.timeout",
@@ -132,12 +132,12 @@ class EndpointWriter:
 
     def _once(self, http: Any, body: dict[str, Any]) -> tuple[int, bytes, float | None]:
         """(status, content, seconds to wait that the server asks for)."""
-        end = time.monotonic() + self._timeout
+        end = monotonic() + self._timeout
         content = bytearray()
         with self._client.stream("POST", self._place, json=body) as response:
             for part in response.iter_bytes():
                 content += part
-                if time.monotonic() > end:  # httpx bounds the time between two parts alone
+                if monotonic() > end:  # httpx bounds the time between two parts alone
                     raise http.ReadTimeout("the answer trickles in")
                 if len(content) > _LARGEST:
                     raise GeneratorError(

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from privlora.config.synthesis import SynthesisSettings
+from privlora.config.synthesis import PROMPTED, SynthesisSettings
 from privlora.data.records import load_records, text_of
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError, article
 from privlora.randomness import counter_generator
@@ -217,6 +217,7 @@ def build_generator(
     model: Any = None,
     tokenizer: Any = None,
     own: Any = None,
+    max_tokens: int = 8192,
 ) -> PromptedGenerator | OwnGenerator | FileGenerator:
     """The generator that the settings describe.
 
@@ -226,6 +227,7 @@ def build_generator(
         model, tokenizer: of generator=model, as they are when texts are asked for.
         own: of generator=callable, in the place of what settings.callable names: a function from a list of prompts to
             a list of answers, or an object with ``random`` and ``vary``.
+        max_tokens: of generator=model, bound on a batch, prompts and answers.
 
     Raises:
         ConfigError, DataError: what is named cannot be imported, read or used.
@@ -240,7 +242,7 @@ def build_generator(
     }
     writer: Writer
     if settings.generator == "model":
-        writer = ModelWriter(model, tokenizer, chat=settings.chat, **drawing)
+        writer = ModelWriter(model, tokenizer, chat=settings.chat, max_tokens=max_tokens, **drawing)
     elif settings.generator == "endpoint":
         assert settings.endpoint is not None
         assert settings.endpoint_model is not None
@@ -256,9 +258,15 @@ def build_generator(
         if own is None:
             assert settings.callable is not None
             own = find_callable(settings.callable)
-        if isinstance(own, Generator):
+        if isinstance(own, Generator) and not isinstance(own, type):
+            unused = sorted(settings.given.intersection(PROMPTED))
+            if unused:
+                raise ConfigError(
+                    f"synthesis.{unused[0]} is not read: an object with random and vary has words of its own",
+                    fix="remove it, or give a function that answers prompts",
+                )
             return OwnGenerator(own, timeout=settings.timeout)
-        if not callable(own):
+        if isinstance(own, type) or not callable(own):
             raise ConfigError(
                 f"the generator is {article(type(own).__name__)}",
                 fix="give a function from a list of prompts to a list of texts, or an object with random and vary",

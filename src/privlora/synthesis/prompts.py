@@ -121,7 +121,7 @@ def own_prompts(random: str, variation: str | None, tones: tuple[str, ...] | Non
 
 def beginning(text: str, share: float) -> str:
     """About the first ``share`` of a text's characters, in [0, 1), cut between words where there are several."""
-    end = round(share * len(text))
+    end = int(share * len(text))
     kept = text[:end]
     if end < len(text) and not text[end].isspace():
         kept = re.sub(r"(\s)\S*$", r"\1", kept)

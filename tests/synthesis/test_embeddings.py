@@ -1,0 +1,111 @@
+"""Embeddings: a mean over a text's own tokens, of the base model, whatever stands beside the text in a batch."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_model, tiny_tokenizer, with_lora
+
+from privlora.adapters import LowRankAdapter
+from privlora.errors import ConfigError
+from privlora.synthesis.embeddings import hidden_states, sentence_vectors
+
+TEXTS = ["hello", "a", "what is the name of this", "12 and 30"]
+TOKENIZER = tiny_tokenizer()
+
+
+def by_hand(model: Any, text: str) -> np.ndarray:
+    ids = torch.tensor([TOKENIZER(text, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        mean = model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0].mean(dim=0)
+    return (mean / mean.norm()).numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_has_no_part_in_it(family: str) -> None:
+    model = tiny_model(family)
+    together = hidden_states(model, TOKENIZER, TEXTS)
+    assert together.dtype == np.float32
+    assert together.shape == (len(TEXTS), 16)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    for text, vector in zip(TEXTS, together, strict=True):
+        np.testing.assert_allclose(vector, by_hand(model, text), atol=1e-4)
+    alone = hidden_states(model, TOKENIZER, TEXTS, max_tokens=1)
+    np.testing.assert_allclose(alone, together, atol=1e-4)
+    assert np.abs(together[0] - together[1]).max() > 0.05
+
+
+def test_alone_in_its_batch_a_text_is_a_function_of_itself() -> None:
+    model = tiny_model()
+    whole = hidden_states(model, TOKENIZER, TEXTS, max_tokens=1)
+    for i, text in enumerate(TEXTS):
+        assert np.array_equal(hidden_states(model, TOKENIZER, [text], max_tokens=1)[0], whole[i])
+
+
+def test_texts_without_a_token_and_long_ones() -> None:
+    model = tiny_model()
+    found = hidden_states(model, TOKENIZER, ["", "hello", "hello there"], max_length=5)
+    assert not found[0].any()
+    np.testing.assert_allclose(found[1], found[2], atol=1e-5)
+    assert hidden_states(model, TOKENIZER, []).shape == (0, 16)
+
+
+def test_adapters_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    model = tiny_model()
+    model.train()
+    base = hidden_states(model, TOKENIZER, TEXTS)
+    assert model.training
+    adapter = LowRankAdapter(model, rank=2)
+    adapter.attach()
+    for group in adapter.groups:
+        sites = len(group.sites)
+        adapter.install(
+            group, torch.randn(sites, group.m, 2), torch.ones(sites, 2), torch.randn(sites, group.n, 2)
+        )
+    assert np.abs(hidden_states(model, TOKENIZER, TEXTS) - base).max() > 0.01
+    assert np.array_equal(hidden_states(model, TOKENIZER, TEXTS, adapter=adapter), base)
+    assert adapter.attached
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model, "forward", broken)
+        with pytest.raises(MemoryError):
+            hidden_states(model, TOKENIZER, TEXTS, adapter=adapter)
+    assert adapter.attached
+    adapter.detach()
+    assert np.array_equal(hidden_states(model, TOKENIZER, TEXTS, adapter=adapter), base)
+    assert not adapter.attached
+    wrapped = with_lora(tiny_model(), init_lora_weights=False)
+    assert np.array_equal(hidden_states(wrapped, TOKENIZER, TEXTS), base)
+
+
+def test_sentence_transformers_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ConfigError, match="pip install sentence-transformers"):
+        sentence_vectors("tiny", TEXTS)
+
+
+def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A progress bar would count texts that may be private."""
+
+    class Model:
+        def __init__(self, name: str) -> None:
+            assert name == "tiny"
+
+        def encode(self, texts: list[str], **how: Any) -> np.ndarray:
+            assert how == {
+                "normalize_embeddings": True,
+                "convert_to_numpy": True,
+                "show_progress_bar": False,
+            }
+            return np.ones((len(texts), 3))
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    found = sentence_vectors("tiny", TEXTS)
+    assert (found.shape, found.dtype) == ((4, 3), np.float32)
