@@ -112,7 +112,7 @@ class Rounds:
         self._steps.append(release.step)
 
     def state_dict(self) -> State:
-        """All that a run goes on from; public."""
+        """All that a run goes on from: releases, and which rounds were lost, which is not for publication."""
         hashes = self._ledger.summary.charge_hashes
         charge = bytes.fromhex(hashes[self._steps[-1] - 1]) if self._steps else b""
         texts = self.proposer.population.state_dict()

@@ -43,7 +43,8 @@ class NearestVotes:
                 f"k={self.k} is above the number of candidates, {len(candidates)}", fix="lower k"
             )
         # The order of squared distances; means of several directions are shorter than 1.
-        penalties = np.where(candidates.any(axis=1), np.square(candidates).sum(axis=1) / 2, np.inf)
+        squares = np.einsum("nd,nd->n", candidates, candidates)
+        penalties = np.where(squares > 0, squares / 2, np.inf)
         vote = np.zeros(len(candidates))
         for record in records:
             if record.any():
@@ -67,7 +68,7 @@ def similarity_scores(records: Floats, candidates: Floats) -> Floats:
 
 def _similarities(record: Floats, candidates: Floats) -> Floats:
     # Not a matrix product: its last digits follow from how many records are in it, and from where they lie in memory.
-    products: Floats = (candidates * record).sum(axis=1)
+    products: Floats = np.einsum("nd,d->n", candidates, record)
     return products
 
 
