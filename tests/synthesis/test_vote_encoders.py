@@ -64,8 +64,14 @@ def test_what_has_no_direction_takes_no_part() -> None:
 def test_numbers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="k=0"):
         NearestVotes(0)
-    with pytest.raises(ConfigError, match="number of candidates"):
-        NearestVotes(3)(of(["a"]), of(["a", "b"]))
+    with pytest.raises(ConfigError, match="3 numbers, records of 8"):
+        list(voters(["a"], NearestVotes(1)).votes(np.eye(3)))
+
+
+def test_more_neighbours_than_candidates_are_all_of_them() -> None:
+    """No error, which would come only where somebody votes."""
+    vote = NearestVotes(3)(of(["a"]), of(["a", "b"]))
+    assert vote.tolist() == [3**-0.5] * 2
 
 
 def test_scores_are_standardised_similarities() -> None:

@@ -73,7 +73,7 @@ class Rounds:
         if not (voters.secure or ledger.plan.insecure_noise):
             raise PrivacyError(
                 f"{ledger.summary.path}: who votes is drawn by a seed",
-                why="whoever knows it knows who was drawn, and sampling makes nothing cheaper",
+                why="whoever knows the seed knows who was drawn, and sampling no longer lowers epsilon",
                 fix="make the voters without a seed",
             )
         self.proposer = proposer

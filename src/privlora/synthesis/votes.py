@@ -28,7 +28,7 @@ class NearestVotes:
     """Each record votes 1 / sqrt(k) for each of its k nearest candidates; a unit's records add up.
 
     Of equally near candidates the first wins. Neither a record nor a candidate without a direction takes part; only
-    where fewer than k candidates have one, others fill up.
+    where fewer than k candidates have one, others fill up, and where there are fewer than k, all have a vote.
     """
 
     k: int = 1
@@ -38,10 +38,6 @@ class NearestVotes:
             raise ConfigError(f"k={self.k} nearest candidates are none", fix="set k to at least 1")
 
     def __call__(self, records: Floats, candidates: Floats) -> Floats:
-        if self.k > len(candidates):
-            raise ConfigError(
-                f"k={self.k} is above the number of candidates, {len(candidates)}", fix="lower k"
-            )
         # The order of squared distances; means of several directions are shorter than 1.
         squares = np.einsum("nd,nd->n", candidates, candidates)
         penalties = np.where(squares > 0, squares / 2, np.inf)
@@ -102,7 +98,15 @@ class Voters:
         return not self._sampler.insecure
 
     def votes(self, candidates: Floats) -> Iterator[Floats]:
-        """PRIVATE. Draw a round's units; (N,) of each, a function of that unit's records and the candidates alone."""
+        """PRIVATE. Draw a round's units; (N,) of each, a function of that unit's records and the candidates alone.
+
+        candidates: (N, d). Raises ConfigError for another d than that of the records.
+        """
+        if len(self._records) and candidates.shape[1] != self._records.shape[1]:
+            raise ConfigError(
+                f"candidates have directions of {candidates.shape[1]} numbers, records of {self._records.shape[1]}",
+                fix="embed generated texts as the records",
+            )
         drawn = self._units.draw_records(self._sampler.draw(), self._sampler.generator)
         for records in drawn:
             yield self._encode(self._records[records], candidates)
