@@ -12,6 +12,7 @@ from vote_cases import LETTERS, Doubling, count_letters, ledger_of, voters
 from privlora.errors import ConfigError
 from privlora.mechanisms import NoiseSource
 from privlora.synthesis.aug_pe import AugPE
+from privlora.synthesis.generators import FileGenerator
 from privlora.synthesis.population import Population
 from privlora.synthesis.rounds import Rounds
 from privlora.synthesis.votes import NearestVotes
@@ -60,6 +61,13 @@ def test_what_is_kept_and_its_variations_are_the_next_population() -> None:
     evolving = evolution([*FOUR, "e", "f"], variations=2)
     evolving.use(np.array([9.0, 5.0, 0.0, 4.0, 0.0, 0.0]))
     assert sorted(evolving.population.texts) == ["a", "aa", "aa", "b", "bb", "bb"]
+
+
+def test_a_generator_of_the_room_may_vary() -> None:
+    evolving = evolution(FOUR, generator=FileGenerator(["e", "f", "g"], seed=0))
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    assert evolving.population.texts[:2] == ["b", "d"]
+    assert set(evolving.population.texts[2:]) < {"e", "f", "g"}
 
 
 def test_candidates_stand_where_they_are_or_where_their_variations_do() -> None:

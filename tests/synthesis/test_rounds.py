@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load, save
-from vote_cases import count_letters, ledger_of, voters, votes_plan
+from vote_cases import TINY, count_letters, ledger_of, voters, votes_plan
 
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, read_ledger
 from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import NoiseSource
+from privlora.mechanisms.noising import grid_width
 from privlora.synthesis.directions import Floats, directions, record_directions
 from privlora.synthesis.population import Population
 from privlora.synthesis.rounds import Rounds, State
@@ -157,6 +158,39 @@ def test_the_released_mean_is_noise_and_votes(tmp_path: Path) -> None:
     for votes, xi in zip(rounds.released, machine.drawn, strict=True):
         # aa and aab vote for a, both b for b, and cd for c, the first of two; sigma 2, divided by 4.
         np.testing.assert_allclose(votes, (np.array([2, 2, 1, 0]) + 2.0 * xi) / 4.0, atol=1e-3)
+
+
+def test_one_user_moves_a_release_by_no_more_than_a_vote(tmp_path: Path) -> None:
+    """Through all of it, with the same noise: users of many records, of one, and of none that can be read."""
+    owners = np.array([0, 0, 1, 2, 0, 3, 0])
+    records = np.array([*RECORDS, "", "aaa"])
+    released = []
+    for left_out in (None, 0, 1, 2, 3):
+        kept = owners != left_out
+        numbers = np.unique(owners[kept], return_inverse=True)[1]
+        folder = tmp_path / str(left_out)
+        folder.mkdir()
+        with ledger_of(folder, 1, sigma=1.0) as ledger:
+            voting = voters(records[kept].tolist(), NearestVotes(2), numbers.tolist())
+            rounds = Rounds(Proposer(len), voting, ledger, divisor=4.0, noise=NoiseSource(insecure_seed=6))
+            rounds.run(lambda state: None)
+        released.append(rounds.released[0] * 4.0)
+    grid = 4.0 * len(TEXTS) * grid_width(1.0 / 4.0)
+    moved = [float(np.linalg.norm(released[0] - other)) for other in released[1:]]
+    assert moved[:3] == pytest.approx([1.0] * 3, abs=grid)
+    assert moved[3] == 0.0  # the one without a direction
+
+
+def test_sampled_voters_are_charged_as_sampled(tmp_path: Path) -> None:
+    sampled = StepEvent(PoissonSampling(0.25), TINY)
+    with ledger_of(tmp_path, 30, phases=((sampled, 30),)) as ledger:
+        voting = voters(["aa"] * 100, NearestVotes(1), sample_rate=0.25)
+        rounds = Rounds(Proposer(len), voting, ledger, divisor=4.0, noise=NoiseSource(insecure_seed=1))
+        rounds.run(lambda state: None)
+        assert ledger.events() == [(sampled, 30)]
+    sizes = np.array([votes[0] * 4.0 for votes in rounds.released]).round()
+    assert len(set(sizes)) > 5
+    assert sizes.mean() == pytest.approx(25, abs=4)
 
 
 def test_a_state_goes_on_with_its_own_ledger_alone(tmp_path: Path) -> None:
