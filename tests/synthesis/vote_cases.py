@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent
 from privlora.data.units import Units
-from privlora.synthesis.directions import Floats, record_directions
+from privlora.synthesis.directions import record_directions
 from privlora.synthesis.votes import Encoder, Voters
 
 LETTERS = "abcdefgh"
@@ -69,6 +69,3 @@ class Doubling:
     def vary(self, texts: Sequence[str]) -> list[str]:
         self.asked.append(list(texts))
         return [text + text[-1] for text in texts]
-
-
-Embed = Callable[[Sequence[str]], Floats]
