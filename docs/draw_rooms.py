@@ -20,7 +20,7 @@ WIDTH, MARGIN, GAP = 1180, 24, 12
 FLOOR, TOP = 78, 250
 # Where records and gradients are seen, and where nothing is but releases.
 PRIVATE = {"data", "adapters", "coordinates", "mechanisms", "training", "stacked"}
-PUBLIC = {"optimizers", "accounting", "reporting", "geometry", "synthesis"}
+PUBLIC = {"optimizers", "accounting", "reporting", "geometry"}
 # What the street's stations are, and whether what leaves them is private.
 STREET = (
     ("records", "data/", True),

@@ -15,6 +15,7 @@ MAY_CALL = {
     "Release": {
         "mechanisms/gaussian.py",  # the release
         "mechanisms/distributed.py",  # of a secure sum, whose shares have their noise
+        "mechanisms/votes.py",  # of votes on generated texts
         "mechanisms/nonprivate.py",  # of the mode that is stamped NOT PRIVATE
     },
     "noised": {"mechanisms/noising.py"},  # where a sum meets noise
@@ -30,6 +31,7 @@ MAY_CALL = {
         "diagnostics/bench.py",  # replays noise of a public seed
     },
     "PrivateSum": {"mechanisms/release.py"},
+    "votes": {"synthesis/rounds.py"},  # which hands them to a mechanism at once
 }
 # Room -> rooms that it never meets, though the layers would let it.
 NEVER = {
@@ -40,6 +42,13 @@ NEVER = {
     "wishart": {"adapters", "coordinates"},
     "synthesis": {"adapters", "coordinates"},
 }
+
+SYNTHESIS = sorted(path.name for path in (SOURCE / "synthesis").glob("*.py"))
+
+
+def imported_modules(path: Path) -> set[str]:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
 @cache
@@ -85,6 +94,14 @@ def test_rooms_that_never_meet(room: str) -> None:
         for used in imported_rooms(path) & NEVER[room]
     }
     assert met == set()
+
+
+def test_whoever_writes_texts_meets_no_voter() -> None:
+    """Of the room's files one sees units of records, and one hands their votes to a mechanism."""
+    seen = {name: imported_modules(SOURCE / "synthesis" / name) for name in SYNTHESIS}
+    units = {"privlora.data.units", "privlora.data.sampling"}
+    assert {name for name in SYNTHESIS if seen[name] & units} == {"votes.py"}
+    assert {name for name in SYNTHESIS if "privlora.synthesis.votes" in seen[name]} == {"rounds.py"}
 
 
 def test_the_picture_of_the_rooms_is_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

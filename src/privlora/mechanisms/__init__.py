@@ -10,10 +10,12 @@ from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.nonprivate import MeanMechanism
 from privlora.mechanisms.release import Instrument, Mechanism, PrivateSum, Release
 from privlora.mechanisms.updates import ClippedUpdate
+from privlora.mechanisms.votes import VOTE_NORM, VoteMechanism
 
 __all__ = [
     "CLIPPING",
     "UNADAPTED",
+    "VOTE_NORM",
     "AdaptiveClipNorm",
     "ClippedUpdate",
     "GaussianMechanism",
@@ -29,6 +31,7 @@ __all__ = [
     "Release",
     "ShareMechanism",
     "SumMechanism",
+    "VoteMechanism",
     "clipping_slack",
     "lattice_for",
     "split_noise_multiplier",

@@ -1,1 +1,1 @@
-"""Public texts: who writes them, in which words they are asked for, populations of them, and embeddings."""
+"""Public texts: who writes them, in which words they are asked for, populations, embeddings, and votes on them."""

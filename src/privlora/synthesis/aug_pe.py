@@ -1,0 +1,88 @@
+"""Private evolution of texts (Aug-PE; Xie et al. 2024): a model is asked for variations of what records vote for."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from privlora.errors import ConfigError
+from privlora.synthesis.directions import Embedding, Floats, directions
+from privlora.synthesis.generators import Generator
+from privlora.synthesis.population import Population
+
+Selection = Literal["rank", "probability"]
+
+
+class AugPE:
+    """Of noisy votes c on N texts, counts max(c - H, 0); then ``keep`` texts and ``variations`` of each of them.
+
+    N = keep (1 + variations) stays the same. It is the proposer of ``Rounds`` whose voters encode as ``NearestVotes``;
+    everything in it is public, and training on the final population costs nothing more.
+
+    Args:
+        population: the first texts, N of them.
+        generator: asked for variations.
+        embed: the embedding of the records, for generated texts.
+        keep: how many texts a round keeps.
+        variations: of each kept text.
+        threshold: H, in votes of one unit each.
+        selection: "rank" keeps the highest counts, of equal ones the first; "probability" draws distinct texts with
+            probability proportional to their counts, and some without any where too few have one.
+        lookahead: a text stands where the mean of so many variations of it does; 0 for where it is itself.
+        public: draws texts. It sees releases alone, so it may have a seed.
+
+    Raises:
+        ConfigError: a number is out of range, or the population's size does not fit ``keep`` and ``variations``.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        generator: Generator,
+        embed: Embedding,
+        *,
+        keep: int,
+        variations: int = 1,
+        threshold: float = 0.0,
+        selection: Selection = "rank",
+        lookahead: int = 0,
+        public: np.random.Generator | None = None,
+    ) -> None:
+        if keep < 1 or min(variations, lookahead) < 0:
+            raise ConfigError(
+                f"keep={keep}, variations={variations}, lookahead={lookahead}: one of them is too small",
+                fix="keep at least one text; the others may be 0",
+            )
+        if selection not in get_args(Selection):
+            raise ConfigError(f"unknown selection {selection!r}", fix="rank or probability")
+        if not threshold < float("inf"):
+            raise ConfigError(f"threshold={threshold} leaves no count", fix="give a number of votes")
+        if len(population.texts) != keep * (1 + variations):
+            raise ConfigError(
+                f"a population of {len(population.texts)} texts does not keep its size with keep={keep} and "
+                f"variations={variations}",
+                fix=f"begin with keep (1 + variations) = {keep * (1 + variations)} texts",
+            )
+        self.population = population
+        self._generator, self._embed = generator, embed
+        self._keep, self._variations, self._threshold = keep, variations, threshold
+        self._selection, self._lookahead = selection, lookahead
+        self._public = np.random.default_rng() if public is None else public
+
+    def propose(self) -> Floats:
+        texts = self.population.texts
+        if not self._lookahead:
+            return directions(self._embed(texts))
+        varied = [directions(self._embed(self._generator.vary(texts))) for _ in range(self._lookahead)]
+        return np.mean(varied, axis=0, dtype=np.float64)
+
+    def use(self, votes: Floats) -> None:
+        self.population = self.population.evolve(self.kept(votes), self._generator, self._variations)
+
+    def kept(self, votes: Floats) -> list[int]:
+        """Which texts go on, given (N,) noisy sums of votes."""
+        counts = np.maximum(votes - self._threshold, 0.0)
+        if self._selection == "probability":
+            return self.population.choose(counts, self._keep, self._public)
+        return [int(index) for index in np.argsort(-counts, kind="stable")[: self._keep]]

@@ -1,0 +1,153 @@
+"""Private evolution on letters: what is kept, what follows, and that little noise finds what records are like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vote_cases import LETTERS, Doubling, count_letters, ledger_of, voters
+
+from privlora.errors import ConfigError
+from privlora.mechanisms import NoiseSource
+from privlora.synthesis.aug_pe import AugPE
+from privlora.synthesis.generators import FileGenerator
+from privlora.synthesis.population import Population
+from privlora.synthesis.rounds import Rounds
+from privlora.synthesis.votes import NearestVotes
+
+
+def evolution(texts: list[str], **settings: Any) -> AugPE:
+    defaults: dict[str, Any] = {"generator": Doubling(), "embed": count_letters, "keep": 2, "variations": 1}
+    return AugPE(Population(texts), **{**defaults, **settings})
+
+
+FOUR = ["a", "b", "c", "d"]
+
+
+def test_rank_keeps_the_highest_counts_and_the_first_of_equal_ones() -> None:
+    for votes, kept in (
+        ([0.1, 3.0, -7.0, 2.0], [1, 3]),
+        ([1.0, 1.0, 1.0, 1.0], [0, 1]),
+        ([-1.0, -3.0, 0.5, -2.0], [2, 0]),
+    ):
+        assert evolution(FOUR).kept(np.array(votes)) == kept
+
+
+def test_below_the_threshold_nothing_counts() -> None:
+    votes = np.array([0.9, 0.2, 2.0, 0.99])
+    assert evolution(FOUR).kept(votes) == [2, 3]
+    assert evolution(FOUR, threshold=1.0).kept(votes) == [2, 0]
+    assert evolution(FOUR, threshold=-5.0).kept(-votes) == [1, 0]
+
+
+def test_probability_is_proportional_to_counts_above_the_threshold() -> None:
+    """Of one text kept by draws; a strongly negative count is none, whatever its size."""
+    draws = evolution(
+        FOUR, keep=1, variations=3, threshold=1.0, selection="probability", public=np.random.default_rng(1)
+    )
+    votes = np.array([2.0, 4.0, -50.0, 0.9])
+    kept = np.bincount([draws.kept(votes)[0] for _ in range(2000)], minlength=4)
+    assert kept[2] == kept[3] == 0
+    assert kept[0] / 2000 == pytest.approx(0.25, abs=0.04)
+    assert len(set(evolution(FOUR, keep=2, selection="probability").kept(np.ones(4)))) == 2
+
+
+def test_what_is_kept_and_its_variations_are_the_next_population() -> None:
+    evolving = evolution(FOUR)
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    assert evolving.population.texts == ["b", "d", "bb", "dd"]
+    evolving = evolution([*FOUR, "e", "f"], variations=2)
+    evolving.use(np.array([9.0, 5.0, 0.0, 4.0, 0.0, 0.0]))
+    assert sorted(evolving.population.texts) == ["a", "aa", "aa", "b", "bb", "bb"]
+
+
+def test_a_generator_of_the_room_may_vary() -> None:
+    evolving = evolution(FOUR, generator=FileGenerator(["e", "f", "g"], seed=0))
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    assert evolving.population.texts[:2] == ["b", "d"]
+    assert set(evolving.population.texts[2:]) < {"e", "f", "g"}
+
+
+def test_candidates_stand_where_they_are_or_where_their_variations_do() -> None:
+    generator = Doubling()
+    plain = evolution(["ab", "cd"], keep=1, generator=generator).propose()
+    np.testing.assert_allclose(plain[0, :2], [0.5**0.5] * 2)
+    assert generator.asked == []
+    ahead = evolution(["ab", "cd"], keep=1, generator=generator, lookahead=3).propose()
+    np.testing.assert_allclose(ahead[0, :2], np.array([1.0, 2.0]) / 5**0.5)  # of "abb"
+    assert generator.asked == [["ab", "cd"]] * 3
+
+
+def test_a_look_ahead_is_the_mean_of_directions() -> None:
+    class Alternating(Doubling):
+        def vary(self, texts: Any) -> list[str]:
+            super().vary(texts)
+            return ["aaaa" if len(self.asked) % 2 else "b" for _ in texts]
+
+    (made,) = evolution(["x"], keep=1, variations=0, generator=Alternating(), lookahead=2).propose()
+    np.testing.assert_allclose(made[:2], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": 0}, "too small"),
+        ({"variations": -1}, "too small"),
+        ({"lookahead": -1}, "too small"),
+        ({"keep": 3}, "keep its size"),
+        ({"selection": "softmax"}, "unknown selection"),
+        ({"threshold": float("inf")}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        evolution(FOUR, **settings)
+
+
+class Mixing:
+    """Varies a text by a public draw: one of its letters becomes another."""
+
+    def __init__(self) -> None:
+        self.draw = np.random.default_rng(0)
+
+    def random(self, count: int) -> list[str]:
+        return ["".join(self.draw.choice(list(LETTERS), 6)) for _ in range(count)]
+
+    def vary(self, texts: Any) -> list[str]:
+        varied = []
+        for text in texts:
+            place, letter = int(self.draw.integers(len(text))), str(self.draw.choice(list(LETTERS)))
+            varied.append(text[:place] + letter + text[place + 1 :])
+        return varied
+
+
+def test_evolution_finds_what_the_records_are_like(tmp_path: Path) -> None:
+    """Two kinds of records, of which no first text is one; little noise against their numbers."""
+    records = ["aaaabb"] * 300 + ["cddddd"] * 200
+    generator = Mixing()
+    first = generator.random(20)
+    evolving = AugPE(Population(first), generator, count_letters, keep=5, variations=3, lookahead=0)
+    with ledger_of(tmp_path, 12, sigma=4.0, expected_batch_size=500.0) as ledger:
+        rounds = Rounds(
+            evolving,
+            voters(records, NearestVotes(1)),
+            ledger,
+            divisor=500.0,
+            noise=NoiseSource(insecure_seed=2),
+        )
+        rounds.run(lambda state: None)
+    assert len(rounds.released) == 12
+
+    def nearness(texts: list[str]) -> float:
+        """Mean over records of the cosine to their nearest text."""
+        ours, theirs = (count_letters(t) for t in (texts, ["aaaabb", "cddddd"]))
+        cosines = (theirs @ ours.T) / np.outer(np.linalg.norm(theirs, axis=1), np.linalg.norm(ours, axis=1))
+        return float(cosines.max(axis=1) @ [0.6, 0.4])
+
+    assert nearness(first) < 0.85
+    assert nearness(evolving.population.texts) > 0.97
+    # The generator was handed texts of its own alone.
+    assert not {"aaaabb", "cddddd"} & set(first)
