@@ -58,6 +58,8 @@ def fine_tune(
     adapter: Mapping[str, Any] | None = None,
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] = "prism",
+    synthesis: Mapping[str, Any] | None = None,
+    generator: Any = None,
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
@@ -74,6 +76,9 @@ def fine_tune(
         expected_batch_size=64, public_dataset_size=10_000)``.
     columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
     adapter, run: fields of AdapterSettings and RunSettings. method: a row's name or fields of MethodSettings.
+    synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
+        writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
+        answers, or an object with ``random`` and ``vary``. It is never given anything private.
     loading: further fields of ModelSettings (dtype, device, gradient_checkpointing, revision); of a loaded model only
         gradient_checkpointing has an effect.
 
@@ -87,6 +92,7 @@ def fine_tune(
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
+        "synthesis": _with_generator(synthesis, generator),
         "run": run,
     }
     settings = _settings(model, {"path": path, "evaluation": public}, groups, output, source="fine_tune")
@@ -96,8 +102,23 @@ def fine_tune(
         tokenizer=tokenizer,
         records=records,
         evaluation=evaluation_records,
+        generator=generator,
         observer=observer,
     )
+
+
+def _with_generator(synthesis: Any, generator: Any) -> Any:
+    """The group ``synthesis`` of a call that may hand over a generator. Raises ConfigError for one of another kind."""
+    if generator is None:
+        return synthesis
+    given = {} if synthesis is None else synthesis
+    _refuse_no_mapping("synthesis", given)
+    if given.get("generator", "callable") != "callable" or "callable" in given:
+        raise ConfigError(
+            "generator is given, and synthesis names another one",
+            fix="remove synthesis['generator'] and synthesis['callable'], or the argument generator",
+        )
+    return {**given, "generator": "callable", "callable": _IN_MEMORY_GENERATOR}
 
 
 def _settings(
@@ -127,7 +148,7 @@ def _settings(
         "data": {**data, **columns},
         "run": {"output": str(output), **(groups["run"] or {})},
     }
-    more = {name: groups.get(name) for name in ("privacy", "adapter", "method", "federation")}
+    more = {name: groups.get(name) for name in ("privacy", "adapter", "method", "synthesis", "federation")}
     return settings_from(
         content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
     )
@@ -233,6 +254,9 @@ def resume_federation(
     )
 
 
+# In settings, as the place of a generator that was handed over.
+_IN_MEMORY_GENERATOR = "in_memory:generator"
+
 _EXAMPLES = {
     "federation": "dict(rule='tan', rounds=20, local_steps=4)",
     "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
@@ -241,6 +265,7 @@ _EXAMPLES = {
     "run": "dict(seed=0, label='notes')",
     "columns": "dict(text='note', max_length=256)",
     "loading": "dict(dtype='bfloat16')",
+    "synthesis": "dict(generator='model', preset='clinical-note')",
 }
 
 
@@ -279,20 +304,23 @@ def train_run(
     tokenizer: Any = None,
     records: Any = None,
     evaluation: Any = None,
+    generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists.
 
-    records, evaluation: in memory, instead of data.path and data.evaluation. on_data: told what the records are, which
-    is private, once they are found fit.
+    records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
+    `fine_tune`. on_data: told what the records are, which is private, once they are found fit.
     """
     settings.refuse_a_federation()
     RunFolder(Path(settings.run.output)).refuse_if_used()
     settings = settings.located()
     _check_sources(settings, records, evaluation)
     plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
-    return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=True)
+    return _run(
+        settings, plan, model, tokenizer, records, evaluation, generator, observer, on_data, fresh=True
+    )
 
 
 def resume_run(
@@ -302,6 +330,7 @@ def resume_run(
     tokenizer: Any = None,
     records: Any = None,
     evaluation: Any = None,
+    generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
 ) -> Result:
@@ -315,10 +344,18 @@ def resume_run(
     if settings.federation is not None:
         raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
     _check_sources(settings, records, evaluation)
+    if (
+        generator is None
+        and settings.synthesis is not None
+        and settings.synthesis.callable == _IN_MEMORY_GENERATOR
+    ):
+        raise RunError("this run's generator was in memory", fix="call resume_run(root, generator=...)")
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
-    return _run(settings, plan, model, tokenizer, records, evaluation, observer, on_data, fresh=False)
+    return _run(
+        settings, plan, model, tokenizer, records, evaluation, generator, observer, on_data, fresh=False
+    )
 
 
 def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
@@ -351,6 +388,7 @@ def _run(
     tokenizer: Any,
     records: Any,
     evaluation: Any,
+    generator: Any,
     observer: Observer | None,
     on_data: Callable[[DataSummary], None] | None,
     *,
@@ -367,7 +405,7 @@ def _run(
     if not fresh:
         refuse_others(folder, identity)
     with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer))
+        parts = build_parts(settings, model, PublicStart(tokenizer, generator))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)

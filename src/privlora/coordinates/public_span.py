@@ -53,6 +53,16 @@ class PublicGradients:
             total.addmm_(part, part.mT)
         return total
 
+    def cosines(self) -> Tensor:
+        """Of each pair of rows, (N, N) float64; NaN where a row is zero."""
+        gram = self.gram()
+        lengths = gram.diagonal().sqrt()
+        return gram / lengths / lengths[:, None]
+
+    def some(self, rows: list[int]) -> PublicGradients:
+        """These rows alone."""
+        return PublicGradients(self.matrix[rows])
+
     def times(self, vectors: Tensor) -> Tensor:
         """G h for each h of (units, p): (units, N) float64. Each by itself, so no bit of it depends on the others."""
         found = [self._zeros(len(self.matrix)) for _ in vectors]

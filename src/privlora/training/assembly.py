@@ -17,7 +17,7 @@ from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings
-from privlora.coordinates import Coordinates, SpanSpace
+from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.records import load_records
 from privlora.errors import ConfigError, PrivacyError, RunError
@@ -37,19 +37,24 @@ from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
 from privlora.training.public_gradients import PublicTexts, public_gradients
 from privlora.training.public_start import mean_gradient_subspaces
-from privlora.training.state import TrainState
+from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
+from privlora.training.synthetic_texts import SyntheticTexts
 
 ADJACENCY: Final = "add-or-remove-one"
 
 
 @dataclass(kw_only=True)
 class Parts(TrainState):
-    """A method on a model, as settings want it."""
+    """A method on a model, as settings want it.
+
+    texts: the run's own public texts, where settings have a group ``synthesis``.
+    """
 
     method: Method
     settings: Settings
     hyper: Hyperparameters
+    texts: SyntheticTexts | None = None
 
     def learning_rate(self, step: int) -> float:
         """Of step 1, 2, …; a function of public numbers."""
@@ -57,6 +62,9 @@ class Parts(TrainState):
         return learning_rate_at(
             step, self.settings.privacy.steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
         )
+
+    def _parts(self) -> dict[str, Part]:
+        return super()._parts() | ({} if self.texts is None else {"texts": self.texts})
 
     def named_factors(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """What is exported, relative to W0: the averaged update where averaging is on, else the last iterate."""
@@ -161,14 +169,14 @@ def plan_privacy(
 
 
 class PublicStart:
-    """Finds the subspaces of adapter.init=public-gradient for one model that does not change.
+    """What starts from public texts: the subspaces of adapter.init=public-gradient, and generated texts.
 
-    Keeps those of the last adapter and texts, one for each seed: runs that differ in method, privacy or learning rate
-    share them.
+    Keeps the subspaces of the last adapter and texts, one for each seed, for one model that does not change: runs that
+    differ in method, privacy or learning rate share them. generator: of synthesis.generator=callable, in Python.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, generator: Any = None) -> None:
+        self._tokenizer, self._generator = tokenizer, generator
         self._key = ""
         self._found: dict[int, Subspaces] = {}
 
@@ -193,6 +201,11 @@ class PublicStart:
             )
         return self._found[run.seed]
 
+    def texts(self, settings: Settings, model: torch.nn.Module, method: Method) -> SyntheticTexts:
+        """New ones for a run, not yet written."""
+        evolving = method.public_texts == "evolving"
+        return SyntheticTexts(settings, model, self._tokenizer, evolving=evolving, own=self._generator)
+
 
 def build_parts(
     settings: Settings,
@@ -202,15 +215,22 @@ def build_parts(
 ) -> Parts:
     """Attach the adapter and start the method's state.
 
-    public: needed where adapter.init=public-gradient. texts: of methods that lean on public texts, which each step asks
-    for. Raises ConfigError where they are missing.
+    public: needed where adapter.init=public-gradient, or where settings have a group ``synthesis``. texts: in the place
+    of those that settings.synthesis describes, of methods that lean on public texts.
+
+    Raises ConfigError where such texts are missing, or would not be used.
     """
     method = find_method(settings.method.name)
-    if method.public_texts and texts is None:
+    own = None
+    if settings.synthesis is not None and public is not None:
+        refuse_unused_texts(settings)
+        own = public.texts(settings, model, method)
+    if method.public_texts and texts is None and own is None:
         raise ConfigError(
             f"method {method.name!r} releases along the gradients of public texts, and none are given",
             why="without them there is nothing to release along",
-            fix="in Python, pass build_parts `texts`; or choose a method without public texts, such as prism",
+            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
+            "such as prism",
         )
     lora = settings.adapter
     privacy = settings.privacy
@@ -233,8 +253,11 @@ def build_parts(
         dtype=torch.float64 if double else torch.float32,
         subspaces=subspaces,
     )
+    max_tokens = settings.run.tokens_per_micro_batch
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, settings.run.tokens_per_micro_batch)
+        lean_on(texts, coordinates, optimizer, max_tokens)
+    elif own is not None:
+        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies)
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
@@ -247,15 +270,39 @@ def build_parts(
         settings=settings,
         hyper=hyper,
         adaptive=adaptive,
+        texts=own,
     )
 
 
-def lean_on(texts: PublicTexts, coordinates: Coordinates, optimizer: Optimizer, max_tokens: int) -> None:
-    """Let every step span the gradients of the texts that it is given; other methods take no notice of them."""
-    if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
-        coordinates.refresh = lambda: public_gradients(
-            coordinates.inner, texts(optimizer.take_scores()), max_tokens=max_tokens
+def refuse_unused_texts(settings: Settings) -> None:
+    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read."""
+    chosen, method = settings.synthesis, find_method(settings.method.name)
+    if chosen is not None and not method.public_texts and not chosen.warm_start_epochs:
+        raise ConfigError(
+            f"method {method.name!r} uses no public texts, and the group synthesis describes some",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
         )
+
+
+def lean_on(
+    texts: PublicTexts,
+    coordinates: Coordinates,
+    optimizer: Optimizer,
+    max_tokens: int,
+    without_copies: Callable[[PublicGradients], PublicGradients] = lambda found: found,
+) -> None:
+    """Let every step span the gradients of the texts that it is given; other methods take no notice of them.
+
+    without_copies: leaves out rows, and the texts that they belong to.
+    """
+    if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
+
+        def refresh() -> PublicGradients:
+            asked = texts(optimizer.take_scores())
+            return without_copies(public_gradients(coordinates.inner, asked, max_tokens=max_tokens))
+
+        coordinates.refresh = refresh
 
 
 def build_step(

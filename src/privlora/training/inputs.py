@@ -12,12 +12,12 @@ import torch
 
 from privlora.config import DataSettings, PrivacySettings, Settings
 from privlora.data.examples import Examples, Template, build_examples, token_hashes
-from privlora.data.records import as_records, content_hashes, load_records, refuse_missing
+from privlora.data.records import as_records, content_hashes, load_records, refuse_missing, text_of
 from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
-from privlora.errors import DataError, PrivacyError
+from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
@@ -53,6 +53,8 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
     """
     data = settings.data
     read = [settings.adapter.public_text, data.path if records is None else None]
+    if settings.synthesis is not None and settings.synthesis.file is not None:
+        refuse_missing(settings.synthesis.file)
     read.append(data.evaluation if evaluation is None else None)
     for path in read:
         if path is not None:
@@ -160,6 +162,7 @@ def _load_alone(settings: Settings, tokenizer: Any, records: Sequence[Mapping[st
 _REVEALED: Final = {
     "data.evaluation": "their held-out loss would be published",
     "adapter.public_text": "the start of the training would reveal them",
+    "synthesis.file": "private gradients would be released along their own",
 }
 
 
@@ -174,7 +177,25 @@ def _public(
     if lora.public_text is not None:
         texts = load_records(lora.public_text, format=settings.data.format, limit=lora.public_texts)
         public["adapter.public_text"] = texts
+    if settings.synthesis is not None and settings.synthesis.file is not None:
+        column, own = text_column(settings.data), settings.synthesis.column
+        written = load_records(settings.synthesis.file)
+        public["synthesis.file"] = [
+            {column: text_of(record, own, number)} for number, record in enumerate(written, 1)
+        ]
     return public
+
+
+def text_column(data: DataSettings) -> str:
+    """The column in whose place a generated text stands. Raises ConfigError for records of several parts."""
+    template = Template(**data.columns)
+    if data.task is None and template.text is not None and len(template.used) == 1:
+        return next(iter(template.used))
+    raise ConfigError(
+        "synthesis writes whole texts, and data describes records of several parts",
+        why="a generated text has to be read as the private records are",
+        fix='set data.text to one column, or to a format with one, as "Review: {text}"',
+    )
 
 
 def _refuse_shared(private: Set[bytes], public: Mapping[str, Set[bytes]], how: str) -> None:

@@ -23,6 +23,7 @@ from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
+from privlora.training.warm_start import warm_start
 
 # A non-private run has no ledger; its checkpoints belong to it all the same.
 _NO_RUN = "non-private"
@@ -89,6 +90,8 @@ def train(
             why="the ledger accepts the plan's events in their order only",
             fix="make the releases of the earlier phases first",
         )
+    if not saved:
+        warm_start(parts)  # also where a crash lost all steps, which stay charged
     one = build_step(parts, data, ledger, done=done, instrument=instrument)
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.

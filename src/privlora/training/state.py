@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from torch import Tensor
 
@@ -17,6 +17,14 @@ from privlora.optimizers import IterateAverage, Optimizer
 Memory = Literal["transported", "reset"]
 # Part -> name -> tensor. A function of releases and public numbers alone, so it may be sent and stored.
 States = dict[str, dict[str, Tensor]]
+
+
+class Part(Protocol):
+    """What a state is made of, and a checkpoint holds."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], /) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -104,8 +112,8 @@ class TrainState:
                     fix="give the state_dict of coordinates of the same method, model and rank",
                 )
 
-    def _parts(self) -> dict[str, Coordinates | Optimizer | IterateAverage | AdaptiveClipNorm]:
-        parts = {
+    def _parts(self) -> dict[str, Part]:
+        parts: dict[str, Part | None] = {
             "coordinates": self.coordinates,
             "optimizer": self.optimizer,
             "average": self.average,

@@ -1,0 +1,111 @@
+"""The public texts of a run: generated, tokenised as its private records are, and chosen from by what was released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privlora.config import Settings, SynthesisSettings
+from privlora.coordinates import PublicGradients
+from privlora.data.examples import Examples
+from privlora.errors import DataError
+from privlora.randomness import counter_generator
+from privlora.synthesis.generators import build_generator
+from privlora.synthesis.population import Population, deduplicate, start
+from privlora.training.inputs import text_column, tokenise
+
+_GENERATOR, _POPULATION = "generator.", "population."
+
+
+class SyntheticTexts:
+    """Texts that a generator writes at first, and that evolve with the scores of releases: ``PublicTexts`` of a span.
+
+    They are public: the generator sees fixed words, earlier texts, and the model as releases have made it. Everything
+    that is drawn follows from run.seed. A text stands where a record's text would, so data.text has to be one column,
+    or a format with one.
+
+    model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
+    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python.
+
+    Raises ConfigError for settings that cannot be followed.
+    """
+
+    def __init__(
+        self, settings: Settings, model: torch.nn.Module, tokenizer: Any, *, evolving: bool, own: Any = None
+    ) -> None:
+        assert settings.synthesis is not None
+        self._chosen: SynthesisSettings = settings.synthesis
+        self._data, self._tokenizer = settings.data, tokenizer
+        self._column = text_column(settings.data)
+        self._seed = settings.run.seed
+        self._evolve_every = self._chosen.evolve_every if evolving else 0
+        self._generator = build_generator(
+            self._chosen,
+            seed=self._seed,
+            model=model,
+            tokenizer=tokenizer,
+            own=own,
+            max_tokens=settings.run.tokens_per_micro_batch,
+        )
+        self._population = Population([])
+        self._steps = 0  # that were asked for texts after the first
+
+    @property
+    def texts(self) -> list[str]:
+        """As they are now, in order; those of the first step where none was asked for."""
+        if not len(self._population):
+            first = start(self._generator, seeds=self._chosen.seeds, variations=self._chosen.variations)
+            self._take(first)
+        return list(self._population.texts)
+
+    def examples(self) -> Examples:
+        """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
+        found = tokenise([{self._column: text} for text in self.texts], self._data, self._tokenizer)
+        if not found.label_counts.any():
+            raise DataError(
+                "no generated text leaves a token to predict",
+                fix="change synthesis.random_prompt or preset, or raise synthesis.max_new_tokens",
+            )
+        return found
+
+    def __call__(self, scores: Tensor | None) -> Examples:
+        """Those of the next step, see ``PublicTexts``."""
+        if scores is not None and len(self._population):
+            self._steps += 1
+            if self._evolve_every and self._steps % self._evolve_every == 0:
+                self._evolve(scores)
+        return self.examples()
+
+    def without_copies(self, found: PublicGradients) -> PublicGradients:
+        """Leave out texts whose gradients are nearly those of an earlier one; found: of the present texts."""
+        limit = self._chosen.similarity_limit
+        if limit is None:
+            return found
+        kept = deduplicate(self.texts, similarity=found.cosines().cpu().numpy(), limit=limit)
+        if len(kept) == len(self._population):
+            return found
+        self._population = Population([self._population.texts[i] for i in kept])
+        return found.some(kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        parts = {_GENERATOR: self._generator.state_dict(), _POPULATION: self._population.state_dict()}
+        tensors = {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
+        return tensors | {"steps": torch.tensor(self._steps)}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        for prefix, part in ((_GENERATOR, self._generator), (_POPULATION, self._population)):
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            part.load_state_dict(own)
+        self._steps = int(tensors["steps"])
+
+    def _evolve(self, scores: Tensor) -> None:
+        generator = counter_generator(self._seed, stream=self._steps)  # 0 is that of the masks
+        keep = min(self._chosen.seeds, len(self._population))
+        kept = self._population.choose(scores.double().cpu().numpy(), keep, generator)
+        self._take(self._population.evolve(kept, self._generator, self._chosen.variations))
+
+    def _take(self, population: Population) -> None:
+        self._population = Population([population.texts[i] for i in deduplicate(population.texts)])
