@@ -1,0 +1,220 @@
+"""Runs that write their own public texts: when the generator is asked, of which model, and what a resumed run has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora.accounting import read_ledger
+from privlora.api import fine_tune, resume_run
+from privlora.errors import ConfigError, GeneratorError, PrivacyError, PrivloraError
+from privlora.training.files import RunFolder
+
+RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
+PRIVACY: dict[str, Any] = {
+    "noise_multiplier": 1.0,
+    "delta": 1e-3,
+    "steps": 4,
+    "expected_batch_size": 6,
+    "public_dataset_size": 30,
+}
+NOT_PRIVATE = {"private": False, "steps": 4, "expected_batch_size": 6, "public_dataset_size": 30}
+K, L = 3, 2
+SYNTHESIS: dict[str, Any] = {"seeds": K, "variations": L - 1}
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+
+class Notes:
+    """Numbers its texts; keeps what it was asked and what the model answered then."""
+
+    def __init__(self, model: Any, *, fails_at: int = 0) -> None:
+        self.model, self.fails_at = model, fails_at
+        self.asked: list[int | list[str]] = []
+        self.logits: list[torch.Tensor] = []
+
+    def random(self, count: int) -> list[str]:
+        self._asked(count)
+        return [f"note {i}: a patient had a cough for {i + 2} days." for i in range(count)]
+
+    def vary(self, texts: Sequence[str]) -> list[str]:
+        self._asked(list(texts))
+        return [f"{text[:20]} came back with {len(self.asked) * 10 + i}" for i, text in enumerate(texts)]
+
+    def _asked(self, what: int | list[str]) -> None:
+        self.asked.append(what)
+        if len(self.asked) == self.fails_at:
+            raise OSError("the line is dead")
+        with torch.no_grad():
+            self.logits.append(self.model(input_ids=torch.arange(4, 24)[None]).logits)
+
+
+def tune(model: Any, output: Path, **options: Any) -> Any:
+    settings = {
+        "privacy": PRIVACY,
+        "adapter": {"r": 2},
+        "columns": {"max_length": 60},
+        "synthesis": SYNTHESIS,
+        "method": {"name": "pe-sgd", "learning_rate": 0.05},
+        **options,
+    }
+    return fine_tune(
+        model, settings.pop("data", RECORDS), tokenizer=tiny_tokenizer(), output=output, **settings
+    )
+
+
+def weights(output: Path, released: str = "release") -> dict[str, torch.Tensor]:
+    return load_file(output / released / "adapter_model.safetensors")
+
+
+def test_the_updated_model_varies_before_each_step_and_not_after_the_last(tmp_path: Path) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes)
+    fresh, first, *later = notes.asked
+    assert fresh == K
+    assert [len(texts) for texts in (first, *later)] == [K * (L - 1)] * PRIVACY["steps"]  # type: ignore[arg-type]
+    before, first_varied, *updated = notes.logits
+    assert torch.equal(before, first_varied)
+    told = [first_varied, *updated]
+    assert all(not torch.equal(a, b) for a, b in zip(told, told[1:], strict=False))
+
+
+def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes, method={"name": "pe-sgd-fix", "learning_rate": 0.05})
+    assert len(notes.asked) == 2  # the seeds, and the variation of each
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_evolve_every_says_how_often(tmp_path: Path, every: int) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolve_every": every})
+    assert len(notes.asked) - 2 == (1 if every else 0)  # of the three chances after steps 1, 2 and 3
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 4])
+def test_a_generator_that_fails_loses_nothing(tmp_path: Path, fails_at: int) -> None:
+    model = tiny_model()
+    everybody = {**NOT_PRIVATE, "expected_batch_size": len(RECORDS)}  # so that nothing is drawn
+    options: dict[str, Any] = {"privacy": everybody, "run": {"checkpoint_every": 1}}
+    tune(model, tmp_path / "whole", generator=Notes(model), **options)
+    with pytest.raises(GeneratorError, match="OSError"):
+        tune(model, tmp_path / "run", generator=Notes(model, fails_at=fails_at), **options)
+    again = Notes(model)
+    again.asked = (
+        [0, 0, 0] if fails_at == 4 else []
+    )  # it numbers its texts by what the checkpoint has of them
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=again)
+    whole, resumed = (weights(tmp_path / name, "not-private") for name in ("whole", "run"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_failure_before_a_step_charges_nothing(tmp_path: Path) -> None:
+    model = tiny_model()
+    with pytest.raises(GeneratorError):
+        tune(model, tmp_path / "run", generator=Notes(model, fails_at=4))
+    ledger = read_ledger(RunFolder(tmp_path / "run").ledger)
+    assert ledger.charges == 2
+    result = resume_run(
+        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
+    )
+    ledger = read_ledger(RunFolder(tmp_path / "run").ledger)
+    assert ledger.charges == result.steps == PRIVACY["steps"]
+
+
+def test_a_generator_in_memory_has_to_be_given_again(tmp_path: Path) -> None:
+    model = tiny_model()
+    with pytest.raises(GeneratorError):
+        tune(model, tmp_path / "run", generator=Notes(model, fails_at=4))
+    with pytest.raises(PrivloraError, match="generator was in memory"):
+        resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
+
+
+def test_copies_are_left_out(tmp_path: Path) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    notes.vary = lambda texts: [text.upper() for text in texts]  # type: ignore[method-assign]
+    tune(model, tmp_path / "run", generator=notes, privacy=NOT_PRIVATE)
+    saved = load_file(RunFolder(tmp_path / "run").checkpoint)
+    assert len(saved["texts/population.lengths"]) <= K
+
+
+def test_the_model_itself_writes(tmp_path: Path) -> None:
+    words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
+    written = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        tune(
+            tiny_model(),
+            tmp_path / name,
+            synthesis={**SYNTHESIS, **words},
+            method={"name": "pe-sgd-fix", "learning_rate": 0.05},
+            privacy=NOT_PRIVATE,
+            run={"seed": seed},
+        )
+        saved = load_file(RunFolder(tmp_path / name).checkpoint)
+        written.append(saved["texts/population.utf8"].numpy().tobytes())
+    assert written[0] == written[1] != written[2]
+
+
+def test_a_warm_start_moves_any_method_and_charges_nothing(tmp_path: Path) -> None:
+    model = tiny_model()
+    evaluation = [{"text": f"note {i}: a patient had a cough for {i + 3} days."} for i in range(8)]
+    losses = []
+    for name, epochs in (("cold", 0), ("warm", 20)):
+        chosen = {"synthesis": {**SYNTHESIS, "warm_start_epochs": epochs}, "generator": Notes(model)}
+        tune(
+            model,
+            tmp_path / name,
+            evaluation=evaluation,
+            method={"name": "prism", "learning_rate": 0.05},
+            **(chosen if epochs else {"synthesis": None}),
+        )
+        folder = RunFolder(tmp_path / name)
+        rows = [json.loads(line) for line in folder.evaluations.read_text().splitlines()]
+        losses.append(next(row["loss_per_example"] for row in rows if row["step"] == 0))
+        assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+    cold, warm = losses
+    assert warm < cold - 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"synthesis": None}, "add the group synthesis"),
+        ({"method": "prism", "generator": Notes(None)}, "uses no public texts"),
+        (
+            {
+                "generator": Notes(None),
+                "columns": {"prompt": "text", "completion": "text", "max_length": 60},
+            },
+            "set data.text to one column",
+        ),
+        ({"generator": Notes(None), "synthesis": {"generator": "model"}}, "names another one"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tune(tiny_model(), tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "public.jsonl"
+    lines = [{"words": f"note {i}: a cough."} for i in range(8)] + [{"words": RECORDS[4]["text"]}]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    with pytest.raises(PrivacyError, match=r"synthesis\.file"):
+        tune(
+            tiny_model(),
+            tmp_path / "run",
+            synthesis={"generator": "file", "file": str(file), "column": "words", "seeds": 4},
+        )
