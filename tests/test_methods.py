@@ -53,6 +53,10 @@ def test_the_rows() -> None:
         "wishart-m2",
         "pe-sgd",
         "pe-sgd-fix",
+        "span-prism",
+        "pdp-sgd",
+        "gep",
+        "b-gep",
         "adamw",
     ]
     assert [name for name, row in METHODS.items() if not row.private] == ["adamw"]
@@ -160,13 +164,30 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     **{(row, "adamw"): _ADAMW for row in ("projected", "wishart-m2")},
     **{(row, "adamw"): {**_ADAMW, **_SPAN} for row in ("pe-sgd", "pe-sgd-fix")},
     **{(row, "sgd"): {"beta1": 0.0, **_SPAN} for row in ("pe-sgd", "pe-sgd-fix")},
+    **{
+        ("span-prism", o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0, **_SPAN, "ridge": 1.0}
+        for o in ("scalar", "sgd", "rank")
+    },
+    **{
+        (row, o): {**own, **space}
+        for row, space in {
+            "pdp-sgd": {"ridge": 0.0, "top_k": 50},
+            "gep": {"top_k": 50, "embedding_clip": 1.0, "residual_clip": 0.2},
+            "b-gep": {"alpha": 0.5, "ridge": 0.0, "top_k": 50},
+        }.items()
+        for o, own in (("adamw", _ADAMW), ("sgd", {"beta1": 0.0}))
+    },
     ("adamw", "adamw"): _ADAMW,
 }
 OWN: dict[
     tuple[str, str], dict[str, float]
 ] = {  # without what belongs to the space, and what rows set otherwise
-    ("coefficients", "adamw"): _ADAMW,
-    ("coefficients", "sgd"): {"beta1": 0.0},
+    **{(space, "adamw"): _ADAMW for space in ("coefficients", "projected-span", "span-and-residual")},
+    **{(space, "sgd"): {"beta1": 0.0} for space in ("coefficients", "projected-span", "span-and-residual")},
+    **{
+        ("tangent-coefficients", o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
+        for o in ("scalar", "sgd", "rank")
+    },
     **{
         ("tangent", o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
         for o in ("rank", "scalar", "sgd")

@@ -17,9 +17,12 @@ from privlora.coordinates import (
     FactorCoordinates,
     OneFactorCoordinates,
     ProjectedCoordinates,
+    ProjectedSpanCoordinates,
+    ResidualSpanCoordinates,
     SpanCoordinates,
     SpanSpace,
     TangentCoordinates,
+    TangentSpanCoordinates,
     WishartCoordinates,
 )
 from privlora.coordinates.starts import (
@@ -68,6 +71,7 @@ def _span(
 
 
 _FACTORS: dict[str, type[Optimizer]] = {"adamw": FactorAdamW, "sgd": FactorSGD}
+_TANGENTS = {name: rule for name, rule in TANGENT_OPTIMIZERS.items() if name != "paper"}  # Z = 0 is its end
 _PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
 
 SPACES: dict[str, Space] = {
@@ -93,6 +97,9 @@ SPACES: dict[str, Space] = {
     "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED),
     "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
     "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
+    "projected-span": _span(ProjectedSpanCoordinates, factor_start, _FACTORS),
+    "span-and-residual": _span(ResidualSpanCoordinates, factor_start, _FACTORS),
+    "tangent-coefficients": _span(TangentSpanCoordinates, tangent_start, _TANGENTS),
 }
 
 
@@ -351,6 +358,47 @@ METHODS: dict[str, Method] = {
             optimizers=("adamw", "sgd"),
             clipping="normalized",
             clippings=_OF_SPANS,
+            public_texts="fixed",
+        ),
+        Method(
+            name="span-prism",
+            summary="as pe-sgd, in the tangent space of the rank-r update, where no factor plays a part",
+            reference="this project: Zou et al. 2026 in the coordinates of Wang and Zhang 2026",
+            space="tangent-coefficients",
+            optimizers=("scalar", "sgd", "rank"),
+            init="w0-subspace",
+            clipping="normalized",
+            clippings=_OF_SPANS,
+            settings={"ridge": 1.0},
+            public_texts="evolving",
+        ),
+        Method(
+            name="pdp-sgd",
+            summary="clip and noise both LoRA factors, then project on the leading directions of public gradients",
+            reference="Zhou et al. 2021 (PDP-SGD)",
+            space="projected-span",
+            optimizers=("adamw", "sgd"),
+            clippings=("flat", "normalized", "spectral"),
+            public_texts="fixed",
+        ),
+        Method(
+            name="gep",
+            summary="clip and noise what leading directions of public gradients see, and the rest by itself",
+            reference="Yu et al. 2021 (GEP), accounted as one mechanism",
+            space="span-and-residual",
+            optimizers=("adamw", "sgd"),
+            clipping="normalized",
+            clippings=("normalized",),
+            public_texts="fixed",
+        ),
+        Method(
+            name="b-gep",
+            summary="as gep, without the rest",
+            reference="Yu et al. 2021 (B-GEP)",
+            space="coefficients",
+            optimizers=("adamw", "sgd"),
+            clippings=_OF_SPANS,
+            settings={"alpha": 0.5, "ridge": 0.0, "top_k": 50},
             public_texts="fixed",
         ),
         Method(

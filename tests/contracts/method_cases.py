@@ -167,8 +167,9 @@ class Case:
         return Captured(p, q, 2 * squares if self.adapter.dense_norms else None)
 
     def reached(self, usual: float) -> float:
-        """The least of C by which a clipped unit moves the sum; a projection after the clip leaves a part of it."""
-        return 0.2 if self.coordinates.event_layers else usual
+        """The least of C by which a clipped unit moves the sum: less of it where a projection comes after the clip, or
+        where C bounds two parts together, of which few units reach both bounds."""
+        return 0.2 if self.coordinates.event_layers or self.row.space == "span-and-residual" else usual
 
     def weights(self) -> Tensor:
         """All dense updates Z, end to end."""

@@ -13,6 +13,7 @@ from tiny_models import uneven_examples
 from torch import Tensor
 
 from privlora.coordinates import Sums
+from privlora.coordinates.span import EncodedSpace
 from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
@@ -172,12 +173,12 @@ def test_modules_of_one_shape_have_noise_of_their_own(variant: tuple[str, str], 
     case = make_case(variant, tmp_path, targets=r".*layers\.[01]\.self_attn\.q_proj")
     (group,) = case.adapter.groups
     assert len(group.sites) == 2
+    if isinstance(case.coordinates, EncodedSpace):
+        pytest.skip("no tensor of a release has one row a module")
     mechanism = case.mechanism(sigma=SIGMA)
     drawn: list[list[Tensor]] = []
     for _ in range(20):
         (parts,) = mechanism.release().vector
-        if case.row.public_texts:  # no number of a release belongs to one module
-            return
         drawn.append([part.double().flatten(1) for part in parts])
         case.coordinates.advance()
     for part in zip(*drawn, strict=True):

@@ -44,7 +44,11 @@ STARTS = {
     "one-factor": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
     "projected": (RANDOM, ADAPTER),
     "wishart": (RANDOM, ADAPTER),
-    "coefficients": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
+    **dict.fromkeys(
+        ("coefficients", "projected-span", "span-and-residual"),
+        (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
+    ),
+    "tangent-coefficients": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
 }
 FAMILIES = ("llama", "gpt2", "gpt-neox", "gemma", "qwen3", "phi", "mistral", "mixtral")
 DTYPES = ("float32", "bfloat16")
@@ -167,6 +171,8 @@ def least(cell: Cell, unit: int) -> float:
     """Of C: what an ordinary unit moves. Less by bfloat16's slack, and by automatic clipping of small gradients."""
     if METHODS[cell.row].space == "wishart" and unit == USER:
         return 0.5  # the norms of a user's records are added up
+    if METHODS[cell.row].space == "span-and-residual":
+        return 0.2  # few units reach the bounds of both parts
     return 0.94 if cell.clipping == "automatic" else 0.95
 
 

@@ -107,10 +107,7 @@ class Problem:
         return list(torch.autograd.grad(self.loss_of(at, self.targets), at))
 
     def public_gradients(self) -> PublicGradients:
-        """Those of the loss, and of four other matrices: the gradient lies in their span.
-
-        So long that white noise on coefficients is as large, on average, as the same noise on the gradient would be.
-        """
+        """Those of the loss, and of four other matrices: the gradient lies in their span."""
         inner = self.coordinates.inner  # type: ignore[attr-defined]
         generator, gradients = torch.Generator().manual_seed(4), self.gradients()
         others = [
@@ -118,11 +115,13 @@ class Problem:
         ]
         vectors = [to_vector(inner, each) for each in (gradients, *others)]
         rows = [torch.cat([t.flatten() for parts in vector for t in parts]) for vector in vectors]
-        length = (len(rows[0]) / len(rows)) ** 0.5
-        return PublicGradients(torch.stack([row * (length / row.norm().clamp_min(1e-12)) for row in rows]))
+        return PublicGradients(torch.stack([row / row.norm().clamp_min(1e-12) for row in rows]))
 
     def release(self, noise_std: float = 0.0) -> Release:
+        """noise_std: of the gradient that the release stands for, on average over its entries."""
         self.coordinates.prepare()
+        if isinstance(self.coordinates, SpanSpace):
+            noise_std /= self.coordinates.decoded_std(1.0)
         noise = self.coordinates.standard_normal(
             lambda shape: torch.randn(shape, dtype=self.coordinates.dtype)
         )

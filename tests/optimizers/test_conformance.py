@@ -17,7 +17,11 @@ every_optimizer = pytest.mark.parametrize("pair", EVERY_OPTIMIZER, ids=label)
 RATES = {
     ("factors", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
     ("tangent", "sgd"): {"logistic": 1.0},
-    ("coefficients", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
+    **{
+        (space, "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0}
+        for space in ("coefficients", "projected-span", "span-and-residual")
+    },
+    ("tangent-coefficients", "sgd"): {"logistic": 1.0},
     # Estimates through fresh projections keep their spread, and Adam its step, however near the end is.
     **{(space, "adamw"): {"recovery": 0.01, "from zero": 0.01} for space in ("projected", "wishart")},
     **{
@@ -175,7 +179,7 @@ def test_each_declared_setting_is_used_and_no_other_is_taken(pair: tuple[str, st
     kind = SPACES[pair[0]].optimizers[pair[1]]
     own = dict(kind.settings)
     usual = end(own)
-    ignored = {("tangent", "sgd"): {"beta2"}}.get(pair, set())
+    ignored = {(space, "sgd"): {"beta2"} for space in ("tangent", "tangent-coefficients")}.get(pair, set())
     for name in own.keys() - ignored:
         other = {
             "beta1": 0.5,

@@ -113,6 +113,8 @@ SOMETIMES = {
     "method.alpha",
     "method.ridge",
     "method.top_k",
+    "method.embedding_clip",
+    "method.residual_clip",
     "method.weight_decay",
     "method.learning_rate_ratio",
     "method.floor",

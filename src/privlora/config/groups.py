@@ -328,6 +328,10 @@ class MethodSettings(Group):
     """pe-sgd: ridge of the least squares on public gradients, relative to their mean square norm."""
     top_k: int | None = Field(default=None, title="directions", ge=0)
     """pe-sgd: how many leading directions of the public gradients' span are used; 0: all, one a public text."""
+    embedding_clip: float | None = Field(default=None, title="embedding clip", gt=0)
+    """gep: norm to which the part of a gradient in the span is clipped. clip_norm scales both parts alike."""
+    residual_clip: float | None = Field(default=None, title="residual clip", gt=0)
+    """gep: norm to which the part beside the span is clipped."""
 
 
 OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}

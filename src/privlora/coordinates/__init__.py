@@ -7,6 +7,7 @@ from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
 from privlora.coordinates.public_span import PublicGradients
 from privlora.coordinates.span import SpanCoordinates, SpanSpace, TangentSpanCoordinates
+from privlora.coordinates.span_placements import ProjectedSpanCoordinates, ResidualSpanCoordinates
 from privlora.coordinates.tangent import TangentCoordinates
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "FixedTangentCoordinates",
     "OneFactorCoordinates",
     "ProjectedCoordinates",
+    "ProjectedSpanCoordinates",
     "PublicGradients",
+    "ResidualSpanCoordinates",
     "SpanCoordinates",
     "SpanSpace",
     "Sums",

@@ -28,7 +28,9 @@ _UNITS = 16  # whose gradients are in float64 at a time
 
 def unit_vectors(space: Coordinates, captured: Captured) -> Tensor:
     """Coordinates of each unit in ``space``, end to end: (units, p) float64. Each by itself. Private if units are."""
-    return torch.stack([_flat(space.to_vector(_alone(space, captured, i))) for i in range(captured.units)])
+    return torch.stack(
+        [flattened(space.to_vector(_alone(space, captured, i))) for i in range(captured.units)]
+    )
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -41,7 +43,8 @@ def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
     return sums
 
 
-def _flat(vector: Vector) -> Tensor:
+def flattened(vector: Vector) -> Tensor:
+    """All entries, end to end."""
     return torch.cat([t.flatten() for parts in vector for t in parts])
 
 
@@ -126,11 +129,14 @@ class SpanSpace(Coordinates):
         return [*super()._placed(), self.span.values, self.span.vectors]
 
     def _decoded(self, flat: Tensor) -> Vector:
+        """(p,) as inner's tensors, in their dtype."""
+        return self._unflattened(flat.to(self.adapter.device, self.dtype))
+
+    def _unflattened(self, flat: Tensor) -> Vector:
         """(p,) as inner's tensors."""
         zeros = self.inner.standard_normal(lambda shape: torch.zeros(shape, dtype=self.dtype))
         pieces = iter(flat.split([t.numel() for parts in zeros for t in parts]))
-        device = self.adapter.device
-        return [tuple(next(pieces).reshape(t.shape).to(device, t.dtype) for t in parts) for parts in zeros]
+        return [tuple(next(pieces).reshape(t.shape) for t in parts) for parts in zeros]
 
 
 class EncodedSpace(SpanSpace):
@@ -168,7 +174,7 @@ class EncodedSpace(SpanSpace):
         return list(total)
 
     def to_vector(self, sums: Sums) -> Vector:
-        flat = _flat(self.inner.to_vector([(p.double(), q.double()) for p, q in sums]))
+        flat = flattened(self.inner.to_vector([(p.double(), q.double()) for p, q in sums]))
         column = self._columns_of(flat[None])[0]
         return self._shaped(column.to(sums[0][0]))
 
