@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_the_updated_model_varies_before_each_step_and_not_after_the_last(tmp_pa
     before, first_varied, *updated = notes.logits
     assert torch.equal(before, first_varied)
     told = [first_varied, *updated]
-    assert all(not torch.equal(a, b) for a, b in zip(told, told[1:], strict=False))
+    assert all(not torch.equal(a, b) for a, b in pairwise(told))
 
 
 def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
