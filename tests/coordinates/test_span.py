@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from tiny_models import PUBLIC_TEXTS, one_batch, random_example, tiny_model, uneven_examples
+from tiny_models import (
+    PUBLIC_TEXTS,
+    everything_in_double,
+    one_batch,
+    random_example,
+    tiny_model,
+    uneven_examples,
+)
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
@@ -163,19 +171,15 @@ def test_without_noise_more_directions_are_never_worse() -> None:
 
 
 def test_g_times_z_is_one_weighted_backward() -> None:
-    space = space_of()
     z = torch.randn(N, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    batch = one_batch([PUBLIC_TEXTS[i] for i in range(N)])
-    order = batch.record_index
-    weighted = type(batch)(
-        **{name: getattr(batch, name) for name in batch.__dataclass_fields__}
-        | {"token_weight": batch.token_weight.double() * z[order][:, None]}
-    )
-    captured, _ = micro_batch_gradients(space.adapter, weighted, summed=True)
-    expected = unit_vectors(space.inner, captured)[0]
+    with everything_in_double():
+        space = space_of(targets="all-linear")
+        batch = one_batch([PUBLIC_TEXTS[i] for i in range(N)])
+        weights = batch.token_weight.double() * z[batch.record_index][:, None]
+        captured, _ = micro_batch_gradients(space.adapter, replace(batch, token_weight=weights), summed=True)
+        expected = unit_vectors(space.inner, captured)[0]
     found = space.span.gradients.combined(z)
-    # Norms and softmax are float32 inside these models.
-    assert float((found - expected).norm() / expected.norm()) < 1e-6
+    assert float((found - expected).norm() / expected.norm()) < 1e-10
 
 
 def test_nobodys_column_exceeds_1() -> None:

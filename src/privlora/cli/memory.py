@@ -23,7 +23,7 @@ class MemoryEstimate:
         weight_bytes: their size in the model's dtype.
         modules: adapted layers.
         trained_numbers: coordinates of a release: of each module r (m + n - r) in tangent space, r (m + n) in
-            factors, r m in one factor and through a projection.
+            factors, r m in one factor and through a projection. Without those that are one a public text.
         adapter_bytes: the exported factors, float32.
         gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32.
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.

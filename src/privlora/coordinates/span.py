@@ -134,7 +134,8 @@ class SpanSpace(Coordinates):
 
     def _unflattened(self, flat: Tensor) -> Vector:
         """(p,) as inner's tensors."""
-        zeros = self.inner.standard_normal(lambda shape: torch.zeros(shape, dtype=self.dtype))
+        device = self.adapter.device
+        zeros = self.inner.standard_normal(lambda shape: torch.zeros(shape, dtype=self.dtype, device=device))
         pieces = iter(flat.split([t.numel() for parts in zeros for t in parts]))
         return [tuple(next(pieces).reshape(t.shape) for t in parts) for parts in zeros]
 
