@@ -118,6 +118,10 @@ SOMETIMES = {
     "method.weight_decay",
     "method.learning_rate_ratio",
     "method.floor",
+    "method.public_texts.generator",
+    "method.public_texts.count",
+    "method.public_texts.evolve_every",
+    "method.public_texts.warm_start_epochs",
 }
 
 

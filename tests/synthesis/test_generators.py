@@ -308,3 +308,14 @@ def test_own_prompts_take_the_place_of_a_preset() -> None:
     assert prompts_of(SynthesisSettings(random_prompt="a haiku")).variation == PRESETS["text"].variation
     assert prompts_of(SynthesisSettings(preset="clinical-note")) is PRESETS["clinical-note"]
     assert prompts_of(SynthesisSettings()) is PRESETS["text"]
+
+
+def test_a_fresh_text_stands_where_nothing_follows_on_a_text() -> None:
+    def answer(prompts: Sequence[str]) -> list[str]:
+        return ["" if "the end" in prompt else "something new" for prompt in prompts]
+
+    writer = StubWriter(answer)
+    generator = PromptedGenerator(writer, PRESETS["text"], seed=0)
+    assert generator.vary(["a story", "the end"]) == ["something new", "something new"]
+    assert [len(asked) for asked in writer.asked] == [2, *[1] * 7, 1]
+    assert writer.asked[-1] == [PRESETS["text"].random]

@@ -30,7 +30,7 @@ NOT_PRIVATE = {"private": False, "steps": 4, "expected_batch_size": 6, "public_d
 K, L = 3, 2
 SYNTHESIS: dict[str, Any] = {"seeds": K, "variations": L - 1}
 
-pytestmark = pytest.mark.usefixtures("quick_reports")
+quickly = pytest.mark.usefixtures("quick_reports")
 
 
 class Notes:
@@ -75,6 +75,7 @@ def weights(output: Path, released: str = "release") -> dict[str, torch.Tensor]:
     return load_file(output / released / "adapter_model.safetensors")
 
 
+@quickly
 def test_the_updated_model_varies_before_each_step_and_not_after_the_last(tmp_path: Path) -> None:
     model = tiny_model()
     notes = Notes(model)
@@ -88,6 +89,7 @@ def test_the_updated_model_varies_before_each_step_and_not_after_the_last(tmp_pa
     assert all(not torch.equal(a, b) for a, b in pairwise(told))
 
 
+@quickly
 def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
     model = tiny_model()
     notes = Notes(model)
@@ -95,6 +97,7 @@ def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
     assert len(notes.asked) == 2  # the seeds, and the variation of each
 
 
+@quickly
 @pytest.mark.parametrize("every", [0, 2])
 def test_evolve_every_says_how_often(tmp_path: Path, every: int) -> None:
     model = tiny_model()
@@ -103,6 +106,7 @@ def test_evolve_every_says_how_often(tmp_path: Path, every: int) -> None:
     assert len(notes.asked) - 2 == (1 if every else 0)  # of the three chances after steps 1, 2 and 3
 
 
+@quickly
 @pytest.mark.parametrize("fails_at", [1, 2, 4])
 def test_a_generator_that_fails_loses_nothing(tmp_path: Path, fails_at: int) -> None:
     model = tiny_model()
@@ -120,6 +124,7 @@ def test_a_generator_that_fails_loses_nothing(tmp_path: Path, fails_at: int) -> 
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@quickly
 def test_a_failure_before_a_step_charges_nothing(tmp_path: Path) -> None:
     model = tiny_model()
     with pytest.raises(GeneratorError):
@@ -133,6 +138,7 @@ def test_a_failure_before_a_step_charges_nothing(tmp_path: Path) -> None:
     assert ledger.charges == result.steps == PRIVACY["steps"]
 
 
+@quickly
 def test_a_generator_in_memory_has_to_be_given_again(tmp_path: Path) -> None:
     model = tiny_model()
     with pytest.raises(GeneratorError):
@@ -141,6 +147,7 @@ def test_a_generator_in_memory_has_to_be_given_again(tmp_path: Path) -> None:
         resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
 
 
+@quickly
 def test_copies_are_left_out(tmp_path: Path) -> None:
     model = tiny_model()
     notes = Notes(model)
@@ -150,6 +157,7 @@ def test_copies_are_left_out(tmp_path: Path) -> None:
     assert len(saved["texts/population.lengths"]) <= K
 
 
+@quickly
 def test_the_model_itself_writes(tmp_path: Path) -> None:
     words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
     written = []
@@ -167,6 +175,7 @@ def test_the_model_itself_writes(tmp_path: Path) -> None:
     assert written[0] == written[1] != written[2]
 
 
+@quickly
 def test_a_warm_start_moves_any_method_and_charges_nothing(tmp_path: Path) -> None:
     model = tiny_model()
     evaluation = [{"text": f"note {i}: a patient had a cough for {i + 3} days."} for i in range(8)]
@@ -188,6 +197,7 @@ def test_a_warm_start_moves_any_method_and_charges_nothing(tmp_path: Path) -> No
     assert warm < cold - 0.1
 
 
+@quickly
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -209,6 +219,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str,
     assert not (tmp_path / "run").exists()
 
 
+@quickly
 def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "public.jsonl"
     lines = [{"words": f"note {i}: a cough."} for i in range(8)] + [{"words": RECORDS[4]["text"]}]
@@ -219,3 +230,20 @@ def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
             tmp_path / "run",
             synthesis={"generator": "file", "file": str(file), "column": "words", "seeds": 4},
         )
+
+
+def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp_path: Path) -> None:
+    model = tiny_model()
+    tune(model, tmp_path / "run", generator=Notes(model), synthesis={**SYNTHESIS, "warm_start_epochs": 1})
+    release = RunFolder(tmp_path / "run").release
+    report = json.loads((release / "privacy_report.json").read_text())
+    assert report["method"]["public_texts"] == {
+        "generator": "callable",
+        "count": K * L,
+        "evolve_every": 1,
+        "warm_start_epochs": 1,
+    }
+    assert any("generated texts" in text for text in report["not_protected"])
+    page = (release / "report.html").read_text()
+    assert f"{K * L} by a function of the user" in page
+    assert "cough" not in page

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from privlora.config import Settings
+from privlora.coordinates import SpanSpace
+from privlora.coordinates.span import EncodedSpace
 from privlora.methods import Method
 from privlora.training.models import adapter_for
 
@@ -29,6 +31,7 @@ class MemoryEstimate:
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
         gradient_bytes: per-example gradients of such a micro-batch.
         update_bytes: dense updates, float32, and the weights with them, in the model's dtype; 0 for most methods.
+        public_bytes: the gradients of public texts that a method leans on, float32; 0 for most methods.
     """
 
     model_parameters: int
@@ -40,6 +43,7 @@ class MemoryEstimate:
     records_per_micro_batch: int
     gradient_bytes: int
     update_bytes: int
+    public_bytes: int
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -48,6 +52,9 @@ class MemoryEstimate:
 def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEstimate:
     """model: the base model, with or without weights. Raises ModelError for an adapter that cannot be."""
     lora = settings.adapter
+    hyper = method.resolve(
+        settings.method, lora.init, settings.privacy.steps, private=settings.privacy.private
+    )
     adapter = adapter_for(settings, model)
     stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
     dtype = getattr(torch, stored) if isinstance(stored, str) else stored
@@ -57,14 +64,20 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
     if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
         records = max(records, settings.privacy.max_records_per_user)
+    kind = method.coordinates
+    texts = 0 if settings.synthesis is None else settings.synthesis.count
+    directions = 0
+    if issubclass(kind, EncodedSpace):  # of them an adapter does not know
+        directions = min(int(hyper.settings["top_k"]) or texts, texts)
     return MemoryEstimate(
         model_parameters=numbers,
         weight_bytes=numbers * dtype.itemsize,
         modules=len(adapter.sites),
-        trained_numbers=method.coordinates.dimension_of(adapter),
+        trained_numbers=kind.dimension_of(adapter) + directions,
         adapter_bytes=factors * 4,
         gradient_bytes_per_record=factors * _GRADIENT_BYTES,
         records_per_micro_batch=records,
         gradient_bytes=factors * _GRADIENT_BYTES * records,
         update_bytes=dense * (4 + dtype.itemsize),
+        public_bytes=texts * kind.inner_kind.dimension_of(adapter) * 4 if issubclass(kind, SpanSpace) else 0,
     )

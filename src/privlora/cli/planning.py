@@ -60,7 +60,7 @@ def plan(
                 "sampling": sampling,
                 "projections": planned.event.projections,
             }
-        limits = not_protected(statement, hyper.init)
+        limits = not_protected(statement, hyper.init, written=settings.synthesis is not None)
     content = {
         **_facts(settings, hyper, planned),
         "cost": cost,
@@ -246,9 +246,14 @@ def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
         return "unknown: the model is not a local folder"
     mebibyte = 2**20
+    texts = f"public gradients {memory.public_bytes / mebibyte:.0f} MiB; " if memory.public_bytes else ""
     dense = f"dense updates {memory.update_bytes / mebibyte:.0f} MiB; " if memory.update_bytes else ""
-    return dense + (
-        f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
-        f"{memory.modules} modules; per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a "
-        f"micro-batch of {memory.records_per_micro_batch} records of full length; activations not counted"
+    return (
+        dense
+        + texts
+        + (
+            f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
+            f"{memory.modules} modules; per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a "
+            f"micro-batch of {memory.records_per_micro_batch} records of full length; activations not counted"
+        )
     )

@@ -107,6 +107,11 @@ class SynthesisSettings(Group):
             name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
         }
 
+    @property
+    def count(self) -> int:
+        """N: of a population without copies."""
+        return self.seeds * (1 + self.variations)
+
     @field_validator("endpoint")
     @classmethod
     def _is_an_address(cls, endpoint: str | None) -> str | None:

@@ -51,7 +51,9 @@ def gather(
         "adapter": _adapter(parts),
         "method": _method(parts),
         "versions": versions(),
-        "not_protected": not_protected(privacy["statement"], parts.hyper.init, federation),
+        "not_protected": not_protected(
+            privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None
+        ),
         **({} if federation is None else {"federation": dict(federation)}),
     }
 
@@ -214,7 +216,21 @@ def _method(parts: Parts) -> dict[str, Any]:
         "loss_on": data.loss_on,
         "dropout": parts.settings.model.dropout,
         "lora_dropout": parts.settings.adapter.lora_dropout,
+        **_public_texts(parts),
     }
+
+
+def _public_texts(parts: Parts) -> dict[str, Any]:
+    chosen = parts.settings.synthesis
+    if chosen is None:
+        return {}
+    facts = {
+        "generator": chosen.generator,
+        "count": chosen.count,
+        "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
+        "warm_start_epochs": chosen.warm_start_epochs,
+    }
+    return {"public_texts": facts}
 
 
 def versions() -> dict[str, str]:

@@ -45,6 +45,10 @@ _PUBLIC_TEXTS = (
     "The texts that the start was computed from (adapter.public_text). They get no noise and are outside this "
     "statement, so they must be public."
 )
+_WRITTEN = (
+    "The generated texts that training leaned on, and what their generator knows. They get no noise and are outside "
+    "this statement, so neither they nor the words that asked for them may come from private records."
+)
 _TRUNCATED = (
     "How many {unit}s there are. With a cap on the batch, a {unit} is removed by putting an empty one in its "
     "place (arXiv:2508.15089)."
@@ -90,10 +94,12 @@ def not_protected(
     federation: Mapping[str, Any] | None = None,
     *,
     discrete: bool | None = None,
+    written: bool = False,
 ) -> list[str]:
     """Sentences for a report; ``statement``, ``start`` (adapter.init) and ``federation`` as in its JSON.
 
-    discrete: whether noise is integers; None: whether clients of ``federation`` share it.
+    written: whether texts were generated for the run. discrete: whether noise is integers; None: whether clients of
+    ``federation`` share it.
     """
     if statement is None or statement["epsilon"] is None:
         return ["Any training record. Handle this adapter as if it were the training records themselves."]
@@ -110,6 +116,8 @@ def not_protected(
         sentences.insert(1, _PUBLIC_TEXTS)
     elif start not in (RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT):
         sentences.insert(1, _OTHER_ADAPTER)
+    if written:
+        sentences.insert(1, _WRITTEN)
     return [*_of_federation(statement, federation), *sentences] if federation else sentences
 
 

@@ -229,6 +229,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
+        *_public_texts(method.get("public_texts")),
         ("Clipping", method["clipping"]),
         ("Learning rate", f"{number(method['learning_rate'])}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
@@ -239,6 +240,24 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))
     return rows
+
+
+_WRITERS = {
+    "model": "the model itself",
+    "file": "a public file",
+    "endpoint": "another model",
+    "callable": "a function of the user's",
+}
+
+
+def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
+    if facts is None:
+        return []
+    every, epochs = facts["evolve_every"], facts["warm_start_epochs"]
+    evolve = "chosen anew after " + ("every step" if every == 1 else f"every {every} steps") if every else ""
+    start = f"{epochs} × ordinary training on the first of them, before the private steps" if epochs else ""
+    whose = f"{facts['count']} by {_WRITERS[facts['generator']]}"
+    return [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
 
 
 def _dropout(method: Report) -> str:

@@ -83,16 +83,19 @@ class _Asking(_Resumable, ABC):
         texts = [""] * len(seeds)
         missing = list(range(len(seeds)))
         try:
-            for attempt in range(_TRIES):
+            tries = _TRIES if kind == "random" else 2 * _TRIES
+            for attempt in range(tries):
                 if not missing:
                     break
-                found = self._draw([seeds[i] for i in missing], call, attempt)
+                # A text that nothing follows on has no variation: a fresh one stands for it.
+                asked = [seeds[i] if attempt < _TRIES else None for i in missing]
+                found = self._draw(asked, call, attempt)
                 for i, text in zip(missing, found, strict=True):
                     texts[i] = text.strip()
                 missing = [i for i in missing if not texts[i]]
             if missing:
                 raise GeneratorError(
-                    f"{len(missing)} of {len(texts)} texts are empty, {_TRIES} times in a row",
+                    f"{len(missing)} of {len(texts)} texts are empty, {tries} times in a row",
                     fix="mend the prompts or the generator, or raise the temperature",
                 )
         except PrivloraError as error:
