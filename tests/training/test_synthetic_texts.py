@@ -247,3 +247,24 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     page = (release / "report.html").read_text()
     assert f"{K * L} by a function of the user" in page
     assert "cough" not in page
+
+
+@quickly
+def test_a_crash_before_the_first_checkpoint_warms_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    chosen = {**SYNTHESIS, "warm_start_epochs": 3}
+    with pytest.raises(GeneratorError):
+        tune(model, tmp_path / "run", generator=Notes(model, fails_at=4), synthesis=chosen)
+    assert not RunFolder(tmp_path / "run").checkpoint.exists()  # and two steps are charged
+    begun: list[Any] = []
+    monkeypatch.setattr("privlora.training.loop.warm_start", begun.append)
+    resume_run(
+        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
+    )
+    assert len(begun) == 1
+    resume_run(
+        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
+    )
+    assert len(begun) == 1  # over, so there is a checkpoint
