@@ -127,7 +127,15 @@ def federation_in(settings: Settings) -> FederationSettings:
 
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
-    """Resume a federation, and show what it leaves."""
+    """Resume a federation, and show what it leaves; of one that is over nothing is done again."""
+    with quiet_libraries():
+        from privlora.federated.run import what_it_left
+
+        left = what_it_left(folder, settings)
+    if left is not None:
+        err().print("this federation is over already: nobody is asked for anything, and nothing is charged")
+        _show(folder, settings, left, as_json)
+        return
     located = settings.run.model_copy(update={"output": str(folder.root)})
     _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)
 

@@ -61,6 +61,8 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
         plan = None
         if settings.privacy.private:
             plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
+        if folder.report.exists():
+            err().print("this run is over already: no step is taken, and what it leaves is written anew")
         result = _observed(
             folder, plan, lambda observer: resume_run(folder.root, observer=observer, on_data=_show_data)
         )
