@@ -383,6 +383,16 @@ def test_options_of_an_app_that_lead_nowhere(
     assert not (folder / "run").exists()
 
 
+@pytest.mark.parametrize("command", ["federate", "plan"])
+def test_a_model_that_is_not_there_is_said_first(
+    command: str, config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(capsys, command, config, "model.name=models/nope")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: cannot load model 'models/nope': it is no local folder")
+    assert not (folder / "run").exists()
+
+
 def test_an_app_says_where_its_model_will_be_sought(
     config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

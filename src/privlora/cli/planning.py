@@ -34,6 +34,7 @@ def plan(
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
     settings = load_settings(config, overrides or ())
+    refuse_unknown_model(settings.model.name)
     if settings.federation is not None:
         _plan_federation(settings, cross_check, as_json)
         return
@@ -93,7 +94,6 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
     from privlora.training.model_checks import refuse_out_of_reach
     from privlora.training.models import load_skeleton, load_tokenizer
 
-    refuse_unknown_model(settings.model.name)
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None
     model = load_skeleton(settings.model)

@@ -15,6 +15,7 @@ from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.config import Settings, load_settings
 from privlora.errors import RunError
 from privlora.training.files import RunFolder, no_run
+from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -40,6 +41,7 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
     settings = load_settings(config, overrides or ())
     settings.refuse_a_federation()
+    refuse_unknown_model(settings.model.name)
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
