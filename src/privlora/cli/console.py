@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging import ERROR, getLogger
 from typing import Annotated, Any
 
@@ -27,6 +27,29 @@ def out() -> Console:
 def err() -> Console:
     """For progress."""
     return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows how far long work is, by calls with (done, all): a bar on a terminal, a line for each tenth elsewhere."""
+    console = err()
+    if console.is_terminal:
+        from rich.progress import Progress
+
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    console.print(what)
+    shown = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        if (tenth := 10 * done // total) > shown:
+            shown = tenth
+            console.print(f"{what}: {done} of {total}")
+
+    yield tell
 
 
 def emit(content: dict[str, Any]) -> None:
