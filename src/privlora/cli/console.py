@@ -18,6 +18,8 @@ from privlora.pages.numbers import finite
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 
+_MANY = 5000  # steps whose noise may take more than a few seconds to find
+
 
 def out() -> Console:
     """For results; nothing is wrapped or recoloured, so that paths and numbers can be copied and piped."""
@@ -27,6 +29,19 @@ def out() -> Console:
 def err() -> Console:
     """For progress."""
     return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def accounting(steps: int) -> Iterator[None]:
+    """Says that the noise and the cost of so many steps are being computed: on a terminal, and elsewhere of many."""
+    console = err()
+    if console.is_terminal:
+        with console.status(f"finding the noise of {steps} steps"):
+            yield
+        return
+    if steps >= _MANY:
+        console.print(f"finding the noise of {steps} steps")
+    yield
 
 
 @contextlib.contextmanager

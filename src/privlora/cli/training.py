@@ -11,7 +11,7 @@ import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import describe_events, event_or_phases
-from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
 from privlora.config import Settings, load_settings
 from privlora.errors import RunError
 from privlora.training.files import RunFolder, no_run
@@ -47,7 +47,8 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         from privlora.api import train_run
         from privlora.training.assembly import plan_privacy
 
-        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        with accounting(settings.privacy.steps):
+            plan = plan_privacy(settings)[0] if settings.privacy.private else None
         result = _observed(
             folder, plan, lambda observer: train_run(settings, observer=observer, on_data=_show_data)
         )

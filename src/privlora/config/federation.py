@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from privlora.config.base import Group
+from privlora.config.base import Countable, Group, countable
 from privlora.errors import named, nearest
 from privlora.ranges import BATCHES
 
@@ -51,9 +51,9 @@ class ClientSettings(Group):
 class PhaseSettings(Group):
     """Consecutive rounds of one kind."""
 
-    rounds: int = Field(ge=1)
+    rounds: Countable = Field(ge=1)
     """How many."""
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: Countable = Field(default=1, ge=1)
     """As federation.local_steps."""
     expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. With it
@@ -77,9 +77,9 @@ class FederationSettings(Group):
     """Column that split=dirichlet or split=column goes by."""
     alpha: float | None = Field(default=None, gt=0)
     """Of split=dirichlet: small values give each client few labels."""
-    rounds: int = Field(ge=1)
+    rounds: Countable = Field(ge=1)
     """How many; where there are phases, the sum of theirs, which nobody gives."""
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: Countable = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
     phases: list[PhaseSettings] | None = Field(default=None, min_length=1)
     """In the place of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
@@ -262,6 +262,11 @@ class FederationSettings(Group):
                 "folder, with one ledger. Fix: rename one"
             )
         return clients
+
+    @model_validator(mode="after")
+    def _takes_so_many_steps(self) -> FederationSettings:
+        countable(self.steps)
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSettings:
