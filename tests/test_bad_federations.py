@@ -83,10 +83,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {"privacy": {"steps": 9}},
         ["a client of this federation takes 4", "remove privacy.steps"],
     ),
-    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["name the column"]),
+    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["none is named"]),
     "dirichlet without alpha": (
         {"federation": {"split": "dirichlet", "column": "patient"}},
-        ["alpha goes with split=dirichlet", "Fix: alpha: 0.5"],
+        ["split=dirichlet lacks alpha", "Fix: add alpha: 0.5"],
     ),
     "too many a round": (
         {"federation": {"clients_per_round": 4}},
@@ -101,7 +101,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "joint by projections": (
         {"federation": JOINT, "method": {"name": "projected"}},
-        ["rule=joint cannot train by method 'projected'", "use prism"],
+        ["federation.rule=joint cannot train by method.name=projected", "use prism"],
     ),
     "secure sums of a rule that cannot": (
         {"federation": {"rule": "flora", "secure_aggregation": True}},
@@ -113,7 +113,11 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "a method of another space": (
         {"federation": {"rule": "fedavg"}, "method": {"name": "prism"}},
-        ["rule=fedavg cannot train by method 'prism'", "move both factors", "or no method.name"],
+        [
+            "federation.rule=fedavg cannot train by method.name=prism",
+            "move both factors",
+            "lora-rite, riemannian, or no method.name",
+        ],
     ),
     "unknown method": ({"method": {"name": "prsm"}}, ["unknown method 'prsm'", "prism"]),
     "a trusted server of records": ({"federation": {"trusted_server": True}}, ["privacy_model=client"]),

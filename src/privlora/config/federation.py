@@ -44,7 +44,11 @@ class ClientSettings(Group):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{named(name)} is not a name that a folder may have. Fix: {_NAME_IN_WORDS}")
+            wrong = re.search("[^A-Za-z0-9_-]", name)
+            holds = f": it holds {wrong.group()!r}" if wrong else ""
+            raise ValueError(
+                f"{named(name)} is not a name that a folder may have{holds}. Fix: {_NAME_IN_WORDS}"
+            )
         return name
 
 
@@ -284,12 +288,23 @@ class FederationSettings(Group):
                 "split, column and alpha cut data.path, and clients have paths of their own. Fix: remove either",
             ),
             (
-                (self.split == "iid") != (self.column is None),
-                "column goes with split=dirichlet and split=column, and they with it. Fix: name the column to cut by",
+                self.alpha is not None and self.split != "dirichlet",
+                f"alpha belongs to split=dirichlet, and split={self.split} would ignore it. Fix: add split: dirichlet "
+                "and column: the column of labels; or remove alpha",
             ),
             (
-                (self.split == "dirichlet") != (self.alpha is not None),
-                "alpha goes with split=dirichlet, and it with alpha. Fix: alpha: 0.5 gives clients uneven shares",
+                self.column is not None and self.split == "iid",
+                "column says by what data.path is cut, and split=iid cuts at random. Fix: add split: dirichlet or "
+                "split: column; or remove column",
+            ),
+            (
+                self.column is None and self.split != "iid",
+                f"split={self.split} cuts by a column of data.path, and none is named. Fix: add column: label, or "
+                "what the column is called",
+            ),
+            (
+                self.split == "dirichlet" and self.alpha is None,
+                "split=dirichlet lacks alpha. Fix: add alpha: 0.5, which gives clients uneven shares",
             ),
             (
                 self.per_round > self.size,

@@ -373,7 +373,7 @@ class Settings(Group):
             return values
         _refuse_what_federations_have_not(values.get("privacy"))  # its own checks would advise other values
         # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
-        steps, own = 1, given.get("clients") is not None and not isinstance(given["clients"], int)
+        steps, own = 1, not isinstance(given.get("clients"), int)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):

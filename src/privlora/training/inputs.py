@@ -52,11 +52,18 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
     records, evaluation: what stands for the files, in memory.
     """
     data = settings.data
-    read = [settings.adapter.public_text, data.path if records is None else None]
-    read.append(data.evaluation if evaluation is None else None)
-    for path in read:
-        if path is not None:
+    read = {
+        "adapter.public_text": settings.adapter.public_text,
+        "data.path": data.path if records is None else None,
+        "data.evaluation": data.evaluation if evaluation is None else None,
+    }
+    for setting, path in read.items():
+        if path is None:
+            continue
+        try:
             refuse_missing(path, format=data.format)
+        except DataError as error:
+            raise error.of(setting) from None
 
 
 def load_data(
