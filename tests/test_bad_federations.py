@@ -10,7 +10,9 @@ import pytest
 from cli_cases import call, check, record, refuses, run_settings, save_tiny_model, write_config, write_records
 from federation_cases import federation_settings, write_clients
 
+from privlora.config import load_settings
 from privlora.errors import PrivacyError
+from privlora.federated.run import prepare
 from privlora.training.files import RunFolder
 from privlora.training.identity import Identity, refuse_others
 
@@ -203,6 +205,33 @@ def test_whose_records_are_wrong(
     )
     argv: list[object] = ["federate", write_config(folder, settings)]
     refuses(capsys, folder, argv, "error: client south: ", *words, quiet=False)
+
+
+def test_more_records_than_was_said_are_of_all_clients(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = federation_settings(
+        model,
+        folder,
+        data={"path": None},
+        privacy={"public_dataset_size": 15},
+        federation={"clients": write_clients(folder)},
+    )
+    words = "all clients together hold more than twice as many records as the 15", "check federation.clients"
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], *words, quiet=False)
+
+
+@pytest.mark.parametrize(("weights", "warned"), [([16, 8, 16], True), ([2, 1, 2], True), ([1, 1, 1], False)])
+def test_weights_that_are_counts_are_warned_of(
+    weights: list[int], warned: bool, model: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = write_clients(folder)
+    write_records(Path(clients[1]["path"]), 8, first=9000)
+    settings = federation_settings(
+        model, folder, data={"path": None}, federation={"clients": clients, "weights": weights}
+    )
+    prepare(load_settings(write_config(folder, settings)))
+    assert ("federation.weights are proportional" in caplog.text) == warned
 
 
 def test_whose_records_are_others_than_before(

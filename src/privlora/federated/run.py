@@ -324,10 +324,22 @@ def prepare(
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
     own = records_of(settings, records)
+    _warn_of_counts(settings, own)
     data = load_clients(settings, tokenizer, own, evaluation, model=loaded)
     here = _opened(folder, workplace, own, data, fresh=fresh)
     _refuse_forgotten(folder, here.run)
     return here
+
+
+def _warn_of_counts(settings: Settings, records: Mapping[str, Records]) -> None:
+    """Tell whoever runs it, and holds all records, that weights which are counts would publish them."""
+    weights = federation_of(settings).weights or []
+    shares = {weight / len(own) for weight, own in zip(weights, records.values(), strict=False)}
+    if len(set(weights)) > 1 and len(shares) == 1:
+        _log.warning(
+            "federation.weights are proportional to the clients' numbers of records, which the report would publish. "
+            "Fix: give weights that do not follow from them, such as rounded public figures; or none"
+        )
 
 
 def _opened(

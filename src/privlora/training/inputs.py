@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from privlora.config import DataSettings, PrivacySettings, Settings
+from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
 from privlora.data.examples import Examples, Template, build_examples, token_hashes
 from privlora.data.records import as_records, content_hashes, load_records, refuse_missing
 from privlora.data.sampling import PoissonSampler
@@ -121,7 +121,11 @@ def load_data(
         refuse_unknown_tokens(model, chain(loaded.examples, loaded.evaluation))
     if not data.unchecked:
         refuse_implausible(
-            loaded.summary, public_units=privacy.n, unit=privacy.unit, max_length=data.max_length
+            loaded.summary,
+            public_units=privacy.n,
+            unit=privacy.unit,
+            max_length=data.max_length,
+            at_clients=data.path == AT_CLIENTS,
         )
     return loaded
 
