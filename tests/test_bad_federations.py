@@ -10,7 +10,9 @@ import pytest
 from cli_cases import call, check, record, refuses, run_settings, save_tiny_model, write_config, write_records
 from federation_cases import federation_settings, write_clients
 
+from privlora.config import load_settings
 from privlora.errors import PrivacyError
+from privlora.federated.run import prepare
 from privlora.training.files import RunFolder
 from privlora.training.identity import Identity, refuse_others
 
@@ -83,10 +85,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {"privacy": {"steps": 9}},
         ["a client of this federation takes 4", "remove privacy.steps"],
     ),
-    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["name the column"]),
+    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["none is named"]),
     "dirichlet without alpha": (
         {"federation": {"split": "dirichlet", "column": "patient"}},
-        ["alpha goes with split=dirichlet", "Fix: alpha: 0.5"],
+        ["split=dirichlet lacks alpha", "Fix: add alpha: 0.5"],
     ),
     "too many a round": (
         {"federation": {"clients_per_round": 4}},
@@ -101,7 +103,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "joint by projections": (
         {"federation": JOINT, "method": {"name": "projected"}},
-        ["rule=joint cannot train by method 'projected'", "use prism"],
+        ["federation.rule=joint cannot train by method.name=projected", "use prism"],
     ),
     "secure sums of a rule that cannot": (
         {"federation": {"rule": "flora", "secure_aggregation": True}},
@@ -113,7 +115,11 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "a method of another space": (
         {"federation": {"rule": "fedavg"}, "method": {"name": "prism"}},
-        ["rule=fedavg cannot train by method 'prism'", "move both factors", "or no method.name"],
+        [
+            "federation.rule=fedavg cannot train by method.name=prism",
+            "move both factors",
+            "lora-rite, riemannian, or no method.name",
+        ],
     ),
     "unknown method": ({"method": {"name": "prsm"}}, ["unknown method 'prsm'", "prism"]),
     "a trusted server of records": ({"federation": {"trusted_server": True}}, ["privacy_model=client"]),
@@ -199,6 +205,33 @@ def test_whose_records_are_wrong(
     )
     argv: list[object] = ["federate", write_config(folder, settings)]
     refuses(capsys, folder, argv, "error: client south: ", *words, quiet=False)
+
+
+def test_more_records_than_was_said_are_of_all_clients(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = federation_settings(
+        model,
+        folder,
+        data={"path": None},
+        privacy={"public_dataset_size": 15},
+        federation={"clients": write_clients(folder)},
+    )
+    words = "all clients together hold more than twice as many records as the 15", "check federation.clients"
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], *words, quiet=False)
+
+
+@pytest.mark.parametrize(("weights", "warned"), [([16, 8, 16], True), ([2, 1, 2], True), ([1, 1, 1], False)])
+def test_weights_that_are_counts_are_warned_of(
+    weights: list[int], warned: bool, model: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = write_clients(folder)
+    write_records(Path(clients[1]["path"]), 8, first=9000)
+    settings = federation_settings(
+        model, folder, data={"path": None}, federation={"clients": clients, "weights": weights}
+    )
+    prepare(load_settings(write_config(folder, settings)))
+    assert ("federation.weights are proportional" in caplog.text) == warned
 
 
 def test_whose_records_are_others_than_before(

@@ -134,6 +134,46 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
         owners("north", "North"),
         ["small and capital letters alone", "one ledger", "Fix: rename one"],
     ),
+    "neither clients nor data": (
+        settings(data=None, federation={"clients": None}),
+        ["federation.clients is missing", "Fix: add clients: 3"],
+    ),
+    "no privacy": (
+        settings(privacy=None),
+        ["Fix: add the group privacy with target_epsilon, delta, expected"],
+    ),
+    "alpha without a split": (
+        of(alpha=0.5),
+        ["alpha belongs to split=dirichlet", "Fix: add split: dirichlet"],
+    ),
+    "a column without a split": (of(column="ward"), ["split=iid cuts at random", "Fix: add split"]),
+    "a split without a column": (
+        of(split="dirichlet", alpha=0.5),
+        ["split=dirichlet cuts by a column", "Fix: add column: label"],
+    ),
+    "dirichlet without alpha": (
+        of(split="dirichlet", column="ward"),
+        ["split=dirichlet lacks alpha", "Fix: add alpha: 0.5"],
+    ),
+    "no phases": (
+        {**settings(federation=None), "federation": {"clients": 3, "rule": "tan", "phases": []}},
+        ["federation.phases is an empty list", "Fix: give at least one"],
+    ),
+    "no number": (settings(privacy={"target_epsilon": float("nan")}), ["Fix: a finite number"]),
+    "a rule of nothing": (
+        {**settings(), "federation": {"clients": 3, "rounds": 2, "rule": None}},
+        ["federation.rule has no value", "Fix: give it one"],
+    ),
+    "a space in a name": (owners("St Mary", "b"), ["federation.clients[0].name", "it holds ' '"]),
+    "limits of the server's making": (
+        {**settings(), "limits": {"max_epsilon": 1}},
+        ["unknown group 'limits'", "each client's owner", "node config"],
+    ),
+    "more rounds than can be counted": (of(rounds=10**8), ["federation.rounds: 100000000 steps are more"]),
+    "more steps than can be counted": (
+        of(rounds=10**5, local_steps=100),
+        ["10000000 steps are more than 1000000"],
+    ),
     "a truth for a number": (of(rounds=True), ["rounds=true is not a value", "Fix: write a number"]),
 }
 

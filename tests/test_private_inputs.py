@@ -216,6 +216,7 @@ def test_a_table_without_a_header_is_not_shown(first: str, tmp_path: Path) -> No
         SECRET,
         "two\nlines",
         "runs/none",
+        "models/none",
         "here/none",
         "x.jsonl",
     ],

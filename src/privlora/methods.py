@@ -417,7 +417,8 @@ def find_method(name: str) -> Method:
     """The row called ``name``. Raises ConfigError."""
     if name not in METHODS:
         raise ConfigError(
-            f"unknown method {named(name)}", fix=f"one of {', '.join(METHODS)} (privlora methods)"
+            f"method.name: unknown method {named(name)}",
+            fix=f"one of {', '.join(METHODS)} (privlora methods)",
         )
     return METHODS[name]
 

@@ -1,7 +1,8 @@
 """Sizes of public numbers within which what is computed is what is accounted for.
 
 Outside of them float32 and float64 underflow: the noise sigma C / b becomes zero while a gradient does not, or the
-square of a gradient's entry does, so that its norm is not what is clipped.
+square of a gradient's entry does, so that its norm is not what is clipped. And how many releases can be accounted for
+while somebody waits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ BATCHES: Final = (1e-6, 1e12)
 """Of b, in units."""
 NOISE_MULTIPLIERS: Final = (1e-6, 1e9)
 """Of sigma, with any promise left."""
+MOST_STEPS: Final = 1_000_000
+"""Of one run: the noise for more releases takes many minutes to find, and each has a line in a ledger."""
 
 
 def refuse_outside(name: str, value: float, range_: tuple[float, float]) -> None:

@@ -91,6 +91,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
         assert "shares of all 2 clients, of which the attacker knows none" in text
     assert "dashed line" not in second
     assert ("dashed line" in first) == (found.epsilon_lower > 0)
+    assert [path.name for path in (tmp_path / "audit").iterdir()] == ["private"]  # nothing is to be released
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, write_config, write_records
+from cli_cases import call, refuses, write_config, write_records
 from federation_cases import NAMES, federation_settings, write_clients
 
 import privlora
@@ -231,6 +232,8 @@ def test_an_interrupted_federation_goes_on(
     assert {read_ledger(path).charges for path in resumed.json["ledgers"].values()} == {4}
     again = call(capsys, "resume", run, "--json")
     assert again.json == resumed.json
+    assert again.err.startswith("this federation is over already: no round is left")
+    assert "already" not in resumed.err
 
 
 def test_a_round_that_died_is_void_and_said_so(
@@ -378,6 +381,32 @@ def test_options_of_an_app_that_lead_nowhere(
     assert says in ended.err
     assert "Fix: " in ended.err
     assert not (folder / "app").exists()
+    assert not (folder / "run").exists()
+
+
+def test_an_audit_shows_how_far_it_is(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(settings: object, *, progress: Callable[[int, int], None], **_: object) -> None:
+        for done in range(1, 41):
+            progress(done, 40)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("privlora.auditing.federation.audit_federation", stopped)
+    lines = call(capsys, "audit", config, "--trials=40").err.splitlines()
+    assert lines[0] == "40 rounds with and 40 without a canary"
+    assert lines[1:-1] == [f"{lines[0]}: {done} of 40" for done in range(4, 41, 4)]
+    refuses(capsys, folder, ["audit", config, "--trials=3"], "'--trials': 3 is not in the range")
+    refuses(capsys, folder, ["audit", config, "--attacker=mallory"], "is not one of 'server', 'client'")
+
+
+@pytest.mark.parametrize("command", ["federate", "plan"])
+def test_a_model_that_is_not_there_is_said_first(
+    command: str, config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = call(capsys, command, config, "model.name=models/nope")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: cannot load model 'models/nope': it is no local folder")
     assert not (folder / "run").exists()
 
 

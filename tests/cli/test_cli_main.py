@@ -13,7 +13,8 @@ import pytest
 from cli_cases import call
 
 import privlora
-from privlora.cli import app, main
+from privlora.cli import main
+from privlora.cli.commands import app
 
 COMMANDS = [
     "demo",
@@ -98,6 +99,15 @@ def test_calibrate_takes_less_than_five_seconds_of_a_core(tmp_path: Path) -> Non
     assert json.loads(ended.stdout)["noise_multiplier"] == pytest.approx(0.6413173180230283, rel=1e-4)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent < 5  # processor time, since the machine of the tests may be shared
+
+
+def test_ctrl_c_while_commands_are_imported(tmp_path: Path) -> None:
+    """In a text that is executed, as where a dataclass is made: CPython remembers such interruptions."""
+    (tmp_path / "typer.py").write_text("exec('raise KeyboardInterrupt')")
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom privlora.cli import main\nsys.exit(main(['demo']))"
+    ended = isolated(code, tmp_path)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr == "interrupted: nothing was started or changed\n"
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

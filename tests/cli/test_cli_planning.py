@@ -34,6 +34,16 @@ def test_epsilon_over_the_run(config: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (config.parent / "run").exists()
 
 
+def test_many_steps_take_a_while_and_more_than_can_be_counted_are_refused(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "finding" not in call(capsys, "plan", config).err
+    assert call(capsys, "plan", config, "privacy.steps=5000").err == "finding the noise of 5000 steps\n"
+    refused = call(capsys, "plan", config, "privacy.steps=1000000000")
+    assert refused.code == 2
+    assert "privacy.steps: 1000000000 steps are more than 1000000: the noise" in refused.err
+
+
 def test_a_quantile_is_in_the_same_epsilon(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = call(capsys, "plan", config, "--json").json
     found = call(capsys, "plan", config, "privacy.clip_quantile=0.5", "--json").json

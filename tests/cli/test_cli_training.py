@@ -71,7 +71,9 @@ def test_what_is_not_private_says_so(
     assert "NOT PRIVATE" in ended.out
     assert "NOT PRIVATE" in ended.err.splitlines()[0]
     assert "ε" not in ended.out + ended.err
+    assert "over already" not in ended.err
     again = call(capsys, "resume", folder / "run", "--json")
+    assert again.err.startswith("this run is over already: no step is taken")
     assert again.json["private"] is False
     assert "epsilon" not in again.json
 

@@ -520,7 +520,10 @@ def test_the_report_states_both_phases(rule: str, tmp_path: Path) -> None:
         assert "Phase 2" in text
         assert "Rounds of phase 2" in text or text is card
     assert f"{settings.federation.rounds} of 4 planned rounds" in card  # type: ignore[union-attr]
-    assert "then 2 rounds of 1 local step, b 9 of all clients together" in card
+    assert (
+        f"clients in each; planned were 2 rounds of {steps} local step{'s' * (steps != 1)} with b 6, then 2 rounds"
+        in card
+    )
 
 
 def test_audits_ask_for_one_kind() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from federated_cases import settings_of
 from privlora.config import Settings
 from privlora.errors import RunError
 from privlora.federated.client import Client
+from privlora.federated.history import STOPPED
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import (
     BAD_CONFIG,
@@ -162,8 +164,8 @@ def test_words_of_a_refusal_are_listed() -> None:
         ((2, 4, 2), None),
         ((3, 3, 3), "never an answer from client-4: nothing was learnt"),
         ((4, 1, 4), r"fewer than half of those asked answered in rounds: 2 \(of 3\)"),
-        ((4, 0, 4), "1 of 3 rounds are void, nothing moved in them"),
-        ((0, 0, 0), "^3 of 3 rounds are void, nothing moved in them. See"),
+        ((4, 0, 4), r"1 of 3 rounds are void \(.*\), nothing moved in them"),
+        ((0, 0, 0), r"^3 of 3 rounds are void \(.*\), nothing moved in them. See"),
         ((1,) * 12, r"in rounds: 12 \(of 12\)"),
     ],
 )
@@ -174,6 +176,14 @@ def test_what_rounds_lacked(answered: tuple[int, ...], says: str | None) -> None
     else:
         assert found is not None
         assert re.search(says, found), found
+
+
+def test_rounds_that_only_the_server_lost_are_no_clients_fault() -> None:
+    stopped = [replace(rounds_with(0)[0], void=STOPPED), *rounds_with(4)]
+    assert shortfall(stopped) == f"1 of 2 rounds are void ({STOPPED}), nothing moved in them"
+    assert shortfall([*stopped, *rounds_with(0)], secret=True) == (
+        "2 of 3 rounds are void, nothing moved in them. See what these clients logged"
+    )
 
 
 def test_who_was_drawn_in_secret_is_not_said() -> None:

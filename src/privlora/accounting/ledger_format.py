@@ -253,6 +253,12 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
             else:
                 reader.advance(record, head)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PrivacyError) as error:
+            if reader is None and b'"prev"' not in line:
+                raise PrivacyError(
+                    f"{path} is no ledger",
+                    why="its line 1 is not what was written by a run, so no epsilon can be stated",
+                    fix="give the ledger.jsonl in a run's release/; if this was one, restore the original file",
+                ) from error
             raise PrivacyError(
                 f"{path}: line {number} is not what was written: {error}",
                 why="a changed ledger no longer shows what was released",

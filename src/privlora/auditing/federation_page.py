@@ -44,7 +44,7 @@ def write_federation(audit: FederationAudit, root: Path) -> tuple[Path, Path]:
         ("rounds of a victim in each world", str(audit.trials)),
     ]
     folder = RunFolder(root)
-    folder.create()
+    folder.create(releases=False)
     return write_page(
         folder,
         audit.to_dict(),

@@ -119,7 +119,7 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
         ("adapters", f"{adapters}, half of them with the canary ({audit.kind})"),
     ]
     folder = RunFolder(root)
-    folder.create()
+    folder.create(releases=False)
     return write_page(
         folder,
         audit.to_dict(),

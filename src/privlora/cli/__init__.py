@@ -1,97 +1,22 @@
-"""The command line. Every error of the user is one line on stderr and exit code 2; an interruption is 130.
-
-Commands import torch and transformers only once they need them: help, accounting and most refusals are quick.
-"""
+"""The command line; an interruption is exit code 130, also while the commands are being imported."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
-
-from privlora.cli.accounting import budget, calibrate
-from privlora.cli.auditing import audit
-from privlora.cli.comparing import compare
-from privlora.cli.diagnosing import diagnose
-from privlora.cli.evaluation import evaluate
-from privlora.cli.federating import federate
-from privlora.cli.information import demo, methods, report
-from privlora.cli.models import export
-from privlora.cli.planning import plan
-from privlora.cli.resuming import resume
-from privlora.cli.training import Stopped, train
-from privlora.errors import PrivloraError
-from privlora.version import __version__
-
-# The base of all usage errors, wherever this typer keeps its click.
-_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-
-app = typer.Typer(
-    name="privlora",
-    help="Fine-tune language models on private text with low-rank adapters under differential privacy.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (
-    demo,
-    train,
-    federate,
-    resume,
-    plan,
-    evaluate,
-    compare,
-    diagnose,
-    audit,
-    export,
-    report,
-    calibrate,
-    budget,
-    methods,
-):
-    app.command()(command)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"privlora {__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _start(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. ``argv``: without the program's name; None: the process's."""
     try:
-        code = app(args=argv, prog_name="privlora", standalone_mode=False)
-    except PrivloraError as error:
-        return _stop("error", str(error), 2)
-    except _UsageError as error:
-        usage = getattr(error, "format_message", error.__str__)()
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "privlora"
-        ending = "" if usage.endswith((".", "?")) else "."
-        return _stop("error", f"{usage}{ending} Fix: see `{command} --help`", 2)
-    except Stopped as stopped:
-        return _stop("interrupted", str(stopped), 130)
-    except (KeyboardInterrupt, typer.Abort):
+        from privlora.cli.commands import run
+
+        code = run(argv)
+    except KeyboardInterrupt:
+        print("interrupted: nothing was started or changed", file=sys.stderr)
         code = 130
-    if code == 130:  # newer versions of typer turn ctrl-C into this code
-        return _stop("interrupted", "nothing was started or changed", 130)
-    return code if isinstance(code, int) else 0
-
-
-def _stop(kind: str, text: str, code: int) -> int:
-    print(f"{kind}: {' '.join(text.split())}", file=sys.stderr)
+    if code == 130:
+        # One that passed through exec or eval of a text (as of any dataclass) would make CPython end by the signal,
+        # although it was caught; the next text makes it forget.
+        exec("")
     return code

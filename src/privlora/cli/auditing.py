@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, counted, emit, err, out, quiet_libraries
 from privlora.cli.training import Stopped, describe
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
@@ -59,13 +59,16 @@ def audit(
         ),
     ] = None,
     attacker: Annotated[
-        str | None,
+        Literal["server", "client"] | None,
         typer.Option(help="Of a federation: server (default) or client.", show_default=False),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
-            help="Of a federation: rounds with and as many without the canary; 1000.", show_default=False
+            help="Of a federation: rounds with and as many without the canary; 1000. The first 200 of "
+            "each, or a quarter of fewer than 800, teach the attack; guesses are made on the rest.",
+            min=40,
+            show_default=False,
         ),
     ] = None,
     sampled: Annotated[
@@ -235,8 +238,6 @@ def _shadows(
     settings = _settings(config, overrides, output, "shadows")
     folder = Path(settings.run.output)
     with quiet_libraries():
-        from rich.progress import Progress
-
         from privlora.auditing.page import write_shadows
         from privlora.auditing.shadows import audit_shadows
         from privlora.training.files import RunFolder
@@ -244,15 +245,14 @@ def _shadows(
         RunFolder(folder).refuse_if_used()
         with (
             _stoppable("nothing was written; such an audit keeps no state, so run the command again"),
-            Progress(console=err(), transient=True) as bar,
+            counted(f"{adapters} adapters, half of them with a canary") as progress,
         ):
-            task = bar.add_task(f"{adapters} adapters, half of them with a canary", total=None)
             found = audit_shadows(
                 settings,
                 adapters=adapters,
                 kind=kind,
                 confidence=confidence,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=progress,
             )
         page, series = write_shadows(found, folder)
     if as_json:
@@ -282,8 +282,6 @@ def _federation(
     as_json: bool,
 ) -> None:
     with quiet_libraries():
-        from rich.progress import Progress
-
         from privlora.auditing.federation import audit_federation
         from privlora.auditing.federation_page import write_federation
         from privlora.auditing.page import PAGE
@@ -292,16 +290,15 @@ def _federation(
         RunFolder(folder).refuse_if_used()
         with (
             _stoppable("nothing was written; such an audit keeps no state, so run the command again"),
-            Progress(console=err(), transient=True) as bar,
+            counted(f"{trials} rounds with and {trials} without a canary") as progress,
         ):
-            task = bar.add_task("rounds with and without a canary", total=None)
             found = audit_federation(
                 settings,
                 attacker=attacker,
                 trials=trials,
                 sampled=sampled,
                 confidence=confidence,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=progress,
             )
         page, series = write_federation(found, folder)
     if as_json:
@@ -311,8 +308,13 @@ def _federation(
     for view in found.views:
         out().print(
             f"lower bound: epsilon {view.epsilon_lower:.4f} for {view.attacker}, who sees {view.view} "
-            f"({view.correct} right of {view.judged})"
+            f"({view.correct} right of {view.judged} guesses)"
         )
+    taught = 2 * found.trials - found.strongest.judged
+    out().print(
+        f"guesses:     of {2 * found.trials} rounds, half of them with the canary; {taught} taught the attack, and "
+        "are not guessed"
+    )
     out().print(
         "VIOLATED: the federation leaks more than it claims"
         if found.violated

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging import ERROR, getLogger
 from typing import Annotated, Any
 
@@ -18,6 +18,8 @@ from privlora.pages.numbers import finite
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 
+_MANY = 5000  # steps whose noise may take more than a few seconds to find
+
 
 def out() -> Console:
     """For results; nothing is wrapped or recoloured, so that paths and numbers can be copied and piped."""
@@ -27,6 +29,42 @@ def out() -> Console:
 def err() -> Console:
     """For progress."""
     return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def accounting(steps: int) -> Iterator[None]:
+    """Says that the noise and the cost of so many steps are being computed: on a terminal, and elsewhere of many."""
+    console = err()
+    if console.is_terminal:
+        with console.status(f"finding the noise of {steps} steps"):
+            yield
+        return
+    if steps >= _MANY:
+        console.print(f"finding the noise of {steps} steps")
+    yield
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows how far long work is, by calls with (done, all): a bar on a terminal, a line for each tenth elsewhere."""
+    console = err()
+    if console.is_terminal:
+        from rich.progress import Progress
+
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    console.print(what)
+    shown = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        if (tenth := 10 * done // total) > shown:
+            shown = tenth
+            console.print(f"{what}: {done} of {total}")
+
+    yield tell
 
 
 def emit(content: dict[str, Any]) -> None:

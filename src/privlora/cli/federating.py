@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privlora.accounting import Plan, read_ledger
-from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
 from privlora.cli.rule_table import show_rules
 from privlora.cli.training import OverridesArgument, describe, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
+from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.federated.history import Round
@@ -94,6 +95,7 @@ def federate(
         return
     folder = RunFolder(Path(settings.run.output))
     folder.refuse_if_used()
+    refuse_unknown_model(settings.model.name)
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
 
 
@@ -128,6 +130,13 @@ def federation_in(settings: Settings) -> FederationSettings:
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     """Resume a federation, and show what it leaves."""
+    with quiet_libraries():
+        from privlora.federated.run import what_it_left
+
+        if what_it_left(folder, settings) is not None:
+            err().print(
+                "this federation is over already: no round is left, and what it leaves is written anew"
+            )
     located = settings.run.model_copy(update={"output": str(folder.root)})
     _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)
 
@@ -146,8 +155,10 @@ def _run(
             from privlora.federated.run import federate as start
 
         settings = with_local_method(settings)
-        plan, own = client_plan(settings), server_plan(settings)
-        err().print(f"plan: {in_a_line(settings, plan, own)}")
+        with accounting(settings.privacy.steps):
+            plan, own = client_plan(settings), server_plan(settings)
+            shown = in_a_line(settings, plan, own)
+        err().print(f"plan: {shown}")
         for text in warnings(settings, plan, own, _entries(settings)):
             err().print(f"WARNING: {text}")
         result = _observed(folder, settings, lambda observer: start(settings, observer=observer, fresh=fresh))

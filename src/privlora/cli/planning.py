@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
-from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
 from privlora.errors import PrivacyError
@@ -34,6 +34,7 @@ def plan(
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
     settings = load_settings(config, overrides or ())
+    refuse_unknown_model(settings.model.name)
     if settings.federation is not None:
         _plan_federation(settings, cross_check, as_json)
         return
@@ -48,9 +49,10 @@ def plan(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
         settings, model = local_model(settings)
-        planned = plan_privacy(settings)[0] if settings.privacy.private else None
         memory = None if model is None else estimate_memory(settings, method, model)
-        cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
+        with accounting(settings.privacy.steps):
+            planned = plan_privacy(settings)[0] if settings.privacy.private else None
+            cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
         statement = None
         if planned is not None and cost is not None:
             sampling = planned.event.to_dict()["sampling"]
@@ -77,7 +79,8 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
     with quiet_libraries():
         from privlora.cli.federation_plan import plan_federation
 
-        content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
+        with accounting(settings.privacy.steps):
+            content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
     if as_json:
         emit(content)
     else:
@@ -93,7 +96,6 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
     from privlora.training.model_checks import refuse_out_of_reach
     from privlora.training.models import load_skeleton, load_tokenizer
 
-    refuse_unknown_model(settings.model.name)
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None
     model = load_skeleton(settings.model)

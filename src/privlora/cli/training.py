@@ -11,10 +11,11 @@ import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import describe_events, event_or_phases
-from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
 from privlora.config import Settings, load_settings
 from privlora.errors import RunError
 from privlora.training.files import RunFolder, no_run
+from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -40,12 +41,14 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
     settings = load_settings(config, overrides or ())
     settings.refuse_a_federation()
+    refuse_unknown_model(settings.model.name)
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
         from privlora.training.assembly import plan_privacy
 
-        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        with accounting(settings.privacy.steps):
+            plan = plan_privacy(settings)[0] if settings.privacy.private else None
         result = _observed(
             folder, plan, lambda observer: train_run(settings, observer=observer, on_data=_show_data)
         )
@@ -61,6 +64,8 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
         plan = None
         if settings.privacy.private:
             plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
+        if folder.report.exists():
+            err().print("this run is over already: no step is taken, and what it leaves is written anew")
         result = _observed(
             folder, plan, lambda observer: resume_run(folder.root, observer=observer, on_data=_show_data)
         )

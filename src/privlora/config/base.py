@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+
+from privlora.ranges import MOST_STEPS
+
+
+def countable(steps: int) -> int:
+    """Raises ValueError for more steps than can be accounted for while somebody waits."""
+    if steps > MOST_STEPS:
+        raise ValueError(
+            f"{steps} steps are more than {MOST_STEPS}: the noise for so many releases takes many minutes to find, and "
+            "each has a line in a ledger. Fix: fewer; 100 to 10000 steps are usual"
+        )
+    return steps
+
+
+Countable = Annotated[int, AfterValidator(countable)]
+"""A number of steps, or of rounds."""
 
 
 class Group(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from privlora.config.base import Group
+from privlora.config.base import Countable, Group, countable
 from privlora.errors import named, nearest
 from privlora.ranges import BATCHES
 
@@ -44,16 +44,20 @@ class ClientSettings(Group):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{named(name)} is not a name that a folder may have. Fix: {_NAME_IN_WORDS}")
+            wrong = re.search("[^A-Za-z0-9_-]", name)
+            holds = f": it holds {wrong.group()!r}" if wrong else ""
+            raise ValueError(
+                f"{named(name)} is not a name that a folder may have{holds}. Fix: {_NAME_IN_WORDS}"
+            )
         return name
 
 
 class PhaseSettings(Group):
     """Consecutive rounds of one kind."""
 
-    rounds: int = Field(ge=1)
+    rounds: Countable = Field(ge=1)
     """How many."""
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: Countable = Field(default=1, ge=1)
     """As federation.local_steps."""
     expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. With it
@@ -77,9 +81,9 @@ class FederationSettings(Group):
     """Column that split=dirichlet or split=column goes by."""
     alpha: float | None = Field(default=None, gt=0)
     """Of split=dirichlet: small values give each client few labels."""
-    rounds: int = Field(ge=1)
+    rounds: Countable = Field(ge=1)
     """How many; where there are phases, the sum of theirs, which nobody gives."""
-    local_steps: int = Field(default=1, ge=1)
+    local_steps: Countable = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
     phases: list[PhaseSettings] | None = Field(default=None, min_length=1)
     """In the place of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
@@ -264,6 +268,11 @@ class FederationSettings(Group):
         return clients
 
     @model_validator(mode="after")
+    def _takes_so_many_steps(self) -> FederationSettings:
+        countable(self.steps)
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> FederationSettings:
         cut = isinstance(self.clients, int)
         ignored = next((name for name in self.of_other_rules if name in self.model_fields_set), "")
@@ -279,12 +288,23 @@ class FederationSettings(Group):
                 "split, column and alpha cut data.path, and clients have paths of their own. Fix: remove either",
             ),
             (
-                (self.split == "iid") != (self.column is None),
-                "column goes with split=dirichlet and split=column, and they with it. Fix: name the column to cut by",
+                self.alpha is not None and self.split != "dirichlet",
+                f"alpha belongs to split=dirichlet, and split={self.split} would ignore it. Fix: add split: dirichlet "
+                "and column: the column of labels; or remove alpha",
             ),
             (
-                (self.split == "dirichlet") != (self.alpha is not None),
-                "alpha goes with split=dirichlet, and it with alpha. Fix: alpha: 0.5 gives clients uneven shares",
+                self.column is not None and self.split == "iid",
+                "column says by what data.path is cut, and split=iid cuts at random. Fix: add split: dirichlet or "
+                "split: column; or remove column",
+            ),
+            (
+                self.column is None and self.split != "iid",
+                f"split={self.split} cuts by a column of data.path, and none is named. Fix: add column: label, or "
+                "what the column is called",
+            ),
+            (
+                self.split == "dirichlet" and self.alpha is None,
+                "split=dirichlet lacks alpha. Fix: add alpha: 0.5, which gives clients uneven shares",
             ),
             (
                 self.per_round > self.size,

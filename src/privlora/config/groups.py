@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from privlora.config.base import Group
+from privlora.config.base import Countable, Group
 from privlora.config.federation import FederationSettings
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.records import shown
@@ -188,7 +188,7 @@ class PrivacySettings(Group):
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
     stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
-    steps: int = Field(ge=1)
+    steps: Countable = Field(ge=1)
     """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training."""
     expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """b = q N: mean number of units in a step. Give it with public_dataset_size, or with sample_rate."""
@@ -377,7 +377,7 @@ class Settings(Group):
             return values
         _refuse_what_federations_have_not(values.get("privacy"))  # its own checks would advise other values
         # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
-        steps, own = 1, given.get("clients") is not None and not isinstance(given["clients"], int)
+        steps, own = 1, not isinstance(given.get("clients"), int)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):

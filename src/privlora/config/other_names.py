@@ -53,6 +53,13 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
 """Setting -> a value that belongs elsewhere -> how to write what is meant."""
 
 
+NO_GROUPS: Final[Mapping[str, str]] = {
+    "limits": "remove it: limits are set by each client's owner, where the client runs (the node config of its "
+    "SuperNode; in Python, limits=Limits(...) of a Client), since a server could lift what it writes itself",
+}
+"""Groups that a run's settings cannot have -> where what they mean is set."""
+
+
 def called_here(group: str, name: object) -> str | None:
     """How to mend a setting's name from another tool; None for a name that is not in the table.
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from privlora.config.base import group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.groups import Settings
-from privlora.config.other_names import OTHER_VALUES, called_here
+from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here
 from privlora.errors import ConfigError, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
@@ -73,7 +73,7 @@ def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Ch
     try:
         return kind(**values)
     except ValidationError as error:
-        raise _readable(error, source) from None
+        raise _readable(error, source, federated=values.get("federation") is not None) from None
 
 
 def _apply(merged: dict[str, Any], override: str) -> None:
@@ -97,7 +97,7 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
     groups = Settings.model_fields
     for group, values in merged.items():
         if group not in groups:
-            fix = called_here("", group) or nearest(group, groups)
+            fix = NO_GROUPS.get(str(group)) or called_here("", group) or nearest(group, groups)
             raise ConfigError(f"{source}: unknown group {named(group)}", fix=fix)
         annotation = groups[group].annotation
         kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
@@ -120,8 +120,9 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                 )
 
 
-def _readable(error: ValidationError, source: str) -> ConfigError:
-    """The first problem. Of a value that may be several things, the one that was read furthest."""
+def _readable(error: ValidationError, source: str, *, federated: bool) -> ConfigError:
+    """The first problem. Of a value that may be several things, the one that was read furthest. federated: whether the
+    settings are of a federation, whose steps follow from its rounds."""
     errors = error.errors()
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     where = _place(first["loc"])
@@ -135,13 +136,20 @@ def _readable(error: ValidationError, source: str) -> ConfigError:
             return _unknown(other, source)
         # All that the group lacks, so that they are added at once.
         alike = [e["loc"] for e in errors if e["type"] == "missing" and e["loc"][:-1] == first["loc"][:-1]]
-        return ConfigError(f"{prefix} is missing", fix=f"add {', and '.join(map(_to_add, alike))}")
+        added = ", and ".join(map(_to_add, alike))
+        return ConfigError(
+            f"{prefix} is missing", fix=f"add {added.replace(' steps,', '') if federated else added}"
+        )
     if first["type"] == "extra_forbidden":
         return _unknown(first, source)
     if first["type"] in ("model_type", "model_attributes_type"):
         return ConfigError(f"{prefix} must be a group of settings", fix="write each setting as key: value")
     if first["type"] == "value_error":  # says how to mend it
         return ConfigError(f"{prefix}: {message}")
+    if first["type"] == "too_short":
+        return ConfigError(f"{prefix} is an empty list", fix="give at least one, or remove it")
+    if first["input"] is None:
+        return ConfigError(f"{prefix} has no value", fix="give it one, or remove it")
     shown = "" if _RECORDS.intersection(first["loc"]) else f"={named(first['input'])}"
     return ConfigError(f"{prefix}{shown}: {message}", fix=_to_mend(first))
 
@@ -197,6 +205,7 @@ def _to_mend(problem: Mapping[str, Any]) -> str | None:
     kinds = {
         "int": "a whole number",
         "float": "a number",
+        "finite": "a finite number",
         "bool": "true or false",
         "list": "a list, as [a, b]",
     }

@@ -110,7 +110,7 @@ def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) 
 
 def _value(record: _Record, column: str, number: int) -> str | int:
     if column not in record:
-        raise missing_column(column, record, number)
+        raise missing_column(column, record, number).of("federation.column, in data.path")
     value = record[column]
     if not isinstance(value, str | int):
         raise DataError(
@@ -124,7 +124,7 @@ def _one_for_each(of_value: dict[Any, list[int]], clients: int, column: str) -> 
     if len(of_value) != clients:
         more = len(of_value) > clients
         raise DataError(
-            f"column {column!r} has {len(of_value)} different values, and there are {clients} clients",
+            f"federation.column={column!r} has {len(of_value)} different values, and there are {clients} clients",
             why="one client has one value, so records with the other values would be left out"
             if more
             else None,

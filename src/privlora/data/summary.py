@@ -59,14 +59,20 @@ def summarise(examples: Examples, units: int) -> DataSummary:
     )
 
 
-def refuse_implausible(summary: DataSummary, *, public_units: float, unit: str, max_length: int) -> None:
-    """Raise DataError where the records cannot be what was said of them; it states no number that is private."""
+def refuse_implausible(
+    summary: DataSummary, *, public_units: float, unit: str, max_length: int, at_clients: bool = False
+) -> None:
+    """Raise DataError where the records cannot be what was said of them; it states no number that is private.
+
+    at_clients: the records are those of all clients of a federation, each with files of its own.
+    """
+    whose, where = ("all clients together", "federation.clients") if at_clients else ("the data", "data.path")
     much = "more than twice as many" if summary.units > _FACTOR * public_units else "fewer than half as many"
     if not public_units / _FACTOR <= summary.units <= _FACTOR * public_units:
         raise DataError(
-            f"the data hold {much} {unit}s as the {public_units:g} that group privacy says",
+            f"{whose} hold {much} {unit}s as the {public_units:g} that group privacy says (public_dataset_size)",
             why="batches would be as far from the expected size, for which noise and learning rate are chosen",
-            fix=f"check data.path and the {unit}s, give the true number, rounded, or set data.unchecked=true",
+            fix=f"check {where} and the {unit}s, give the true number, rounded, or set data.unchecked=true",
         )
     if summary.empty > _MOST:
         raise DataError(

@@ -69,7 +69,7 @@ def with_local_method(settings: Settings) -> Settings:
         method = find_method(settings.method.name)
         if method.name not in joint_methods():
             raise ConfigError(
-                f"rule=joint cannot train by method {method.name!r}",
+                f"federation.rule=joint cannot train by method.name={method.name}",
                 why="its clients would have to share a secret projection, or send whole weight matrices",
                 fix="use prism, or another method of low-rank factors",
             )
@@ -82,10 +82,11 @@ def with_local_method(settings: Settings) -> Settings:
         return settings.model_copy(update={"method": chosen})
     method = find_method(settings.method.name)
     if method.name not in fits:
+        allowed = [name for name in fits if METHODS[name].private or not settings.privacy.private]
         raise ConfigError(
-            f"rule={rule.name} cannot train by method {method.name!r}",
+            f"federation.rule={rule.name} cannot train by method.name={method.name}",
             why=f"its clients move {_moved(rule, rule_settings(settings))}",
-            fix=f"one of {', '.join(fits)}, or no method.name",
+            fix=f"one of {', '.join(allowed)}, or no method.name",
         )
     return settings
 
@@ -242,13 +243,13 @@ def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, pri
     """Raise ConfigError for a rule that cannot give what is promised."""
     if private and federation.privacy_model == "client" and not hides_clients(rule):
         raise ConfigError(
-            f"rule={rule.name} cannot hide whole clients",
+            f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
             why="one clipped update a round is all that the noise covers, and its clients send or keep more",
             fix="fedavg, tan, alt, or another rule of one summed message",
         )
     if federation.secure and not rule.linear:
         raise ConfigError(
-            f"rule={rule.name} cannot be summed securely",
+            f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
             why="its server needs each client's update, and would get their sum",
             fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
         )

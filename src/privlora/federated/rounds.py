@@ -16,7 +16,7 @@ from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
-from privlora.federated.history import History, Round
+from privlora.federated.history import STOPPED, History, Round
 from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_rate, federation_of, public_settings
 from privlora.federated.schedule import participants, secret_participants
@@ -216,9 +216,13 @@ def shortfall(rounds: Sequence[Round], *, secret: bool = False) -> str | None:
     """What rounds lacked that the report says too, for the log's last line: None where at least half of those asked
     answered in every round, and everybody in some. secret: whom the server drew is said to nobody."""
     done = [one for one in rounds if one.void is None]
-    void, found = len(rounds) - len(done), []
-    if void:
-        found.append(f"{void} of {len(rounds)} rounds are void, nothing moved in them")
+    reasons = {str(one.void) for one in rounds if one.void is not None}
+    found: list[str] = []
+    if reasons:
+        why = "" if secret else f" ({', '.join(sorted(reasons))})"
+        found.append(
+            f"{len(rounds) - len(done)} of {len(rounds)} rounds are void{why}, nothing moved in them"
+        )
     asked = {name for one in done for name in one.asked}
     absent = sorted(asked - {name for one in done for name in one.answered})
     few = [one.step for one in done if 2 * len(one.answered) < len(one.asked)]
@@ -228,4 +232,5 @@ def shortfall(rounds: Sequence[Round], *, secret: bool = False) -> str | None:
     if few:
         which = str(len(few)) if secret or len(few) > _SHOWN else ", ".join(map(str, few))
         found.append(f"fewer than half of those asked answered in rounds: {which} (of {len(rounds)})")
-    return f"{'; '.join(found)}. See what these clients logged" if found else None
+    look = ". See what these clients logged" if absent or few or reasons - {STOPPED} else ""
+    return f"{'; '.join(found)}{look}" if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from privlora.accounting import Ledger, Plan, read_ledger
+from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import Settings, load_settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
@@ -37,11 +38,14 @@ from privlora.federated.sources import Records, records_of, refuse_missing_sourc
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.reporting import publish
+from privlora.reporting.publication import HTML_NAME, read_report
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import Data, load_clients, tokenise
 from privlora.training.models import unchanged_afterwards
+
+_log = logging.getLogger(__name__)
 
 CLIENTS: Final = "clients"
 """Where clients of one process have their folders, beside release/ and private/."""
@@ -138,11 +142,7 @@ def _serve(
     folder.hide_settings()
     facts = federation_facts(settings, server, history.rounds(), found)
     publish(folder, server.parts, summary, federation=facts)
-    if summary is None or summary.plan.insecure_noise:
-        return Federated(folder.release, rounds.history.begun, None, None)
-    spent, known = summary.epsilon(), facts["colluding"]
-    against = known[0]["epsilon"] if known else spent
-    return Federated(folder.release, rounds.history.begun, spent, summary.plan.delta, against)
+    return _left(folder, history, summary, facts)
 
 
 def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
@@ -208,10 +208,45 @@ def federate(
     return here.serve(embedded(list(clients), answer), evaluation=evaluation, observer=observer)
 
 
+def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
+    """Of a federation that is over: its rounds are done, and all is published that clients can still give. Else None.
+
+    Nobody is asked for anything, and no model is loaded.
+    """
+    path = folder.private / "rounds.jsonl"
+    if not (path.exists() and (folder.release / HTML_NAME).exists()):
+        return None
+    federation, history = federation_of(settings), History(path)
+    try:
+        report = read_report(folder.report)
+    except RunError:  # of an older version, which is written anew
+        return None
+    facts, statement = report["federation"], report["statement"]
+    rows = facts["clients"] if statement is not None and not federation.trusted_server else []
+    if history.begun < federation.rounds or any(row["steps_charged"] is None for row in rows):
+        return None
+    summary = None if statement is None else read_ledger(folder.ledger)
+    if summary is not None and summary.charges != statement["steps_charged"]:
+        return None
+    return _left(folder, history, summary, facts)
+
+
+def _left(
+    folder: RunFolder, history: History, summary: LedgerSummary | None, facts: Mapping[str, Any]
+) -> Federated:
+    """summary: of the ledger that the statement is of. facts: the report's."""
+    if summary is None or summary.plan.insecure_noise:
+        return Federated(folder.release, history.begun, None, None)
+    spent, known = summary.epsilon(), facts["colluding"]
+    against = known[0]["epsilon"] if known else spent
+    return Federated(folder.release, history.begun, spent, summary.plan.delta, against)
+
+
 def serve_run(
     settings: Settings, exchange: Exchange, folder: Path, observer: RoundObserver | None = None
 ) -> Federated:
     """A federation's server without any client's records: begins a run in ``folder``, or goes on with the one there.
+    Of one that is over nobody is asked anything.
 
     settings: of the run; run.output is of no effect. For the rest see `Rounds.serve`.
 
@@ -227,6 +262,10 @@ def serve_run(
             why="its clients have agreed to those, and its ledgers speak of them",
             fix="go on with the same settings, or set run.output to another folder",
         )
+    left = None if fresh else what_it_left(place, settings)
+    if left is not None:
+        _log.info("all rounds of this run were done before, and nobody is asked for anything")
+        return left
     here = _opened(place, workplace, {}, None, fresh=fresh)
     return here.serve(exchange, observer=observer)
 
@@ -285,10 +324,22 @@ def prepare(
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
     own = records_of(settings, records)
+    _warn_of_counts(settings, own)
     data = load_clients(settings, tokenizer, own, evaluation, model=loaded)
     here = _opened(folder, workplace, own, data, fresh=fresh)
     _refuse_forgotten(folder, here.run)
     return here
+
+
+def _warn_of_counts(settings: Settings, records: Mapping[str, Records]) -> None:
+    """Tell whoever runs it, and holds all records, that weights which are counts would publish them."""
+    weights = federation_of(settings).weights or []
+    shares = {weight / len(own) for weight, own in zip(weights, records.values(), strict=False)}
+    if len(set(weights)) > 1 and len(shares) == 1:
+        _log.warning(
+            "federation.weights are proportional to the clients' numbers of records, which the report would publish. "
+            "Fix: give weights that do not follow from them, such as rounded public figures; or none"
+        )
 
 
 def _opened(

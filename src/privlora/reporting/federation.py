@@ -55,7 +55,7 @@ def card_paragraph(facts: Facts) -> str:
     """The federation in a few sentences; who released nothing comes first."""
     return (
         f"{who_trained(facts)} Records stayed with their clients. Rule {facts['rule']['name']} "
-        f"({facts['rule']['reference']}): {_rounds(facts['rounds'])}, {_in_a_round(facts)}{_steps(facts)} in each. "
+        f"({facts['rule']['reference']}): {_rounds(facts['rounds'])}, {_in_a_round(facts)} in each{_steps(facts)}. "
         f"Noise is added by {_NOISE_BY[facts['noise_by']]}. Secure sums: {_secure(facts)}."
     )
 
@@ -93,15 +93,21 @@ def _kinds(facts: Facts) -> list[tuple[str, str]]:
 def _steps(facts: Facts) -> str:
     if "phases" not in facts:
         steps = facts["local_steps"]
-        return f" with {steps} local step{'s' * (steps != 1)}"
-    phases = ", then ".join(f"{phase['rounds']} rounds of {_of_a_phase(phase)}" for phase in facts["phases"])
-    return f" ({phases})"
+        return f", with {steps} local step{'s' * (steps != 1)}"
+    phases = [
+        f"{phase['rounds']} round{'s' * (phase['rounds'] != 1)} of {_steps_and_batch(phase)}"
+        for phase in facts["phases"]
+    ]
+    return f"; planned were {', then '.join(phases)}"
 
 
 def _of_a_phase(phase: Facts) -> str:
+    return f"{_steps_and_batch(phase)} of all clients together"
+
+
+def _steps_and_batch(phase: Facts) -> str:
     steps = phase["local_steps"]
-    batch = number(phase["expected_batch_size"])
-    return f"{steps} local step{'s' * (steps != 1)}, b {batch} of all clients together"
+    return f"{steps} local step{'s' * (steps != 1)} with b {number(phase['expected_batch_size'])}"
 
 
 def never_released(facts: Facts) -> list[str]:

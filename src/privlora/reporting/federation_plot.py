@@ -87,7 +87,8 @@ def _loss(axes: Axes, rows: list[dict[str, Any]]) -> None:
     error = np.array([row["standard_error"] or 0.0 for row in rows])
     axes.fill_between(rounds, loss - error, loss + error, color=SECOND, alpha=0.16, linewidth=0)
     axes.plot(rounds, loss, "o-", color=SECOND, linewidth=2, markersize=4)
-    for end, offset, side in ((0, (8, 2), "left"), (-1, (-2, 9), "right")):
+    above = 9 if loss[-1] <= loss[0] else -15  # the side of the first point on which the curve is not
+    for end, offset, side in ((0, (8, above), "left"), (-1, (-2, -6 - above), "right")):
         axes.annotate(
             nats(loss[end]), (rounds[end], loss[end]), offset, textcoords="offset points", ha=side, color=INK
         )

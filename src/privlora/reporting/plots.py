@@ -45,6 +45,7 @@ def epsilon_plot(report: Report) -> Markup | None:
     )
     axes.margins(y=0.16)
     axes.set(xlabel="steps released", ylabel="ε", xlim=(0, steps[-1] * 1.04))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_ylim(bottom=0)
     return inline_svg(figure, f"epsilon over steps, {rounded_up(values[-1])} at step {steps[-1]}")
 
@@ -71,6 +72,7 @@ def loss_plot(report: Report) -> Markup | None:
     margin = max(steps[-1], 1) * 0.04
     unit = "round" if "federation" in report else "step"
     axes.set(xlabel=unit, ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.margins(y=0.2)
     return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
 

@@ -115,7 +115,7 @@ def plan_privacy(
     method = find_method(settings.method.name)
     if not method.private:
         raise ConfigError(
-            f"method {method.name!r} adds no noise, so it cannot meet a privacy target",
+            f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)

@@ -82,8 +82,9 @@ class RunFolder:
                 fix=f"continue it with `privlora resume {self.root}`, or set run.output to another folder",
             )
 
-    def create(self, *, protects: bool = True) -> None:
-        """Make the folders; ``protects``: whether what will be released may be published.
+    def create(self, *, protects: bool = True, releases: bool = True) -> None:
+        """Make the folders; ``protects``: whether what will be released may be published; ``releases``: whether
+        anything will, or private/ is all that there will be.
 
         Raises RunError if a run is there already, or nothing can be written.
         """
@@ -93,8 +94,9 @@ class RunFolder:
         try:
             if other.exists():
                 other.rmdir()  # of a start that failed: what is published must not depend on it
-            place.mkdir(parents=True, exist_ok=True)
-            self.private.mkdir(exist_ok=True)
+            if releases:
+                place.mkdir(parents=True, exist_ok=True)
+            self.private.mkdir(parents=True, exist_ok=True)
             self.private.chmod(0o700)
         except OSError as error:
             raise RunError(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from privlora.config import DataSettings, PrivacySettings, Settings
+from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
 from privlora.data.examples import Examples, Template, build_examples, token_hashes
 from privlora.data.records import as_records, content_hashes, load_records, refuse_missing, text_of
 from privlora.data.sampling import PoissonSampler
@@ -52,13 +52,19 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
     records, evaluation: what stands for the files, in memory.
     """
     data = settings.data
-    read = [settings.adapter.public_text, data.path if records is None else None]
-    if settings.synthesis is not None and settings.synthesis.file is not None:
-        refuse_missing(settings.synthesis.file)
-    read.append(data.evaluation if evaluation is None else None)
-    for path in read:
-        if path is not None:
-            refuse_missing(path, format=data.format)
+    read = {
+        "adapter.public_text": (settings.adapter.public_text, data.format),
+        "data.path": (data.path if records is None else None, data.format),
+        "data.evaluation": (data.evaluation if evaluation is None else None, data.format),
+        "synthesis.file": (None if settings.synthesis is None else settings.synthesis.file, "auto"),
+    }
+    for setting, (path, form) in read.items():
+        if path is None:
+            continue
+        try:
+            refuse_missing(path, format=form)
+        except DataError as error:
+            raise error.of(setting) from None
 
 
 def load_data(
@@ -116,7 +122,11 @@ def load_data(
         refuse_unknown_tokens(model, chain(loaded.examples, loaded.evaluation))
     if not data.unchecked:
         refuse_implausible(
-            loaded.summary, public_units=privacy.n, unit=privacy.unit, max_length=data.max_length
+            loaded.summary,
+            public_units=privacy.n,
+            unit=privacy.unit,
+            max_length=data.max_length,
+            at_clients=data.path == AT_CLIENTS,
         )
     return loaded
 

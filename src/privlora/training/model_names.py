@@ -11,7 +11,8 @@ from privlora.data.records import is_data_file_name
 from privlora.errors import ModelError
 from privlora.names import HUB_NAME
 
-_RUNS = "runs/"  # where runs lie unless run.output says otherwise
+# Where runs lie unless run.output says otherwise, and where base models do; no owner on the hub is called so.
+_FOLDERS = ("runs/", "models/")
 
 
 def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
@@ -24,7 +25,7 @@ def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
         exists, is_folder, in_folder = place.exists(), place.is_dir(), "/" in name and place.parent.is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, a null byte, no such home: no name of a folder
         exists = is_folder = in_folder = False
-    hub = HUB_NAME.fullmatch(name) and not is_data_file_name(name) and not name.startswith(_RUNS)
+    hub = HUB_NAME.fullmatch(name) and not is_data_file_name(name) and not name.startswith(_FOLDERS)
     if is_folder or (hub and not exists and not in_folder and ("/" in name or not owner)):
         return
     # A text may stand in the wrong place, and be a record.

@@ -402,6 +402,8 @@ def test_the_readme_speaks_of_every_client(tmp_path: Path, settings: Settings) -
     assert "For a; b, c likewise, under their names" in text
     assert "may start runs" in text
     assert f"\n    cd {folder}\n" in text
+    assert text.index("Each client first makes its key") < text.index("flwr supernode register")
+    assert "step 1 of\n`docs/federated-deployment.md` makes them" in text  # server.pem and server.key
 
 
 def test_settings_of_no_federation_are_not_written(tmp_path: Path, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 from flower_core import NAMES, difference, federation
 
+from privlora.accounting import read_ledger
 from privlora.config import Settings
 from privlora.errors import ModelError, RunError
 from privlora.federated.client import Client
@@ -108,6 +109,29 @@ def test_a_server_goes_on_with_what_lies_in_its_folder(tmp_path: Path) -> None:
     assert [one.void for one in ended.rounds()] == [None, "the server stopped"]
     assert anew.kinds.count("train") == len(NAMES)  # of a round that was begun, nobody is asked again
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_of_a_run_that_is_over_nobody_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = federation(tmp_path, tmp_path / "out", "tan", privacy=NOISE, rounds=1)
+    anew, folder = Anew(tmp_path, settings), RunFolder(tmp_path / "out")
+
+    def without_c(kind: str) -> Exchange:
+        return embedded(
+            NAMES, lambda asked: anew.answer([r for r in asked if (r.client, r.kind) != ("c", kind)])
+        )
+
+    serve_run(settings, without_c("leave"), folder.root)
+    assert not (folder.release / "ledger-c.jsonl").exists()
+    whole = serve_run(settings, anew.exchange(), folder.root)  # c has its ledger to give
+    assert read_ledger(folder.release / "ledger-c.jsonl").charges == 1
+    asked = len(anew.kinds)
+    caplog.set_level("INFO", "privlora")
+    assert serve_run(settings, embedded([], anew.answer), folder.root) == whole
+    assert len(anew.kinds) == asked
+    assert "nobody is asked for anything" in caplog.text
+    (folder.release / "report.html").unlink()  # died while publishing
+    assert serve_run(settings, anew.exchange(), folder.root) == whole
+    assert len(anew.kinds) > asked
 
 
 def late(settings: Settings, anew: Anew, *, delivered: bool) -> Exchange:

@@ -112,6 +112,7 @@ def test_an_operator_reads_each_round(tmp_path: Path, monkeypatch: pytest.Monkey
     for line in (
         f"INFO run folder: {tmp_path / 'out'}",
         "INFO clients: a, b, c; each has 5 s for an answer",
+        "INFO next all of them are asked to join; every message starts a process there, so this may take a minute",
         "INFO all 3 clients joined",
         "INFO round 1: c refuses train: its own log says why",
         "INFO round 2: no answer to train from a, b",

@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from privlora.errors import RunError
-from privlora.federated.flower.grid import CLOCKS, EmbeddedGrid, GridExchange
+from privlora.federated.flower.grid import CLOCKS, PATIENCE, EmbeddedGrid, GridExchange
 from privlora.federated.flower.records import message_type, write_reply
 from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
 
@@ -221,6 +221,28 @@ def test_a_node_that_does_not_give_its_name(caplog: pytest.LogCaptureFixture) ->
     grid.change = lambda message: [other(message, wrong)] if message.metadata.src_node_id == 2 else [message]
     assert exchange(grid, ["a", "b"]).names() == ["a"]
     assert f"node 2 does not give its name: {BAD_CONFIG}" in caplog.text
+
+
+def test_a_node_whose_config_is_wrong_is_not_waited_for_until_the_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = Faulty(["a", "b"])
+    wrong = Reply("", "name", 0, refused=BAD_CONFIG)
+    grid.change = lambda message: [other(message, wrong)] if message.metadata.src_node_id == 2 else [message]
+    clock = [0.0]
+
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
+
+    over = GridExchange(grid, 3600, ["a", "b"], pause=pause, clock=lambda: clock[0])
+    assert over.names() == ["a"]
+    assert PATIENCE <= clock[0] < PATIENCE + 5
+    assert "b: not waited for any longer" in caplog.text
+    assert caplog.text.count("node 2 does not give its name") == 1  # however often it is asked
+    two = GridExchange(grid, 3600, ["a", "b", "c"], pause=pause, clock=lambda: clock[0])
+    begun = clock[0]
+    assert two.names() == ["a"]
+    assert clock[0] >= begun + 3600  # of two that are absent, one may still come
 
 
 def test_whom_the_server_waits_for_and_whom_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:

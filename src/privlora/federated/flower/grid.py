@@ -28,12 +28,15 @@ from privlora.federated.flower.records import (
     write_reply,
     write_request,
 )
-from privlora.federated.messages import ABOUT_ITS_PLACE, TRAINING, Reply, Request
+from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, TRAINING, Reply, Request
 
 _log = logging.getLogger(__name__)
 
 CLOCKS: Final = 300.0
 """Seconds by which two machines' clocks may differ; Flower compares them when a message expires."""
+
+PATIENCE: Final = 60.0
+"""Seconds that a node whose config is wrong is waited for: its owner has to start it anew, which makes it another."""
 
 _PAUSE: Final = 1.0
 
@@ -71,11 +74,14 @@ class GridExchange:
         self._names: dict[int, str] = {}
         self._asked: set[int] = set()
         self._told: set[str] = set()
+        self._wrong: dict[int, float] = {}  # nodes without a name because of their config, and since when
 
     def names(self) -> list[str]:
         """Of the clients that can be reached, sorted.
 
-        Waits until all who are invited answer (or anybody, if nobody is named), but at most ``timeout`` seconds.
+        Waits until all who are invited answer (or anybody, if nobody is named), but at most ``timeout`` seconds; and
+        `PATIENCE` where each of the absent can be a node that is online and set up wrongly. A node that only claims
+        so ends a federation before it begins, as any client may that does not join.
         """
         end = self._clock() + self.timeout
         while True:
@@ -85,9 +91,19 @@ class GridExchange:
             complete = found and set(found) >= (self.invited or frozenset())
             if complete or self._clock() >= end:
                 return sorted(found)
-            absent = ", ".join(sorted((self.invited or frozenset()) - set(found))) or "any client"
+            missing = sorted((self.invited or frozenset()) - set(found))
+            absent = ", ".join(missing) or "any client"
+            if missing and len(missing) <= self._stuck(online):
+                why = "nodes that may be theirs are online, and their node configs are wrong"
+                self._once(logging.ERROR, f"{absent}: not waited for any longer, since {why}")
+                return sorted(found)
             self._once(logging.INFO, f"waiting for {absent}, {self.timeout:g} s at most")
             self._pause(_PAUSE)
+
+    def _stuck(self, online: Iterable[int]) -> int:
+        """How many nodes that are online have been set up wrongly for `PATIENCE`."""
+        now = self._clock()
+        return sum(now - self._wrong[node] >= PATIENCE for node in online if node in self._wrong)
 
     def send(self, requests: Sequence[Request]) -> Iterator[Reply]:
         """The answers that came within ``timeout``, one at most of each client, read one by one.
@@ -134,7 +150,9 @@ class GridExchange:
             if named and _is_public(node, reply.client):
                 self._names[node] = reply.client
             elif not named:
-                _log.error("%s does not give its name: %s", self._who(node), _why(reply))
+                self._once(logging.ERROR, f"{self._who(node)} does not give its name: {_why(reply)}")
+                if reply.refused == BAD_CONFIG:
+                    self._wrong.setdefault(node, self._clock())
 
     def _nodes(self, online: Iterable[int]) -> dict[str, int]:
         """The node of each client that can be reached and takes part."""

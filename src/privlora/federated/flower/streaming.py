@@ -58,6 +58,9 @@ def tell_start(settings: Settings, timeout: float) -> None:
     _log.info("run folder: %s", settings.run.output)
     _log.info("base model of the server: %s", settings.model.name)
     _log.info("clients: %s; each has %g s for an answer", ", ".join(federation.names), timeout)
+    _log.info(
+        "next all of them are asked to join; every message starts a process there, so this may take a minute"
+    )
 
 
 def tell_end(done: Federated) -> None:
