@@ -33,9 +33,6 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".txt": "text",
 }
 
-LEFT_OPEN: Final[dict[Format, Format]] = {"json": "jsonl", "text": "paragraphs"}
-"""How else what an ending says may be meant: .json as one object a line, .txt as paragraphs."""
-
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from privlora.accounting import LedgerSummary, read_ledger
+from privlora.data.formats import Format
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, Reply, Request
@@ -31,6 +32,7 @@ _LONGEST = 64  # characters of a run's name, which is a folder's
 @dataclass
 class Client:
     """name: public. folder: its own, for all its federations. path: its records' files; records: the same in memory.
+    format: of the files; by their endings, unless its owner says otherwise: a server may not say what is a record.
 
     model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client
     that secure sums may be over, where its owner has them from elsewhere than the server. limits: what its owner lets a
@@ -41,6 +43,7 @@ class Client:
     folder: Path
     path: str | list[str] | None = None
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    format: Format = "auto"
     model: str | None = None
     pins: Mapping[str, str] | None = None
     limits: Limits = field(default_factory=Limits)

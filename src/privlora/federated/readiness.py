@@ -34,10 +34,10 @@ class NotReadyError(PrivloraError):
         self.told = told
 
 
-def refuse_missing_records(path: str | list[str] | None, *, in_memory: bool, format: Format) -> None:
-    """Raise NotReadyError where a file that the client's owner names is not there.
+def refuse_missing_records(path: str | list[str] | None, format: Format, *, in_memory: bool) -> None:
+    """Raise NotReadyError where a file that the client's owner names is not there, or nothing says what it is.
 
-    format: of the terms, for files whose own names leave it open.
+    format: of the owner; ``auto`` goes by the file's ending.
 
     What is in it makes no difference: the server could ask about records by the columns that it names in its terms.
     """
@@ -46,13 +46,17 @@ def refuse_missing_records(path: str | list[str] | None, *, in_memory: bool, for
     try:
         if path is None:
             raise DataError("there is no path of records", fix="give this client its records")
-        refuse_missing(path, otherwise=format)
+        refuse_missing(path, format=format)
     except PrivloraError as problem:
         raise NotReadyError(problem, NO_RECORDS) from None
 
 
 def warn_of_unreadable(
-    name: str, path: str | list[str] | None, records: Sequence[Mapping[str, Any]] | None, settings: Settings
+    name: str,
+    path: str | list[str] | None,
+    records: Sequence[Mapping[str, Any]] | None,
+    format: Format,
+    settings: Settings,
 ) -> None:
     """Tell the log of client ``name`` if its first record lacks a column that the terms name. Nothing of it is sent."""
     data, privacy = settings.data, settings.privacy
@@ -60,7 +64,7 @@ def warn_of_unreadable(
     if records is None and any(source.startswith(HUB) for source in sources):
         return
     try:
-        given = records if records is not None else load_records(sources, otherwise=data.format, limit=1)
+        given = records if records is not None else load_records(sources, format=format, limit=1)
         first = list(given[:1])
         shown = first if data.task is None else task_records(find_task(data.task), first)
         needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]

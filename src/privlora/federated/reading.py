@@ -1,6 +1,6 @@
 """A client's records as the terms read them, whatever they are: a refusal would tell the server something of them.
 
-The server chooses the terms, columns and formats among them, and sees whether a client answers. So a client answers
+The server chooses the terms, columns among them, and sees whether a client answers. So a client answers
 with any records: those that cannot be read as the terms say count as none, each for itself, and its own log says so.
 """
 
@@ -27,9 +27,15 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def own_data(
-    settings: Settings, name: str, source: str | Sequence[str] | Records | None, model: Any, tokenizer: Any
+    settings: Settings,
+    name: str,
+    source: str | Sequence[str] | Records | None,
+    format: Format,
+    model: Any,
+    tokenizer: Any,
 ) -> Data:
     """The records of client ``name``, tokenised. settings: the terms. source: its path, or its records in memory.
+    format: of its files, as its owner says. What the terms say of it would decide what is one record, and so one unit.
 
     How many they are is held against no public number: those are of all clients, or of the server's choice.
     """
@@ -49,9 +55,9 @@ def own_data(
         return load_data(mine, tokenizer, some, model=model)
 
     if _is_path(source):
-        refuse_missing(source, otherwise=data.format)  # whether there is a file says nothing of what is in it
+        refuse_missing(source, format=format)  # whether there is a file says nothing of what is in it
     try:
-        records = _own_records(name, source, data.format)
+        records = _own_records(name, source, format)
     except ConfigError:
         raise  # of terms that nobody can follow, whatever the records are
     except PrivloraError as error:
@@ -72,15 +78,12 @@ def own_data(
 
 
 def _own_records(name: str, source: str | Sequence[str] | Records | None, format: Format) -> Records:
-    """Without what cannot be read as a record. Raises DataError where nothing can.
-
-    format: of the terms, for files whose own names leave it open.
-    """
+    """Without what cannot be read as a record. Raises DataError where nothing can."""
     if not _is_path(source):
         return as_records(source or [])
     broken: list[DataError] = []
     try:
-        return load_records(source, otherwise=format, broken=broken.append)
+        return load_records(source, format=format, broken=broken.append)
     finally:
         if broken:
             _log.error("%s: what cannot be read counts as none, first of all this: %s", name, broken[0])

@@ -80,7 +80,7 @@ class Session:
 
         model, tokenizer, settings = self.workplace.loaded
         source = self.client.path if self.client.records is None else self.client.records
-        return own_data(settings, self.client.name, source, model, tokenizer)
+        return own_data(settings, self.client.name, source, self.client.format, model, tokenizer)
 
     # --- messages ---
 
@@ -210,9 +210,9 @@ class Session:
         plan = client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
         # After the limits: terms beyond them learn nothing about this machine.
-        path, records = self.client.path, self.client.records
-        refuse_missing_records(path, in_memory=records is not None, format=settings.data.format)
-        warn_of_unreadable(self.client.name, path, records, settings)
+        path, records, format = self.client.path, self.client.records, self.client.format
+        refuse_missing_records(path, format, in_memory=records is not None)
+        warn_of_unreadable(self.client.name, path, records, format, settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
         self.desk.open(settings, plan, text)
