@@ -196,6 +196,12 @@ class Session:
         self.desk.keep("memory", kept)
         return answer
 
+    def no_update(self, request: Request) -> Tensors:
+        """An answer of zeros, whatever the rule would make of a client that has not moved."""
+        rule, dtype = rule_of(self.federation), next(iter(request.tensors.values())).dtype
+        shapes = rule.shapes(request.kind, request.round, self._groups(), rule_settings(self.settings))[1]
+        return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+
     def _join(self, request: Request) -> Reply:
         text = str(request.values.get("settings", ""))
         settings = read_terms(text)
@@ -354,18 +360,21 @@ class Work:
     request: Request
     job: Job
 
-    def reply(self, ended: Ended | np.ndarray) -> Reply:
-        """ended: where training ended, by the rule; a vector for joint."""
+    def reply(self, ended: Ended | np.ndarray | None) -> Reply:
+        """ended: where training ended, by the rule; a vector for joint; None for an update of zero."""
         reply = self._reply(ended)
         self.session.charged(self.job.ledger)
         return reply
 
-    def _reply(self, ended: Ended | np.ndarray) -> Reply:
+    def _reply(self, ended: Ended | np.ndarray | None) -> Reply:
         session = self.session
         if isinstance(ended, np.ndarray):
             vector = {SUM: torch.from_numpy(ended)}
             return session.send(self.request, session.packed(vector) if ended.dtype.kind == "f" else vector)
-        answer = session.by_rule(self.request, ended.state, ended.travelled)
+        if ended is None:
+            answer = session.no_update(self.request)
+        else:
+            answer = session.by_rule(self.request, ended.state, ended.travelled)
         settings = session.settings
         if session.federation.privacy_model == "record" or not settings.privacy.private:
             return session.send(self.request, session.packed(answer))
