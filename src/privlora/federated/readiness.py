@@ -72,13 +72,18 @@ def warn_of_unreadable(
         for record, column in needed:
             if column not in record:
                 raise missing_column(column, record, 1)
-    except PrivloraError as problem:
+    except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
         _log.error(
             "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: %s",
             name,
-            problem,
+            in_words(problem),
             "a refusal would tell the server of them. Stop the client if this is not what you meant",
         )
+
+
+def in_words(error: Exception) -> str:
+    """For a client's log. What is no error of privlora may quote a record, so that its kind alone is shown."""
+    return str(error) if isinstance(error, PrivloraError) else type(error).__name__
 
 
 def refuse_missing_model(name: str) -> None:

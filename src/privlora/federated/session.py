@@ -79,8 +79,16 @@ class Session:
         from privlora.federated.reading import own_data  # for training alone, since it takes long to import
 
         model, tokenizer, settings = self.workplace.loaded
-        source = self.client.path if self.client.records is None else self.client.records
-        return own_data(settings, self.client.name, source, self.client.format, model, tokenizer)
+        client = self.client
+        return own_data(
+            settings,
+            client.name,
+            model,
+            tokenizer,
+            path=client.path,
+            records=client.records,
+            format=client.format,
+        )
 
     # --- messages ---
 
