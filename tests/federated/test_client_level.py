@@ -204,6 +204,7 @@ def test_a_client_without_records_moves_nothing(
         method = {"learning_rate": method["learning_rate"], "right_weight": 3.0}
     pull = {"proximal": 50.0} if rule == "fedprox" else {}
     updates = Totals(monkeypatch)
+    drawing(monkeypatch, everyone)
     for number, chosen in enumerate((TRUSTED, DISTRIBUTED)):
         settings = settings_of(
             rule, NAMES, federation={**chosen, **pull}, privacy={"clip_norm": C}, method=method

@@ -16,6 +16,7 @@ import torch
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.data.formats import Format
 from privlora.errors import PrivloraError, RunError
+from privlora.federated.desk import has_begun
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, Reply, Request
 from privlora.federated.readiness import NotReadyError
@@ -74,13 +75,9 @@ class Client:
         return self._sessions[run]
 
     def other_ledgers(self, run: str) -> list[LedgerSummary]:
-        """Of all runs of this client but one."""
-        paths = sorted(self.folder.glob("*/ledger.jsonl"))
-        return [
-            read_ledger(path)
-            for path in paths
-            if path.parent.name != run and b"\n" in path.read_bytes()  # else nothing was charged
-        ]
+        """Of all runs of this client but one: its own, and those of what trusted servers stated."""
+        paths = sorted([*self.folder.glob("*/ledger.jsonl"), *self.folder.glob("*/stated.jsonl")])
+        return [read_ledger(path) for path in paths if path.parent.name != run and has_begun(path)]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from privlora.federated.plans import (
     federation_of,
     rule_of,
     rule_settings,
+    server_plan,
     stages_of,
     tensors_of,
     weight_of,
@@ -229,7 +230,7 @@ class Session:
         warn_of_unreadable(self.client.name, path, records, format, settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
-        self.desk.open(settings, plan, text)
+        self.desk.open(settings, plan, text, stated=server_plan(settings))
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)
@@ -306,7 +307,7 @@ class Session:
         stage, names = str(asked["stage"]), str(asked["names"]).split(",")
         # In a later stage the roster is whom the first one was over, which the participant sees to.
         others = stage == "train" and names != sorted(self._asked(request.round))
-        if others or asked["threshold"] != federation.threshold or not set(names) <= set(federation.names):
+        if others or asked["threshold"] != federation.threshold:
             raise PrivacyError(
                 "a secure sum over other clients, or with another threshold, than agreed",
                 why="each client's share of the noise is made for these numbers",
