@@ -341,3 +341,23 @@ def test_who_leaves_forgets_its_secrets(tmp_path: Path) -> None:
     assert list(folder.glob("*.secret"))
     assert client.answer(federation.request(NAMES[0], "leave", 1)).refused is None
     assert not list(folder.glob("*.secret"))
+
+
+@pytest.mark.parametrize("own", [None, "v2"])
+def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path) -> None:
+    """A server's revision is another model of that name, such as anybody's pull request."""
+    limits = Limits(max_epsilon=1e6, max_delta=0.1)
+    client = Client(
+        NAMES[0],
+        tmp_path,
+        records=records(0),
+        model="org/base",
+        revision=own,
+        limits=limits,  # type: ignore[arg-type]
+    )
+    told = public_settings(with_local_method(settings_of("tan", NAMES)))
+    lying = told.model_copy(update={"model": told.model.model_copy(update={"revision": "refs/pr/7"})})
+    request = Request(NAMES[0], "join", 0, values={"run": "r1", "settings": lying.to_yaml()})
+    assert client.answer(request).refused is None
+    loaded = client.session(request).workplace.settings.model
+    assert (loaded.name, loaded.revision) == ("org/base", own)

@@ -35,7 +35,8 @@ class Client:
     """name: public. folder: its own, for all its federations. path: its records' files; records: the same in memory.
     format: of the files; by their endings, unless its owner says otherwise: a server may not say what is a record.
 
-    model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client
+    model: where it has the base model, if not where the server's settings say; revision: of it, where it is on the hub.
+    pins: the fingerprint of each client
     that secure sums may be over, where its owner has them from elsewhere than the server. limits: what its owner lets a
     server ask for. workplaces: of the process, by run; shared with the other clients of it.
     """
@@ -46,6 +47,7 @@ class Client:
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
     format: Format = "auto"
     model: str | None = None
+    revision: str | None = None
     pins: Mapping[str, str] | None = None
     limits: Limits = field(default_factory=Limits)
     workplaces: dict[str, Workplace] = field(default_factory=dict, repr=False)

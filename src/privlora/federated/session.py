@@ -57,12 +57,12 @@ class Session:
     @cached_property
     def settings(self) -> Settings:
         """What this client agreed to, with its own place of the model. Raises RunError before it has joined."""
-        settings = self.desk.settings
-        if self.client.model is None:
+        settings, client = self.desk.settings, self.client
+        if client.model is None:
             return settings
-        return settings.model_copy(
-            update={"model": settings.model.model_copy(update={"name": self.client.model})}
-        )
+        # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
+        own = settings.model.model_copy(update={"name": client.model, "revision": client.revision})
+        return settings.model_copy(update={"model": own})
 
     @property
     def federation(self) -> FederationSettings:

@@ -147,7 +147,7 @@ def test_node_configs(
 def test_what_an_owner_sets(tmp_path: Path) -> None:
     pins = tmp_path / "pins.json"
     pins.write_text('{"b": "00ff"}')
-    given = f'name="a" folder="{tmp_path}/a" data="data-a" format="jsonl" model="/model" pins="{pins}"'
+    given = f'name="a" folder="{tmp_path}/a" data="data-a" format="jsonl" model="/model" revision="v2" pins="{pins}"'
     config = parse_config_args(  # of --node-config
         [f"{given} max_epsilon=2 pins_model=false least_clients=3"]
     )
@@ -163,6 +163,7 @@ def test_what_an_owner_sets(tmp_path: Path) -> None:
         "jsonl",
     )
     assert (client.model, client.pins, client.limits) == (place.model, place.pins, place.limits)
+    assert client.revision == "v2"
 
 
 def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, 
 _log = logging.getLogger(__name__)
 
 _NEEDED: Final = ("name", "folder", "data")
-_TEXTS: Final = (*_NEEDED, "format", "model", "pins")
+_TEXTS: Final = (*_NEEDED, "format", "model", "revision", "pins")
 _LIMITS: Final = tuple(limit.name for limit in fields(Limits))
 
 
@@ -44,8 +44,8 @@ class Place:
 
     name: public. folder: what survives between messages. data: its records' file; records: the same in memory, in a
     simulation. format: of the file; "auto" goes by its ending. model: where it has the base model, if not where the
-    server's settings say. pins: the fingerprint of each client that secure sums may be over, by name. limits: of what a
-    server may ask for.
+    server's settings say; revision: of it, on the hub. pins: the fingerprint of each client that secure sums may be
+    over, by name. limits: of what a server may ask for.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Place:
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
     format: Format = "auto"
     model: str | None = None
+    revision: str | None = None
     pins: Mapping[str, str] | None = None
     limits: Limits = field(default_factory=Limits)
 
@@ -62,7 +63,7 @@ class Place:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
-        """From the node config: texts name, folder, data, format, model, pins (a file), and whatever `Limits` has.
+        """From the node config: texts name, folder, data, format, model, revision, pins (a file), and what `Limits` has.
 
         Raises:
             ConfigError: a key is missing, unknown or wrong, or a path is relative.
@@ -96,6 +97,7 @@ class Place:
             config["data"],
             format=config.get("format", "auto"),
             model=config.get("model"),
+            revision=config.get("revision"),
             pins=pins,
             limits=_limits(config),
         )
@@ -237,6 +239,7 @@ def _core(place: Place) -> Answers:
         records=place.records,
         format=place.format,
         model=place.model,
+        revision=place.revision,
         pins=place.pins,
         limits=place.limits,
     )
