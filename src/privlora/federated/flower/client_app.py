@@ -63,7 +63,7 @@ class Place:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
-        """From the node config: texts name, folder, data, format, model, revision, pins (a file), and what `Limits` has.
+        """Of the node config: texts name, folder, data, format, model, revision, pins (a file), and those of `Limits`.
 
         Raises:
             ConfigError: a key is missing, unknown or wrong, or a path is relative.
