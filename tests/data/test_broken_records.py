@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -31,11 +32,22 @@ FILES: dict[str, tuple[bytes, list[bytes], bytes, bytes, list[bytes]]] = {
             b'{"text": "' + LATIN + b'"}',
             b'{"text": "one", "note": "' + LATIN + b'"}',
             b"[" * 100_000,
-            b'{"text": ' + b"1" * 5000 + b"}",
             b"\xff\xfe\x00",
         ],
     ),
-    "a.json": (b"[", JSONL, b",\n", b"]", [b'"' + SECRET.encode() + b'"', b"[]", b"null"]),
+    "a.json": (
+        b"[",
+        JSONL,
+        b",\n",
+        b"]",
+        [
+            b'"' + SECRET.encode() + b'"',
+            b"[]",
+            b"null",
+            b"[" * 2000 + b"]" * 2000,
+            b'{"text": "], \\"{", "note": ' + b'{"a": [1, ' * 1000 + b"2" + b"]}" * 1000 + b"}",
+        ],
+    ),
     "a.csv": (
         b"text\r\n",
         CSV,
@@ -47,7 +59,6 @@ FILES: dict[str, tuple[bytes, list[bytes], bytes, bytes, list[bytes]]] = {
             b'"' + SECRET.encode(),  # a quote that nothing closes, or a later row's
             LATIN,
             b'"' + LATIN + b'\n"',
-            b"x" * 200_000,
         ],
     ),
     "a.txt": (b"\xef\xbb\xbf", LINES, b"\n", b"", [LATIN, b"\xff\xff"]),
@@ -95,6 +106,36 @@ def test_a_row_of_parquet_that_holds_no_value_of_its_column(tmp_path: Path) -> N
         assert [f"row {texts.index(LATIN) + 1}" in str(error) for error in broken] == [True]
         with pytest.raises(DataError, match="no value of its column"):
             load_records(str(path))
+
+
+def test_a_date_that_python_does_not_have(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    when = pyarrow.array([0, 10**15, 2], pyarrow.timestamp("s"))
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two", "three"], "when": when}), path)
+    broken: list[DataError] = []
+    assert [row["text"] for row in load_records(str(path), broken=broken.append)] == ["one", "three"]
+    assert len(broken) == 1
+
+
+LONG = {
+    "a.csv": b'text,id\n"' + b"one\n" * 60_000 + b'",1\ntwo,2\n',
+    "a.json": b'[{"text": "one", "id": ' + b"9" * 5000 + b'}, {"text": "two", "id": -' + b"9" * 5000 + b"}]",
+    "a.jsonl": b'{"text": "one", "id": ' + b"9" * 5000 + b'}\n{"text": "two", "id": -' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", list(LONG))
+def test_what_is_long_is_one_record(name: str, tmp_path: Path) -> None:
+    """A field beyond the csv module's limit, of which lines would be rows; an integer that Python does not read."""
+    (tmp_path / name).write_bytes(LONG[name])
+    limit = csv.field_size_limit()
+    texts = [record["text"].strip() for record in load_records(str(tmp_path / name))]
+    assert [text.count("one") for text in texts] == [60_000 if name == "a.csv" else 1, 0]
+    assert texts[1] == "two"
+    assert csv.field_size_limit() == limit
 
 
 def test_a_damaged_file_takes_no_other_with_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated_cases import SIGMA, Federation, owners, settings_of
+from federated_cases import SIGMA, Federation, drawing, everyone, owners, settings_of
 from scipy import stats
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.sampling import PoissonSampler
 from privlora.federated import rounds
+from privlora.federated.plans import hides_clients
+from privlora.federated.rules import RULES
 from privlora.federated.schedule import secret_participants
 from privlora.mechanisms.noising import Charged
 from privlora.mechanisms.updates import ClippedUpdate
@@ -30,6 +33,9 @@ DISTRIBUTED = {"privacy_model": "client"}
 def made(folder: Path, federation: dict[str, Any], rule: str = "tan", **adapter: Any) -> Federation:
     chosen = settings_of(rule, NAMES, federation=federation, privacy={"clip_norm": C}, adapter=adapter)
     return Federation(folder, chosen, owners(4))
+
+
+WHOLE = [rule.name for rule in RULES.values() if hides_clients(rule)]
 
 
 class Totals:
@@ -179,3 +185,70 @@ def test_a_round_of_nobody_is_noised_and_charged(tmp_path: Path, monkeypatch: py
     assert one.ledger.charges == 2
     assert not one.exchange.requests("train")
     assert all(float(update.norm()) > 0 for update in one.updates())
+
+
+PULLS: list[dict[str, Any]] = [
+    {"learning_rate": 1e-2},
+    {"learning_rate": 1e-3, "weight_decay": 10.0},
+    {"learning_rate": 1e-1, "weight_decay": 30.0},
+]
+
+
+@pytest.mark.parametrize("method", PULLS)
+@pytest.mark.parametrize("rule", WHOLE)
+def test_a_client_without_records_moves_nothing(
+    rule: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all its records one client has, and without any, updates differ by C at most: one of them is zero."""
+    if rule == "tan" and len(method) > 1:  # PRISM's optimizers do not decay
+        method = {"learning_rate": method["learning_rate"], "right_weight": 3.0}
+    pull = {"proximal": 50.0} if rule == "fedprox" else {}
+    updates = Totals(monkeypatch)
+    drawing(monkeypatch, everyone)
+    for number, chosen in enumerate((TRUSTED, DISTRIBUTED)):
+        settings = settings_of(
+            rule, NAMES, federation={**chosen, **pull}, privacy={"clip_norm": C}, method=method
+        )
+        one = Federation(
+            tmp_path / str(number), settings, {**owners(4), NAMES[0]: [], NAMES[1]: [{"text": 3}]}
+        )  # type: ignore[list-item]
+        one.run()
+        assert [done.void for done in one.done()] == [None, None]
+        for reply in one.exchange.replies("train") if number == 0 else ():
+            norm = sum(float(t.double().square().sum()) for t in reply.tensors.values()) ** 0.5
+            assert norm == 0 if reply.client in NAMES[:2] else 0 < norm <= C * (1 + 1e-6)
+    norms = [float(total.norm()) for total in updates.sums]
+    assert len(norms) == 2 + 8  # a trusted server's sums, and each client's part of the shares
+    assert [norm == 0 for norm in norms[2:]] == [True, True, False, False] * 2
+
+
+@pytest.mark.parametrize("federation", [TRUSTED, DISTRIBUTED])
+def test_a_gradient_that_is_not_a_number_is_an_update_of_zero(
+    federation: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of its own client alone: a refusal would tell of its records, and of those of others in the process."""
+    updates = Totals(monkeypatch)
+    one = made(tmp_path, federation, "fedavg")
+    token = one.workplace.tokenizer("Z", add_special_tokens=False)["input_ids"][0]
+    with torch.no_grad():
+        one.model.get_input_embeddings().weight[token] = torch.nan
+    one.clients[NAMES[0]].records = [*owners(1)[NAMES[0]], {"text": "abZcd"}]
+    drawing(monkeypatch, everyone)
+    with caplog.at_level(logging.ERROR):
+        one.run()
+    assert [done.void for done in one.done()] == [None, None]
+    assert f"{NAMES[0]} sends an update of zero" in caplog.text
+    replies = one.exchange.replies("train")
+    assert [reply.refused for reply in replies] == [None] * 8
+    if federation is DISTRIBUTED:
+        assert [float(total.norm()) == 0 for total in updates.sums] == [True, False, False, False] * 2
+    else:
+        assert [not any(t.any() for t in r.tensors.values()) for r in replies] == [
+            True,
+            False,
+            False,
+            False,
+        ] * 2

@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
-from privlora.federated.messages import Reply
+from privlora.config import Settings
+from privlora.data.formats import Format
+from privlora.errors import DataError
+from privlora.federated.messages import NO_RECORDS, Reply
+from privlora.federated.plans import public_settings
 from privlora.federated.sources import records_of, refuse_missing_sources
 
 NAMES = ["owner-0", "owner-1", "owner-2"]
 OWN = records(1)
 
 
-def answer(folder: Path, path: Path, **data: object) -> Reply:
-    """Of a client with this file, in its first round."""
-    settings = settings_of("fedavg", NAMES, data={"max_length": 40, **data})
+def answer(folder: Path, path: Path, told: Format = "auto", own: Format = "auto", **groups: Any) -> Reply:
+    """Of a client with this file, in its first round. told: the format of the server's terms. own: of the owner."""
+    settings = settings_of("fedavg", NAMES, data={"max_length": 40, "format": told}, **groups)
     federation = Federation(folder, settings, owners(3))
     client = federation.clients[NAMES[0]]
-    client.records, client.path = None, str(path)
+    client.records, client.path, client.format = None, str(path), own
     federation.join()
     return federation.exchange.send([federation.request(NAMES[0])])[0]
 
@@ -85,51 +90,82 @@ def test_one_broken_line_moves_no_other_record(
     assert "Alice" not in caplog.text
 
 
+TOLD: list[Format] = ["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
+
+
+@pytest.mark.parametrize("told", TOLD)
 @pytest.mark.parametrize(
-    ("name", "format"),
+    ("name", "own"),
     [
-        ("a.csv", "jsonl"),
-        ("a.CSV", "text"),
-        ("a.jsonl", "csv"),
-        ("a.jsonl", "text"),
-        ("a.json", "csv"),
-        ("a.txt", "jsonl"),
         ("a.csv", "auto"),
-        ("a.unknown", "jsonl"),  # only the terms can say what it is
+        ("a.CSV", "auto"),
+        ("a.jsonl", "auto"),
+        ("a.json", "auto"),
+        ("a.txt", "auto"),
+        ("b.json", "jsonl"),
+        ("b.txt", "paragraphs"),
+        ("b.unknown", "jsonl"),
     ],
 )
-def test_a_file_is_read_by_its_own_name(
-    name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_the_owner_says_what_one_record_is(
+    name: str, own: Format, told: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By what a server says a note of many lines would be as many units."""
     without_noise(monkeypatch)
     drawing(monkeypatch, lambda n: list(range(n)))
     plain = answer(tmp_path / "plain", write(tmp_path / "own" / "a.jsonl", OWN))
-    written = write(tmp_path / name.lower(), OWN).rename(tmp_path / name)
-    assert_same(answer(tmp_path / "found", written, format=format), plain)
+    if own == "paragraphs":
+        written = write(tmp_path / "b.txt", [{"text": "\n\n".join(record["text"] for record in OWN)}])
+    else:
+        lines = ".jsonl" if own == "jsonl" else Path(name).suffix.lower()
+        written = write(tmp_path / f"c{lines}", OWN).rename(tmp_path / name)
+    assert_same(answer(tmp_path / "found", written, told, own), plain)
 
 
-def test_what_a_name_leaves_open_is_as_the_terms_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize("users", [False, True])
+def test_a_note_of_many_lines_is_one_unit_whatever_a_server_says(
+    users: bool, told: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_noise(monkeypatch)
-    drawing(monkeypatch, lambda n: list(range(n)))
-    plain = answer(tmp_path / "plain", write(tmp_path / "a.jsonl", OWN))
-    lines = write(tmp_path / "b.jsonl", OWN).rename(tmp_path / "b.json")
-    assert_same(answer(tmp_path / "lines", lines, format="jsonl"), plain)
-    whole = write(tmp_path / "c.txt", [{"text": "\n\n".join(record["text"] for record in OWN)}])
-    assert_same(answer(tmp_path / "paragraphs", whole, format="paragraphs"), plain)
+    units: list[int] = []
+    drawing(monkeypatch, lambda n: units.append(n) or range(n))  # type: ignore[func-returns-value]
+    note = "\n".join(["abc"] * 30)
+    path = tmp_path / "notes.csv"
+    path.write_text(f'text,who\n"{note}",a\n"{note}",b\n')
+    privacy = {"unit": "user", "user_column": "who"} if users else {}
+    assert answer(tmp_path / "run", path, told, privacy=privacy).refused is None
+    assert units[0] == 2
 
 
-@pytest.mark.parametrize("format", ["jsonl", "parquet", "paragraphs"])
-def test_no_format_of_the_terms_makes_a_client_refuse(format: str, tmp_path: Path) -> None:
-    for name in ("a.csv", "a.json"):
-        assert (
-            answer(tmp_path / name / "run", write(tmp_path / name / name, OWN), format=format).refused is None
-        )
+def test_an_ending_that_says_nothing_is_refused_before_a_record_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", OWN).rename(tmp_path / "a.unknown")
+    settings = settings_of("fedavg", NAMES, data={"max_length": 40, "format": "jsonl"})
+    federation = Federation(tmp_path / "run", settings, owners(3))
+    client = federation.clients[NAMES[0]]
+    client.records, client.path = None, str(path)
+    terms = public_settings(federation.settings).to_yaml()
+    request = federation.request(NAMES[0], "join", 0, settings=terms)
+    assert client.answer(request).refused == NO_RECORDS
+    assert not (client.folder / federation.history.run).exists()
+    client.format = "jsonl"
+    assert client.answer(request).refused is None
 
 
-def test_clients_of_one_process_are_read_by_their_names_too(tmp_path: Path) -> None:
-    paths = [str(write(tmp_path / name, OWN)) for name in ("a.csv", "b.jsonl", "c.json")]
-    clients = [{"name": name, "path": path} for name, path in zip(NAMES, paths, strict=True)]
-    settings = settings_of("fedavg", NAMES, data={"format": "csv"}, federation={"clients": clients})
-    refuse_missing_sources(settings, None, None)
-    found = records_of(settings, None)
-    assert found == dict.fromkeys(NAMES, OWN)
+def test_clients_of_one_process_are_read_by_their_own_formats_too(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, OWN) for name in ("a.csv", "b.json", "c.jsonl")]
+    paths[2] = paths[2].rename(tmp_path / "c.unknown")
+    clients = [{"name": name, "path": str(path)} for name, path in zip(NAMES, paths, strict=True)]
+
+    def settings(format: Format) -> Settings:
+        own = [*clients[:2], {**clients[2], "format": format}]
+        return settings_of("fedavg", NAMES, data={"format": "jsonl"}, federation={"clients": own})
+
+    refuse_missing_sources(settings("jsonl"), None, None)
+    assert records_of(settings("jsonl"), None) == dict.fromkeys(NAMES, OWN)
+    for read in (
+        lambda given: refuse_missing_sources(given, None, None),
+        lambda given: records_of(given, None),
+    ):
+        with pytest.raises(DataError, match="does not say what it is"):
+            read(settings("auto"))

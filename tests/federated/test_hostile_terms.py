@@ -11,12 +11,14 @@ import pytest
 import torch
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
-from privlora.accounting import Plan, PoissonSampling, StepEvent
+from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.config import PhaseSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.federated.client import Client
+from privlora.federated.desk import Desk
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import Reply, Request, refuse_unlisted
-from privlora.federated.plans import client_plan, public_settings
+from privlora.federated.plans import client_plan, public_settings, with_local_method
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate
 
@@ -242,3 +244,120 @@ def test_a_round_is_a_number(number: Any, tmp_path: Path) -> None:
         refuse_unlisted(request, secure=False, tensors=request.tensors)
     assert federation.clients[NAMES[0]].answer(request).refused is not None
     assert federation.ledger_of(NAMES[0]).charges == 0
+
+
+def joins(client: Client, settings: Settings, run: str) -> bool:
+    """Whether the client joins a run on these terms."""
+    local = with_local_method(settings)
+    client.workplaces[run] = Workplace(public_settings(local))
+    text = public_settings(local).to_yaml()
+    return (
+        client.answer(Request(client.name, "join", 0, values={"run": run, "settings": text})).refused is None
+    )
+
+
+def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> None:
+    """Six of epsilon 7.9 were joined under a limit of 8; also by a client that left them, or whose process is new."""
+    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 7.9, "delta": 1e-4}
+    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
+    own = settings_of("tan", NAMES, privacy=spends)
+    limits = Limits(trusts_server=True, max_epsilon=8.0)
+
+    def client() -> Client:
+        return Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
+
+    first = client()
+    assert joins(first, trusted, "r1")
+    assert joins(first, trusted, "r1")  # again, after its server stopped
+    assert not joins(first, trusted, "r2")
+    assert first.answer(Request(NAMES[0], "leave", 3, values={"run": "r1"})).refused is None
+    assert not joins(client(), trusted, "r3")
+    assert not joins(client(), own, "r4")  # of another unit, which does not add up
+    with pytest.raises(PrivacyError, match="protection of another unit"):
+        limits.refuse_terms(own, client_plan(with_local_method(own)), client().other_ledgers("r4"))
+    assert [each.plan.unit for each in client().other_ledgers("r4")] == ["client"]
+    (tmp_path / "a/r1/stated.jsonl").unlink()
+    assert joins(client(), trusted, "r1")  # it is written where it is missing
+    assert not joins(client(), trusted, "r5")
+
+
+def test_runs_of_a_small_epsilon_add_up(tmp_path: Path) -> None:
+    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 3.0, "delta": 1e-4}
+    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
+    client = Client(
+        NAMES[0], tmp_path, records=records(0), limits=Limits(trusts_server=True, max_epsilon=6.0)
+    )  # type: ignore[arg-type]
+    assert [joins(client, trusted, f"r{number}") for number in range(5)] == [True, True, True, False, False]
+
+
+def plan_of(settings: Settings) -> Plan:
+    plan = client_plan(with_local_method(settings))
+    assert plan is not None
+    return plan
+
+
+def test_units_do_not_add_up(tmp_path: Path) -> None:
+    own, hidden = settings_of("tan", NAMES), settings_of("tan", NAMES, federation={"privacy_model": "client"})
+    Ledger.create(tmp_path / "ledger.jsonl", plan_of(hidden)).close()
+    other = read_ledger(tmp_path / "ledger.jsonl")
+    limits = Limits(max_epsilon=1e6, max_delta=0.1)
+    limits.refuse_terms(own, plan_of(own))
+    limits.refuse_terms(hidden, plan_of(hidden), [other])
+    with pytest.raises(PrivacyError, match="another unit than an earlier run's"):
+        limits.refuse_terms(own, plan_of(own), [other])
+
+
+def test_a_limit_is_exact() -> None:
+    """To a thousandth, which a noise multiplier that was calibrated to it may miss."""
+    settings = settings_of("tan", NAMES)
+    plan = plan_of(settings)
+    spent = epsilon(plan.phases, plan.delta, adjacency=plan.adjacency)
+    Limits(max_epsilon=spent, max_delta=0.1).refuse_terms(settings, plan)
+    with pytest.raises(PrivacyError, match=r"limits\.max_epsilon"):
+        Limits(max_epsilon=spent / 1.002, max_delta=0.1).refuse_terms(settings, plan)
+
+
+def test_no_server_names_a_folder_of_this_machine(tmp_path: Path) -> None:
+    """Where its owner lets it name a model of the hub."""
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    limits = Limits(max_epsilon=1e6, max_delta=0.1, pins_model=False)
+    found = {}
+    for name in ("org/base", str(tmp_path / "model")):
+        client = Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
+        told = public_settings(with_local_method(settings_of("tan", NAMES)))
+        lying = told.model_copy(update={"model": told.model.model_copy(update={"name": name})})
+        values = {"run": f"r{len(found)}", "settings": lying.to_yaml()}
+        found[name] = client.answer(Request(NAMES[0], "join", 0, values=values)).refused is None
+    assert list(found.values()) == [True, False]
+
+
+def test_who_leaves_forgets_its_secrets(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, settings_of("joint", NAMES), owners(3)).join()
+    client = federation.clients[NAMES[0]]
+    folder = client.folder / federation.history.run
+    Desk(folder).keep_secret("sum", b"of a sum that was never finished")
+    assert list(folder.glob("*.secret"))
+    assert client.answer(federation.request(NAMES[0], "leave", 1)).refused is None
+    assert not list(folder.glob("*.secret"))
+
+
+@pytest.mark.parametrize("own", [None, "v2"])
+def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path) -> None:
+    """A server's revision is another model of that name, such as anybody's pull request."""
+    limits = Limits(max_epsilon=1e6, max_delta=0.1)
+    client = Client(
+        NAMES[0],
+        tmp_path,
+        records=records(0),
+        model="org/base",
+        revision=own,
+        limits=limits,  # type: ignore[arg-type]
+    )
+    told = public_settings(with_local_method(settings_of("tan", NAMES)))
+    lying = told.model_copy(update={"model": told.model.model_copy(update={"revision": "refs/pr/7"})})
+    request = Request(NAMES[0], "join", 0, values={"run": "r1", "settings": lying.to_yaml()})
+    assert client.answer(request).refused is None
+    loaded = client.session(request).workplace.settings.model
+    assert (loaded.name, loaded.revision) == ("org/base", own)

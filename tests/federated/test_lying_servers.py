@@ -401,6 +401,13 @@ def test_what_is_sent_has_orthonormal_bases_on_both_sides() -> None:
     for name in bases:
         with pytest.raises(PrivacyError, match="not orthonormal"):
             refuse_foreign({**bases, name: 2 * bases[name]}, shapes)
+        turned = bases[name].clone()
+        turned[0, 0, 1] = 0.02  # two directions that are 1.1 degrees off their right angle
+        for near in (1.006 * bases[name], turned):
+            with pytest.raises(PrivacyError, match="not orthonormal"):
+                refuse_foreign({**bases, name: near}, shapes)
+    halves = torch.linalg.qr(torch.randn(1, 64, 8, generator=torch.Generator().manual_seed(0)))[0].bfloat16()
+    refuse_foreign({"0.U": halves}, {"0.U": (1, 64, 8)})
 
 
 def test_limits_say_what_to_mend(tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_nothing_lies_beyond_the_reach(std: float) -> None:
     assert -REACH * std - _block_width(std) < z < -(REACH - 1) * std + 1
 
 
+@pytest.mark.parametrize("std", [5.0, *SMALL[-1:], *LARGE])
+def test_what_is_never_drawn_has_less_than_its_stated_share(std: float) -> None:
+    """2^-121, of all that lies beyond 13 standard deviations: on a smaller reach delta would have to count it."""
+    first = _levels(std)[-1].end * _block_width(std)  # the nearest that is not drawn
+    assert first > 13 * std - _block_width(std)
+    with localcontext() as context:
+        context.prec = 60
+        spread = 2 * Decimal(std) ** 2
+        near, step = Decimal(first) ** 2 / spread, Decimal(2 * first + 1) / spread
+        # Both tails, bounded by geometric ones, against sqrt(2 pi) s, which is the whole to within 2^-100.
+        beyond = 2 * (-near).exp() / (1 - (-step).exp())
+        assert beyond < Decimal(2) ** -120 * Decimal(math.sqrt(2 * math.pi)) * Decimal(std)
+
+
 def test_only_an_insecure_seed_repeats_it() -> None:
     assert np.array_equal(drawn(9.0, 1000), drawn(9.0, 1000))
     assert not np.array_equal(drawn(9.0, 1000), drawn(9.0, 1000, seed=2))

@@ -108,7 +108,9 @@ def test_scores_are_the_released_coefficients_of_the_texts() -> None:
 @by_name
 def test_without_texts_nothing_is_built(name: str) -> None:
     model = tiny_model()
-    with pytest.raises(ConfigError, match=f"{name!r} releases along the gradients of public texts.*`texts`"):
+    with pytest.raises(
+        ConfigError, match=f"{name!r} releases along the gradients of public texts.*add the group synthesis"
+    ):
         build_parts(settings(name), model)
     assert all(p.requires_grad for p in model.parameters())
 

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from privlora.config.base import Countable, Group, countable
+from privlora.data.formats import Format
 from privlora.errors import named, nearest
 from privlora.ranges import BATCHES
 
@@ -39,6 +40,8 @@ class ClientSettings(Group):
     """Public; letters a to z and A to Z, digits, - and _."""
     path: str | list[str] | None = None
     """Its records, as data.path; null where the client itself knows (deployment)."""
+    format: Format = "auto"
+    """Of its files, as data.format; auto: by their endings. data.format itself says nothing of clients' files."""
 
     @field_validator("name")
     @classmethod

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from privlora.config.base import Countable, Group
 from privlora.config.federation import FederationSettings
 from privlora.config.synthesis import SynthesisSettings
+from privlora.data.formats import Format
 from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.errors import ConfigError, named, nearest
@@ -92,7 +93,7 @@ class DataSettings(Group):
 
     path: str | list[str]
     """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as hf://name:split."""
-    format: Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"] = "auto"
+    format: Format = "auto"
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
     prompt and completion from the records' usual columns, loss_on=completion, and its metric in `privlora evaluate`."""

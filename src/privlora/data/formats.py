@@ -33,8 +33,8 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".txt": "text",
 }
 
-LEFT_OPEN: Final[dict[Format, Format]] = {"json": "jsonl", "text": "paragraphs"}
-"""How else what an ending says may be meant: .json as one object a line, .txt as paragraphs."""
+_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
+"""What a JSON text is nested by; strings as a whole."""
 
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
@@ -81,7 +81,7 @@ def _read_jsonl(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
     for number, line in _lines(stream, file, broken):
         where = f"{file}, line {number}"
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_int=_number)
         except (ValueError, RecursionError) as error:
             # Only where: the error itself holds the line.
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
@@ -97,8 +97,11 @@ def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
     if _NO_UTF8.search(content):
         broken(_no_utf8(str(file)))  # what holds such bytes is no valid text; the rest is
     try:
-        records = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        records = json.loads(content, parse_int=_number)
+    except RecursionError:
+        yield from _read_items(content, file, broken)
+        return
+    except ValueError as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         broken(
             DataError(
@@ -112,6 +115,34 @@ def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
         return
     for number, record in enumerate(records, start=1):
         yield from _objects(record, f"{file}, item {number}", broken)
+
+
+def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
+    """Of a list that is nested too deeply somewhere: what is between its outer commas, each by itself."""
+    depth = number = begin = 0
+    for token in _TOKEN.finditer(content):
+        mark = token[0]
+        depth += (mark in "[{") - (mark in "]}")
+        if depth == 1 and mark == "[":
+            begin = token.end()
+        elif (depth == 1 and mark == ",") or (depth == 0 and mark == "]"):
+            number += 1
+            where = f"{file}, item {number}"
+            try:
+                record = json.loads(content[begin : token.start()], parse_int=_number)
+            except (ValueError, RecursionError):
+                broken(DataError(f"{where}: this is not JSON, or too deeply nested", fix="mend or remove it"))
+            else:
+                yield from _objects(record, where, broken)
+            begin = token.end()
+
+
+def _number(digits: str) -> int | float:
+    """An integer; one that Python does not read, for its thousands of digits, is infinite."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def _objects(record: object, where: str, broken: Broken) -> Iterator[Record]:
@@ -161,7 +192,7 @@ def _rows(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, lis
     while True:
         taken.clear()
         try:
-            row = next(reader, None)
+            row = _next_row(reader)
         except csv.Error as error:
             where = f"{file}, line {number + len(taken)}"
             broken(DataError(f"{where}: {error}", fix="mend the quotes, or use jsonl"))
@@ -177,6 +208,15 @@ def _rows(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, lis
             broken(_no_utf8(f"{file}, line {number}"))
             row = None
         yield number, row
+
+
+def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
+    """Whatever its length: of a long field that is refused, which has line breaks, the rest would be read as rows."""
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _taking(stream: TextIO, ahead: deque[str], taken: list[str]) -> Iterator[str]:
@@ -199,7 +239,7 @@ def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Record]:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             try:
                 rows = batch.to_pylist()
-            except (ValueError, OverflowError):  # a text that is not UTF-8, a date that Python does not have
+            except Exception:  # noqa: BLE001 - a text that is not UTF-8, a date that Python does not have, …
                 rows = _each(batch, f"{file}, row", before, broken)
             yield from rows
             before += batch.num_rows
@@ -213,7 +253,7 @@ def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Recor
     for number in range(batch.num_rows):
         try:
             yield from batch.slice(number, 1).to_pylist()
-        except (ValueError, OverflowError):
+        except Exception:  # noqa: BLE001 - as in _read_parquet
             fix = "mend or remove the row"
             broken(
                 DataError(f"{where} {before + number + 1}: it holds what is no value of its column", fix=fix)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from privlora.data.formats import FORMAT_OF_SUFFIX, LEFT_OPEN, Broken, Format, Record, read_file
+from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file
 from privlora.errors import ConfigError, DataError, named
 
 HUB = "hf://"
@@ -37,7 +37,6 @@ def load_records(
     path: str | list[str],
     *,
     format: Format = "auto",
-    otherwise: Format = "auto",
     limit: int | None = None,
     broken: Broken = _refuse,
 ) -> list[Record]:
@@ -49,8 +48,6 @@ def load_records(
         format: ``auto`` goes by the file's ending. ``jsonl`` is one object a line, ``json`` a list of
             objects, ``text`` one record a non-blank line and ``paragraphs`` one between blank lines (both
             as column "text").
-        otherwise: the format, under ``auto``, of a file whose ending leaves it open: an unknown one, ``.json``
-            (``jsonl``) and ``.txt`` (``paragraphs``).
         limit: keep only the first ``limit`` records.
         broken: is told what of a file that is there cannot be read as a record, and may raise. What it does not raise
             for counts as no record (`privlora.data.formats` says how far the others stay as they are).
@@ -71,9 +68,7 @@ def load_records(
         raise ConfigError(f"limit={limit} is below 1", fix="leave it out to read everything")
     sources = [path] if isinstance(path, str) else path
     records = list(
-        itertools.islice(
-            itertools.chain.from_iterable(_read(s, format, otherwise, broken) for s in sources), limit
-        )
+        itertools.islice(itertools.chain.from_iterable(_read(s, format, broken) for s in sources), limit)
     )
     if not records:
         raise DataError(
@@ -83,11 +78,11 @@ def load_records(
     return records
 
 
-def refuse_missing(path: str | list[str], *, format: Format = "auto", otherwise: Format = "auto") -> None:
+def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:
     """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking."""
     for source in [path] if isinstance(path, str) else path:
         if not source.startswith(HUB):
-            _local(source, format, otherwise)
+            _local(source, format)
 
 
 def as_records(data: Any) -> list[Mapping[str, Any]]:
@@ -203,14 +198,14 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
     )
 
 
-def _read(source: str, format: Format, otherwise: Format, broken: Broken) -> Iterator[Record]:
+def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
     else:
-        yield from read_file(*_local(source, format, otherwise), broken)
+        yield from read_file(*_local(source, format), broken)
 
 
-def _local(source: str, format: Format, otherwise: Format) -> tuple[Path, Format]:
+def _local(source: str, format: Format) -> tuple[Path, Format]:
     """The file and its format. Raises DataError if there is none; nothing but the local disk is asked."""
     file = Path(source)
     try:
@@ -228,9 +223,8 @@ def _local(source: str, format: Format, otherwise: Format) -> tuple[Path, Format
     if not is_file:
         # What is there on the disk is a path, whatever it looks like.
         raise DataError(f"{source!r} is not a file", fix="name the files in it, as a list")
-    known = FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix)
     if format == "auto":
-        format = known if known and otherwise != LEFT_OPEN.get(known) else otherwise
+        format = FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix, "auto")
     if format == "auto":
         raise DataError(
             f"the ending of {source} does not say what it is",

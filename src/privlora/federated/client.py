@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from privlora.accounting import LedgerSummary, read_ledger
+from privlora.data.formats import Format
 from privlora.errors import PrivloraError, RunError
+from privlora.federated.desk import has_begun
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, Reply, Request
 from privlora.federated.readiness import NotReadyError
@@ -31,8 +33,10 @@ _LONGEST = 64  # characters of a run's name, which is a folder's
 @dataclass
 class Client:
     """name: public. folder: its own, for all its federations. path: its records' files; records: the same in memory.
+    format: of the files; by their endings, unless its owner says otherwise: a server may not say what is a record.
 
-    model: where it has the base model, if not where the server's settings say. pins: the fingerprint of each client
+    model: where it has the base model, if not where the server's settings say; revision: of it, where it is on the hub.
+    pins: the fingerprint of each client
     that secure sums may be over, where its owner has them from elsewhere than the server. limits: what its owner lets a
     server ask for. workplaces: of the process, by run; shared with the other clients of it.
     """
@@ -41,7 +45,9 @@ class Client:
     folder: Path
     path: str | list[str] | None = None
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    format: Format = "auto"
     model: str | None = None
+    revision: str | None = None
     pins: Mapping[str, str] | None = None
     limits: Limits = field(default_factory=Limits)
     workplaces: dict[str, Workplace] = field(default_factory=dict, repr=False)
@@ -71,13 +77,9 @@ class Client:
         return self._sessions[run]
 
     def other_ledgers(self, run: str) -> list[LedgerSummary]:
-        """Of all runs of this client but one."""
-        paths = sorted(self.folder.glob("*/ledger.jsonl"))
-        return [
-            read_ledger(path)
-            for path in paths
-            if path.parent.name != run and b"\n" in path.read_bytes()  # else nothing was charged
-        ]
+        """Of all runs of this client but one: its own, and those of what trusted servers stated."""
+        paths = sorted([*self.folder.glob("*/ledger.jsonl"), *self.folder.glob("*/stated.jsonl")])
+        return [read_ledger(path) for path in paths if path.parent.name != run and has_begun(path)]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

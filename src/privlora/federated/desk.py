@@ -60,6 +60,12 @@ class Desk:
         return self.root / "ledger.jsonl"
 
     @property
+    def stated(self) -> Path:
+        """A ledger of what a trusted server said at joining that it would release; it is never charged or closed, so
+        that all of it counts as spent: a client cannot know better."""
+        return self.root / "stated.jsonl"
+
+    @property
     def _settings(self) -> Path:
         return self.root / "settings.yaml"
 
@@ -96,9 +102,11 @@ class Desk:
                 f"cannot read {str(self._settings)!r} ({type(error).__name__})", fix="restore it"
             ) from None
 
-    def open(self, settings: Settings, plan: Plan | None, text: str | None = None) -> None:
-        """Join: ledger and note first, so that whoever has joined has them. Joining again on the same terms changes
-        nothing. text: of the settings, where it is at hand.
+    def open(
+        self, settings: Settings, plan: Plan | None, text: str | None = None, *, stated: Plan | None = None
+    ) -> None:
+        """Join: ledgers and note first, so that whoever has joined has them. Joining again on the same terms changes
+        nothing. text: of the settings, where it is at hand. stated: what a trusted server says that it will release.
 
         Raises PrivacyError on other terms, or for files that do not belong together.
         """
@@ -106,17 +114,22 @@ class Desk:
         if self.joined:
             if self.settings != settings:
                 raise _other_terms()
+            self._begin_ledger(self.stated, stated)
             self.opened(plan is not None, closed=True)
             return
         self.root.mkdir(parents=True, exist_ok=True, mode=_FOLDER)
-        if self.ledger.exists() and b"\n" in self.ledger.read_bytes():
-            if plan is None or read_ledger(self.ledger).plan != plan:
-                raise _other_terms()
-        elif plan is not None:
-            Ledger.create(self.ledger, plan).close()
-            self.ledger.chmod(_FILE)
+        self._begin_ledger(self.stated, stated)
+        self._begin_ledger(self.ledger, plan)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
         self._write(self._settings, settings.to_yaml() if text is None else text)
+
+    def _begin_ledger(self, path: Path, plan: Plan | None) -> None:
+        if has_begun(path):
+            if plan is None or read_ledger(path).plan != plan:
+                raise _other_terms()
+        elif plan is not None:
+            Ledger.create(path, plan).close()
+            path.chmod(_FILE)
 
     def begin(self, request: Request) -> None:
         """Note that ``request`` is being answered, before anything is done for it.
@@ -269,13 +282,18 @@ class Desk:
         write_atomically(path, content, mode=_FILE)
 
     def _refuse_links(self) -> None:
-        for path in (self.root, self.ledger):
+        for path in (self.root, self.ledger, self.stated):
             if path.is_symlink():
                 raise PrivacyError(
                     f"{str(path)!r} is a link",
                     why="two clients, or a client and its copy, could charge one ledger without knowing",
                     fix="put the folder itself there",
                 )
+
+
+def has_begun(ledger: Path) -> bool:
+    """Whether there is a plan in it; else nothing was charged."""
+    return ledger.exists() and b"\n" in ledger.read_bytes()
 
 
 @lru_cache(maxsize=4)

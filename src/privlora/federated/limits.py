@@ -27,12 +27,13 @@ _Events = tuple[tuple[StepEvent, int], ...]
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """max_epsilon: of this run and of all others in the client's folder together, as if each went to the end of its
-    plan, or to where the client left it. max_delta: of one run. least_clients: in a round. must_be_private: refuse runs
-    without noise, or whose noise comes from a seed that the server chose. needs_secure_sums: whether the server may see
-    sums only. trusts_server: whether it may see this client's update as it is, and add the noise itself. unit: whose
-    presence has to be hidden; None: whatever the terms say. user_column: the column that tells users apart, or
-    ANY_COLUMN: by another one a user would be many. pins_model: whether the owner has to say where the base
-    model lies; else it is loaded from the hub, by the name that the server gives.
+    plan, or to where the client left it; of a trusted server's run all that it stated at joining. max_delta: of one
+    run. least_clients: in a round. must_be_private: refuse runs without noise, or whose noise comes from a seed that
+    the server chose. needs_secure_sums: whether the server may see sums only. trusts_server: whether it may see this
+    client's update as it is, and add the noise itself. unit: whose presence has to be hidden; None: whatever the terms
+    say. user_column: the column that tells users apart, or ANY_COLUMN: by another one a user would be many. pins_model:
+    whether the owner has to say where the base model lies; else it is loaded from the hub, by the name that the server
+    gives.
     """
 
     max_epsilon: float = 8.0
@@ -50,7 +51,8 @@ class Limits:
     ) -> None:
         """Raise PrivacyError for terms beyond the limits.
 
-        plan: of this client's ledger; None where it adds no noise. others: ledgers of the client's other runs.
+        plan: of this client's ledger; None where it adds no noise. others: ledgers of the client's other runs, and of
+        what trusted servers stated.
         """
         federation, privacy = federation_of(settings), settings.privacy
         if federation.per_round < self.least_clients:

@@ -6,6 +6,7 @@ one's own, so nothing that one sends depends on who else is in the process.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ from privlora.coordinates import (
     Vector,
 )
 from privlora.data.examples import Examples
+from privlora.errors import ModelError
 from privlora.federated.plans import (
     client_settings,
     federation_of,
@@ -44,6 +46,8 @@ from privlora.stacked import Member, Team, joined, stack_parts
 from privlora.training.assembly import Parts
 from privlora.training.inputs import Data, sampler
 from privlora.training.models import adapter_for, unchanged_afterwards
+
+_log = logging.getLogger(__name__)
 
 # Clients whose passes are taken together; more save nothing, and memory stays that of so many.
 TOGETHER = 16
@@ -81,12 +85,31 @@ class Ended:
     travelled: float
 
 
-def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
-    """The local steps of a round, for all jobs of it, in their order."""
-    ended: list[Ended] = []
+def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended | None]:
+    """The local steps of a round, for all jobs of it, in their order.
+
+    None, where whole clients are hidden, for one without records or whose gradient is not a number: it moves nothing.
+    """
+    ended: list[Ended | None] = []
     for first in range(0, len(jobs), TOGETHER):
-        ended += _train(jobs[first : first + TOGETHER], workplace)
+        ended += _train_some(jobs[first : first + TOGETHER], workplace)
     return ended
+
+
+def _train_some(jobs: Sequence[Job], workplace: Workplace) -> Sequence[Ended | None]:
+    settings = workplace.loaded[2]
+    if federation_of(settings).privacy_model == "record" or not settings.privacy.private:
+        return _train(jobs, workplace)
+    # What a client moves without records, by decay or a pull alone, would count beside the C that clipping leaves it.
+    able = [job for job in jobs if len(job.data.units)]
+    try:
+        found = dict(zip([job.name for job in able], _train(able, workplace), strict=True)) if able else {}
+    except ModelError as error:
+        if len(jobs) == 1:  # a refusal would tell of its records
+            _log.error("%s sends an update of zero: %s", jobs[0].name, error)
+            return [None]
+        return [end for job in jobs for end in _train_some([job], workplace)]
+    return [found.get(job.name) for job in jobs]
 
 
 def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:

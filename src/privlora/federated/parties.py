@@ -30,7 +30,9 @@ def unit(settings: Settings) -> str:
     """Whose presence is hidden."""
     if federation_of(settings).privacy_model == "record":
         return f"one {settings.privacy.unit} of any client"
-    return "all that one client sends; that it is a client is public"
+    return (
+        "all records of one client, which without any sends an update of zero; that it is a client is public"
+    )
 
 
 def against(federation: FederationSettings, *, private: bool) -> str:

@@ -34,10 +34,10 @@ class NotReadyError(PrivloraError):
         self.told = told
 
 
-def refuse_missing_records(path: str | list[str] | None, *, in_memory: bool, format: Format) -> None:
-    """Raise NotReadyError where a file that the client's owner names is not there.
+def refuse_missing_records(path: str | list[str] | None, format: Format, *, in_memory: bool) -> None:
+    """Raise NotReadyError where a file that the client's owner names is not there, or nothing says what it is.
 
-    format: of the terms, for files whose own names leave it open.
+    format: of the owner; ``auto`` goes by the file's ending.
 
     What is in it makes no difference: the server could ask about records by the columns that it names in its terms.
     """
@@ -46,13 +46,17 @@ def refuse_missing_records(path: str | list[str] | None, *, in_memory: bool, for
     try:
         if path is None:
             raise DataError("there is no path of records", fix="give this client its records")
-        refuse_missing(path, otherwise=format)
+        refuse_missing(path, format=format)
     except PrivloraError as problem:
         raise NotReadyError(problem, NO_RECORDS) from None
 
 
 def warn_of_unreadable(
-    name: str, path: str | list[str] | None, records: Sequence[Mapping[str, Any]] | None, settings: Settings
+    name: str,
+    path: str | list[str] | None,
+    records: Sequence[Mapping[str, Any]] | None,
+    format: Format,
+    settings: Settings,
 ) -> None:
     """Tell the log of client ``name`` if its first record lacks a column that the terms name. Nothing of it is sent."""
     data, privacy = settings.data, settings.privacy
@@ -60,7 +64,7 @@ def warn_of_unreadable(
     if records is None and any(source.startswith(HUB) for source in sources):
         return
     try:
-        given = records if records is not None else load_records(sources, otherwise=data.format, limit=1)
+        given = records if records is not None else load_records(sources, format=format, limit=1)
         first = list(given[:1])
         shown = first if data.task is None else task_records(find_task(data.task), first)
         needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]
@@ -68,13 +72,18 @@ def warn_of_unreadable(
         for record, column in needed:
             if column not in record:
                 raise missing_column(column, record, 1)
-    except PrivloraError as problem:
+    except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
         _log.error(
             "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: %s",
             name,
-            problem,
+            in_words(problem),
             "a refusal would tell the server of them. Stop the client if this is not what you meant",
         )
+
+
+def in_words(error: Exception) -> str:
+    """For a client's log. What is no error of privlora may quote a record, so that its kind alone is shown."""
+    return str(error) if isinstance(error, PrivloraError) else type(error).__name__
 
 
 def refuse_missing_model(name: str) -> None:

@@ -1,6 +1,6 @@
 """A client's records as the terms read them, whatever they are: a refusal would tell the server something of them.
 
-The server chooses the terms, columns and formats among them, and sees whether a client answers. So a client answers
+The server chooses the terms, columns among them, and sees whether a client answers. So a client answers
 with any records: those that cannot be read as the terms say count as none, each for itself, and its own log says so.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from privlora.data.examples import Examples, pad_token
 from privlora.data.formats import Format
 from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.data.units import Units
-from privlora.errors import ConfigError, DataError, PrivloraError
+from privlora.errors import ConfigError, DataError
 from privlora.federated.plans import client_settings
+from privlora.federated.readiness import in_words
 from privlora.training.inputs import Data, load_data
 
 _log = logging.getLogger(__name__)
@@ -27,11 +28,20 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def own_data(
-    settings: Settings, name: str, source: str | Sequence[str] | Records | None, model: Any, tokenizer: Any
+    settings: Settings,
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    *,
+    path: str | Sequence[str] | None = None,
+    records: Records | None = None,
+    format: Format = "auto",
 ) -> Data:
-    """The records of client ``name``, tokenised. settings: the terms. source: its path, or its records in memory.
+    """The records of client ``name``, tokenised. settings: the terms. path: of its files; records: the same in memory.
+    format: of its files, as its owner says. What the terms say of it would decide what is one record, and so one unit.
 
-    How many they are is held against no public number: those are of all clients, or of the server's choice.
+    How many they are is held against no public number: those are of all clients, or of the server's choice. Raises
+    ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a record.
     """
     data = settings.data.model_copy(update={"path": "", "evaluation": None, "unchecked": True, "limit": None})
     nowhere = {"init": None, "public_text": None, "public_text_limit": None}
@@ -48,63 +58,80 @@ def own_data(
     def load(some: Records) -> Data:
         return load_data(mine, tokenizer, some, model=model)
 
-    if _is_path(source):
-        refuse_missing(source, otherwise=data.format)  # whether there is a file says nothing of what is in it
-    try:
-        records = _own_records(name, source, data.format)
-    except ConfigError:
-        raise  # of terms that nobody can follow, whatever the records are
-    except PrivloraError as error:
-        _log.error("%s: its records cannot be read, so it trains on none: %s", name, error)
-        records = []
-    records = [_with_named_user(record, mine.privacy.user_column) for record in records]
-    try:
-        return load(records)
-    except ConfigError:
-        raise
-    except PrivloraError as error:
-        _log.error("%s: records that cannot be read as the terms say count as none: %s", name, error)
-    readable = _readable(records, load)
-    if readable:
-        return load(readable)
+    if records is None:
+        files = [path] if isinstance(path, str) else list(path or [])
+        refuse_missing(files, format=format)  # whether there is a file says nothing of what is in it
+        found = _in_files(name, files, format)
+    else:
+        found = _in_memory(name, records)
+    loaded = _readable(name, _named_users(name, found, mine.privacy.user_column), load)
+    if loaded is not None:
+        return loaded
     nothing = Examples([], pad_token_id=pad_token(tokenizer))
     return Data(nothing, Units(np.arange(0)), nothing)
 
 
-def _own_records(name: str, source: str | Sequence[str] | Records | None, format: Format) -> Records:
-    """Without what cannot be read as a record. Raises DataError where nothing can.
-
-    format: of the terms, for files whose own names leave it open.
-    """
-    if not _is_path(source):
-        return as_records(source or [])
+def _in_files(name: str, files: list[str], format: Format) -> Records:
+    """Without what cannot be read as a record."""
     broken: list[DataError] = []
     try:
-        return load_records(source, otherwise=format, broken=broken.append)
+        return load_records(files, format=format, broken=broken.append)
+    except Exception as error:  # noqa: BLE001 - readers raise anything; a refusal would tell of what is in a file
+        _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
+        return []
     finally:
         if broken:
             _log.error("%s: what cannot be read counts as none, first of all this: %s", name, broken[0])
 
 
-def _with_named_user(record: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
-    """The record with its user as a string. One record more, whose user is a number, must not spoil all others."""
-    user = None if column is None else record.get(column)
-    if column is None or isinstance(user, bool) or not isinstance(user, int):
-        return record
-    return {**record, column: str(user)}
+def _in_memory(name: str, records: Records) -> Records:
+    """Mappings as they are, strings as texts, and nothing else: each by itself."""
+    items: Sequence[Any] = records if isinstance(records, list | tuple) else as_records(records)
+    found = [{"text": item} if isinstance(item, str) else item for item in items]
+    kept = [item for item in found if isinstance(item, Mapping)]
+    if len(kept) < len(found):
+        _log.error("%s: what is no mapping of columns counts as no record", name)
+    return kept
 
 
-def _is_path(source: Any) -> TypeGuard[str | list[str]]:
-    return isinstance(source, str) or (
-        isinstance(source, list) and any(isinstance(each, str) for each in source)
-    )
+def _named_users(name: str, records: Records, column: str | None) -> Records:
+    """With users as plain strings: a record more, whose user is a number, must not spoil all others."""
+    if column is None:
+        return records
+    found = []
+    for record in records:
+        try:
+            user = record.get(column)
+            plain = isinstance(user, str | int) and not isinstance(user, bool)
+            found.append({**record, column: str(user)} if plain else record)
+        except Exception as error:  # noqa: BLE001 - as in _readable
+            _log.error("%s: a record whose user cannot be read counts as none: %s", name, in_words(error))
+    return found
 
 
-def _readable(records: Records, load: Callable[[Records], Data]) -> Records:
-    """Those that can be read alone; whole halves where they can."""
-    try:
-        load(records)
-    except PrivloraError:
-        middle = len(records) // 2
-        return [*_readable(records[:middle], load), *_readable(records[middle:], load)] if middle else []
-    return list(records)
+def _readable(name: str, records: Records, load: Callable[[Records], Data]) -> Data | None:
+    """Of those that can be read alone; whole halves where they can. None where there is none.
+
+    In a loop, because how deep a record may be nested depends on how deep this stack is.
+    """
+    found: list[Mapping[str, Any]] = []
+    told, pending = False, [records]
+    while pending:
+        some = pending.pop()
+        if not some:
+            continue
+        try:
+            loaded = load(some)
+        except ConfigError:
+            raise  # of terms that nobody can follow, whatever the records are
+        except Exception as error:  # noqa: BLE001 - tokenizers and templates raise anything; a refusal would tell of it
+            if not told:
+                words = in_words(error)
+                _log.error("%s: records that cannot be read as the terms say count as none: %s", name, words)
+            told, middle = True, len(some) // 2
+            pending += [some[middle:], some[:middle]] if middle else []
+        else:
+            if len(some) == len(records):
+                return loaded
+            found += some
+    return load(found) if found else None

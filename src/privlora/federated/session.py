@@ -25,6 +25,7 @@ from privlora.federated.plans import (
     federation_of,
     rule_of,
     rule_settings,
+    server_plan,
     stages_of,
     tensors_of,
     weight_of,
@@ -56,12 +57,12 @@ class Session:
     @cached_property
     def settings(self) -> Settings:
         """What this client agreed to, with its own place of the model. Raises RunError before it has joined."""
-        settings = self.desk.settings
-        if self.client.model is None:
+        settings, client = self.desk.settings, self.client
+        if client.model is None:
             return settings
-        return settings.model_copy(
-            update={"model": settings.model.model_copy(update={"name": self.client.model})}
-        )
+        # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
+        own = settings.model.model_copy(update={"name": client.model, "revision": client.revision})
+        return settings.model_copy(update={"model": own})
 
     @property
     def federation(self) -> FederationSettings:
@@ -79,8 +80,16 @@ class Session:
         from privlora.federated.reading import own_data  # for training alone, since it takes long to import
 
         model, tokenizer, settings = self.workplace.loaded
-        source = self.client.path if self.client.records is None else self.client.records
-        return own_data(settings, self.client.name, source, model, tokenizer)
+        client = self.client
+        return own_data(
+            settings,
+            client.name,
+            model,
+            tokenizer,
+            path=client.path,
+            records=client.records,
+            format=client.format,
+        )
 
     # --- messages ---
 
@@ -196,6 +205,12 @@ class Session:
         self.desk.keep("memory", kept)
         return answer
 
+    def no_update(self, request: Request) -> Tensors:
+        """An answer of zeros, whatever the rule would make of a client that has not moved."""
+        rule, dtype = rule_of(self.federation), next(iter(request.tensors.values())).dtype
+        shapes = rule.shapes(request.kind, request.round, self._groups(), rule_settings(self.settings))[1]
+        return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+
     def _join(self, request: Request) -> Reply:
         text = str(request.values.get("settings", ""))
         settings = read_terms(text)
@@ -210,12 +225,12 @@ class Session:
         plan = client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
         # After the limits: terms beyond them learn nothing about this machine.
-        path, records = self.client.path, self.client.records
-        refuse_missing_records(path, in_memory=records is not None, format=settings.data.format)
-        warn_of_unreadable(self.client.name, path, records, settings)
+        path, records, format = self.client.path, self.client.records, self.client.format
+        refuse_missing_records(path, format, in_memory=records is not None)
+        warn_of_unreadable(self.client.name, path, records, format, settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
-        self.desk.open(settings, plan, text)
+        self.desk.open(settings, plan, text, stated=server_plan(settings))
         values: dict[str, int | float | str | bytes] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)
@@ -292,7 +307,7 @@ class Session:
         stage, names = str(asked["stage"]), str(asked["names"]).split(",")
         # In a later stage the roster is whom the first one was over, which the participant sees to.
         others = stage == "train" and names != sorted(self._asked(request.round))
-        if others or asked["threshold"] != federation.threshold or not set(names) <= set(federation.names):
+        if others or asked["threshold"] != federation.threshold:
             raise PrivacyError(
                 "a secure sum over other clients, or with another threshold, than agreed",
                 why="each client's share of the noise is made for these numbers",
@@ -354,18 +369,21 @@ class Work:
     request: Request
     job: Job
 
-    def reply(self, ended: Ended | np.ndarray) -> Reply:
-        """ended: where training ended, by the rule; a vector for joint."""
+    def reply(self, ended: Ended | np.ndarray | None) -> Reply:
+        """ended: where training ended, by the rule; a vector for joint; None for an update of zero."""
         reply = self._reply(ended)
         self.session.charged(self.job.ledger)
         return reply
 
-    def _reply(self, ended: Ended | np.ndarray) -> Reply:
+    def _reply(self, ended: Ended | np.ndarray | None) -> Reply:
         session = self.session
         if isinstance(ended, np.ndarray):
             vector = {SUM: torch.from_numpy(ended)}
             return session.send(self.request, session.packed(vector) if ended.dtype.kind == "f" else vector)
-        answer = session.by_rule(self.request, ended.state, ended.travelled)
+        if ended is None:
+            answer = session.no_update(self.request)
+        else:
+            answer = session.by_rule(self.request, ended.state, ended.travelled)
         settings = session.settings
         if session.federation.privacy_model == "record" or not settings.privacy.private:
             return session.send(self.request, session.packed(answer))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privlora.config import IN_MEMORY, ClientSettings, Settings
-from privlora.data.formats import Format
 from privlora.data.partition import cut
 from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.errors import ConfigError, DataError, RunError, nearest
@@ -45,7 +44,7 @@ def refuse_missing_sources(
         if client.name not in given:
             assert client.path is not None
             try:
-                refuse_missing(client.path, otherwise=data.format)
+                refuse_missing(client.path, format=client.format)
             except DataError as error:
                 raise error.of(f"client {client.name}") from None
 
@@ -59,16 +58,16 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
         user = settings.privacy.user_column
         return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
     found = _by_client(settings, records)
-    return {client.name: _of_one(client, found, data.format) for client in federation.clients}
+    return {client.name: _of_one(client, found) for client in federation.clients}
 
 
-def _of_one(client: ClientSettings, found: Mapping[str, Records], format: Format) -> Records:
-    """format: for a file whose own name leaves it open. Raises DataError that names the client."""
+def _of_one(client: ClientSettings, found: Mapping[str, Records]) -> Records:
+    """Raises DataError that names the client."""
     try:
         if client.name in found:
             return as_records(found[client.name])
         assert client.path is not None
-        return load_records(client.path, otherwise=format)
+        return load_records(client.path, format=client.format)
     except DataError as error:
         raise error.of(f"client {client.name}") from None
 

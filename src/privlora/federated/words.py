@@ -181,6 +181,11 @@ def what_is_not_hidden(settings: Settings) -> list[str]:
             "A client's records from that client's own machine. The unit is the client, and it trains on its own "
             "records without noise."
         )
+        found.append(
+            "Which of two sets of records a client has, at the same epsilon. Compared are its records and none, with "
+            "which it sends an update of zero, so that a sum moves by the clipping norm at most; between two sets of "
+            "records it moves by twice that."
+        )
         if federation.trusted_server:
             found.append("Each client's update from the server, which adds the noise and is trusted.")
     else:

@@ -118,6 +118,8 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ({"must_be_private": 0}, "is no limit"),
         ({"unit": 3}, "is no limit"),
         ({"unit": "patient"}, "is unknown"),
+        ({"format": "lines"}, "format='lines' in the node config is unknown"),
+        ({"format": 3}, "lacks format"),
         ({"pins": "/nowhere.json"}, "pins in the node config cannot be read"),
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
@@ -145,7 +147,7 @@ def test_node_configs(
 def test_what_an_owner_sets(tmp_path: Path) -> None:
     pins = tmp_path / "pins.json"
     pins.write_text('{"b": "00ff"}')
-    given = f'name="a" folder="{tmp_path}/a" data="data-a" model="/model" pins="{pins}"'
+    given = f'name="a" folder="{tmp_path}/a" data="data-a" format="jsonl" model="/model" revision="v2" pins="{pins}"'
     config = parse_config_args(  # of --node-config
         [f"{given} max_epsilon=2 pins_model=false least_clients=3"]
     )
@@ -154,8 +156,14 @@ def test_what_an_owner_sets(tmp_path: Path) -> None:
     assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, limits)
     client = _core(place)
     assert isinstance(client, Client)
-    assert (client.name, client.folder, client.path) == ("a", tmp_path / "a", "data-a")
+    assert (client.name, client.folder, client.path, client.format) == (
+        "a",
+        tmp_path / "a",
+        "data-a",
+        "jsonl",
+    )
     assert (client.model, client.pins, client.limits) == (place.model, place.pins, place.limits)
+    assert client.revision == "v2"
 
 
 def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:

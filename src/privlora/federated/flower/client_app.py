@@ -17,6 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from privlora.accounting.ledger_format import Unit
+from privlora.data.formats import Format
 from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.flower.logs import through_flower
 from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
@@ -26,7 +27,7 @@ from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, 
 _log = logging.getLogger(__name__)
 
 _NEEDED: Final = ("name", "folder", "data")
-_TEXTS: Final = (*_NEEDED, "model", "pins")
+_TEXTS: Final = (*_NEEDED, "format", "model", "revision", "pins")
 _LIMITS: Final = tuple(limit.name for limit in fields(Limits))
 
 
@@ -42,15 +43,18 @@ class Place:
     """Where a client lives, and what its owner allows.
 
     name: public. folder: what survives between messages. data: its records' file; records: the same in memory, in a
-    simulation. model: where it has the base model, if not where the server's settings say. pins: the fingerprint of
-    each client that secure sums may be over, by name. limits: of what a server may ask for.
+    simulation. format: of the file; "auto" goes by its ending. model: where it has the base model, if not where the
+    server's settings say; revision: of it, on the hub. pins: the fingerprint of each client that secure sums may be
+    over, by name. limits: of what a server may ask for.
     """
 
     name: str
     folder: Path
     data: str | None = None
     records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    format: Format = "auto"
     model: str | None = None
+    revision: str | None = None
     pins: Mapping[str, str] | None = None
     limits: Limits = field(default_factory=Limits)
 
@@ -59,7 +63,7 @@ class Place:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Place:
-        """From the node config: texts name, folder, data, model, pins (a file), and whatever `Limits` has.
+        """Of the node config: texts name, folder, data, format, model, revision, pins (a file), and those of `Limits`.
 
         Raises:
             ConfigError: a key is missing, unknown or wrong, or a path is relative.
@@ -80,12 +84,20 @@ class Place:
             )
         if not Path(config["folder"]).is_absolute():
             raise ConfigError("folder in the node config is relative", fix="give an absolute path")
+        if config.get("format", "auto") not in get_args(Format):
+            raise ConfigError(
+                f"format={named(config['format'])} in the node config is unknown",
+                why="it says what one record is, and so what is protected",
+                fix=f"one of {', '.join(get_args(Format))}",
+            )
         pins = None if "pins" not in config else _pins(Path(config["pins"]))
         return cls(
             config["name"],
             Path(config["folder"]),
             config["data"],
+            format=config.get("format", "auto"),
             model=config.get("model"),
+            revision=config.get("revision"),
             pins=pins,
             limits=_limits(config),
         )
@@ -225,7 +237,9 @@ def _core(place: Place) -> Answers:
         place.folder,
         path=place.data,
         records=place.records,
+        format=place.format,
         model=place.model,
+        revision=place.revision,
         pins=place.pins,
         limits=place.limits,
     )

@@ -63,7 +63,14 @@ def simulate(
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
     places = [
-        Place(name, here.place_of(name), records=own, model=settings.model.name, limits=ANYTHING)
+        Place(
+            name,
+            here.place_of(name),
+            records=own,
+            model=settings.model.name,
+            revision=settings.model.revision,
+            limits=ANYTHING,
+        )
         for name, own in here.records.items()
     ]
     done: list[Federated] = []
