@@ -181,7 +181,7 @@ def test_the_page_quotes_the_tables(page: str, study: Any, study_tables: Any) ->
     found = study_tables.tables(rows)
     assert study_tables.summary(found) in page
     for table in found:
-        if (table.task, table.per_round) == ("reviews", 10):
+        if table.task == "reviews" and table.epsilon in (3, None):
             assert study_tables.markdown(table) in page
     assert study_tables.page(rows) == (RESULTS / "study.md").read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from crash_cases import OPEN, RECORDS, ROUNDS, Between, ledgers, parts, run, set
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings
-from privlora.errors import ConfigError, PrivacyError
+from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.client import Client
 from privlora.federated.desk import read_terms
@@ -97,7 +97,8 @@ def test_joint_refuses_them_as_well(change: int, tmp_path: Path, monkeypatch: py
             return LIES[change](request) if (request.kind, request.client) == ("train", VICTIM) else request
 
     between(monkeypatch, Lying)
-    run(settings_of(tmp_path, "joint"))
+    with pytest.raises(RunError, match="rounds are void"):
+        run(settings_of(tmp_path, "joint"))
     assert charges(tmp_path)[VICTIM] == 0
     rounds = History(tmp_path / "private/rounds.jsonl").rounds()
     assert all(one.void is not None for one in rounds)
@@ -210,7 +211,10 @@ def test_a_basis_of_its_own_for_one_client(tmp_path: Path, monkeypatch: pytest.M
             return replace(request, tensors={n: t.flip(-1) for n, t in request.tensors.items()})
 
     between(monkeypatch, Lying)
-    run(settings_of(tmp_path, "fedask", secure_aggregation=True))
+    # Said once, not for each round.
+    said = rf"all {ROUNDS} rounds are void \(the secure sum of stage 'sketch' is void: [^,]*, 3 have to\)"
+    with pytest.raises(RunError, match=said):
+        run(settings_of(tmp_path, "fedask", secure_aggregation=True))
     rounds = History(tmp_path / "private/rounds.jsonl").rounds()
     assert all("void" in str(one.void) for one in rounds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from privlora.training.files import append_line, read_lines
 
 _ID = 16  # bytes
 STOPPED: Final = "the server stopped"
+_OF_A_ROUND: Final = re.compile(r" in round \d+")
+_SHOWN: Final = 3  # reasons
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,13 @@ class Round:
     def untold(self) -> Round:
         """Without whom it was with, and without what would tell: of a trusted server, whose epsilon counts on that."""
         return Round(self.step, (), (), 0, 0, None if self.void is None else "nothing came of it")
+
+
+def why_void(rounds: Sequence[Round]) -> str:
+    """The reasons of void rounds in words, each once whatever its round; the first few of many. "" for none."""
+    found = sorted({_OF_A_ROUND.sub("", one.void) for one in rounds if one.void is not None})
+    more = len(found) - _SHOWN
+    return ", ".join([*found[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 class History:

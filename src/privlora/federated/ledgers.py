@@ -13,7 +13,7 @@ from privlora.accounting import LedgerSummary, Plan
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config import Settings
 from privlora.errors import PrivacyError, PrivloraError, RunError
-from privlora.federated.history import History
+from privlora.federated.history import History, why_void
 from privlora.federated.phases import charged_after
 from privlora.federated.plans import federation_of
 from privlora.training.files import RunFolder, write_atomically
@@ -80,7 +80,7 @@ def refuse_all_void(
     rounds = history.rounds()
     if any(one.void is None for one in rounds):
         return
-    reasons = "" if own else f" ({', '.join(sorted({str(one.void) for one in rounds}))})"
+    reasons = "" if own else f" ({why_void(rounds)})"
     raise RunError(
         f"all {len(rounds)} rounds are void{reasons}: nothing moved, so there is no adapter",
         why=f"charged all the same: {_charged(settings, plan, given, own)}",

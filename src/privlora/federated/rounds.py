@@ -16,7 +16,7 @@ from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
-from privlora.federated.history import STOPPED, History, Round
+from privlora.federated.history import STOPPED, History, Round, why_void
 from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_rate, federation_of, public_settings
 from privlora.federated.schedule import participants, secret_participants
@@ -219,7 +219,7 @@ def shortfall(rounds: Sequence[Round], *, secret: bool = False) -> str | None:
     reasons = {str(one.void) for one in rounds if one.void is not None}
     found: list[str] = []
     if reasons:
-        why = "" if secret else f" ({', '.join(sorted(reasons))})"
+        why = "" if secret else f" ({why_void(rounds)})"
         found.append(
             f"{len(rounds) - len(done)} of {len(rounds)} rounds are void{why}, nothing moved in them"
         )

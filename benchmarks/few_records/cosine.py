@@ -1,0 +1,233 @@
+"""How much of the true gradient is left in one private step, by where the noise goes: cosines at one state.
+
+    python benchmarks/few_records/cosine.py --assets ASSETS [--pairs NAME ...] [--epsilon 1] [--draws 10]
+
+A pair is a model, private texts and public ones of a similar kind. Every method starts from the same seed and makes
+the same warm start on the public texts, so that no factor is zero; then batches are drawn from the private texts, and
+each release is decoded and held against the unclipped mean gradient of its own batch, in the coordinates of the
+adapter. 10 steps at a sampling rate of 0.2, as in PE-SGD (Zou et al. 2026). Nothing is trained after the warm start.
+Writes benchmarks/results/few_records/cosine.json. Without ASSETS nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privlora.accounting.calibration import calibrate_noise_multiplier
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.config import Settings, settings_from
+from privlora.coordinates import SpanSpace
+from privlora.coordinates.span import flattened, unit_vectors
+from privlora.data.batching import micro_batches
+from privlora.data.sampling import PoissonSampler
+from privlora.mechanisms import GaussianMechanism
+from privlora.mechanisms.charges import Uncharged
+from privlora.randomness import counter_generator
+from privlora.training.assembly import Parts, PublicStart, build_parts
+from privlora.training.forward import training_passes
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.inputs import tokenise
+from privlora.training.models import load_model
+from privlora.training.step import Step
+from privlora.training.warm_start import warm_start
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "cosine.json"
+RECORDS, RATE, STEPS, DELTA, TEXTS, TOKENS = 400, 0.2, 10, 1e-5, 200, 64
+_LETTERS = 300  # of a text that are kept: 64 tokens are fewer
+
+
+@dataclass(frozen=True)
+class Pair:
+    model: str
+    private: str
+    public: str
+
+
+PAIRS = {
+    "reviews1M, pubmed from biorxiv": Pair("reviews1M", "pubmed", "biorxiv"),
+    "reviews1M, reviews from sst2": Pair("reviews1M", "sentiment_domains", "glue/sst2"),
+    "stories260K, reviews from sst2": Pair("stories260K", "sentiment_domains", "glue/sst2"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    texts: int = TEXTS
+
+
+ROWS = {
+    "dp-adamw": Row("dp-adamw"),
+    "pdp-sgd, top 50": Row("pdp-sgd"),
+    "gep, top 50": Row("gep"),
+    "b-gep, top 50": Row("b-gep"),
+    "pe-sgd as in the paper": Row("pe-sgd-fix"),
+    "pe-sgd, 50 texts": Row("pe-sgd-fix", texts=50),
+    "pe-sgd, ridge 0.1": Row("pe-sgd-fix", {"ridge": 0.1}),
+    "pe-sgd, ridge 1": Row("pe-sgd-fix", {"ridge": 1.0}),
+    "pe-sgd, ridge 3": Row("pe-sgd-fix", {"ridge": 3.0}),
+    "orthonormal, all": Row("pe-sgd-fix", {"alpha": 0.5, "ridge": 0.0}),
+    "orthonormal, top 20": Row("pe-sgd-fix", {"alpha": 0.5, "ridge": 0.0, "top_k": 20}),
+    "orthonormal, top 5": Row("pe-sgd-fix", {"alpha": 0.5, "ridge": 0.0, "top_k": 5}),
+    "inner products": Row("pe-sgd-fix", {"alpha": 0.0}),
+    "prism": Row("prism", {"clipping": "flat"}),
+    "span-prism, ridge 1": Row("span-prism", {"ridge": 1.0}),
+    "span-prism, ridge 3": Row("span-prism", {"ridge": 3.0}),
+    "span-prism, orthonormal, top 5": Row("span-prism", {"alpha": 0.5, "ridge": 0.0, "top_k": 5}),
+}
+
+
+def texts_of(assets: Path, folder: str, count: int) -> list[dict[str, str]]:
+    with gzip.open(assets / "data" / folder / "train.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    column = "text" if "text" in rows[0] else "sentence1"
+    every = max(1, len(rows) // count)
+    return [{"text": row[column][:_LETTERS]} for row in rows[::every][:count]]
+
+
+def settings_of(row: Row, model: Path, public: Path) -> Settings:
+    return settings_from(
+        {
+            "model": {"name": str(model)},
+            "data": {"path": "(in memory)", "max_length": TOKENS, "unchecked": True},
+            "adapter": {"r": 8, "target_modules": ["q_proj", "v_proj"], "init": "random"},
+            "synthesis": {
+                "generator": "file",
+                "file": str(public),
+                "seeds": row.texts,
+                "variations": 0,
+                "similarity_limit": None,
+                "warm_start_epochs": 2,
+            },
+            "privacy": {
+                "noise_multiplier": 1.0,
+                "delta": DELTA,
+                "steps": STEPS,
+                "expected_batch_size": RATE * RECORDS,
+                "public_dataset_size": RECORDS,
+            },
+            "method": {"name": row.method, "learning_rate": 2e-3, **row.settings},
+            "run": {"output": "unused"},
+        }
+    )
+
+
+def cosines(
+    row: Row, model: Any, tokenizer: Any, folder: Path, records: Any, public: Path, sigma: float, draws: int
+) -> dict[str, Any]:
+    """Of releases with the noise of the plan, and without noise; each against its own batch."""
+    settings = settings_of(row, folder, public)
+    parts = build_parts(settings, model, PublicStart(tokenizer))
+    with parts.adapter:
+        warm_start(parts)
+        examples = tokenise(records, settings.data, tokenizer)
+        found: dict[str, list[float]] = {"noisy": [], "exact": []}
+        started = time.process_time()
+        for kind, scale, count in (("noisy", sigma, draws), ("exact", 1e-6, 2)):
+            step = step_of(parts, examples, scale)
+            sampler = PoissonSampler(len(examples), RATE)
+            for _ in range(count):
+                drawn = sampler.draw().tolist()
+                step.accumulate(drawn)
+                vector = step.mechanism.release().vector
+                decoded = (
+                    parts.coordinates.decode(vector) if isinstance(parts.coordinates, SpanSpace) else vector
+                )
+                true = mean_gradient(parts, examples, drawn)
+                given = flattened(decoded).double()
+                found[kind].append(float(given @ true / (given.norm() * true.norm())))
+        spent = time.process_time() - started
+    values = found["noisy"]
+    return {
+        "cosine": mean(values),
+        "error": stdev(values) / len(values) ** 0.5,
+        "without_noise": mean(found["exact"]),
+        "draws": draws,
+        "cpu_seconds_a_draw": spent / (draws + 2),
+    }
+
+
+def step_of(parts: Parts, examples: Any, sigma: float) -> Step:
+    privacy = parts.settings.privacy
+    mechanism = GaussianMechanism(
+        parts.coordinates,
+        clip_norm=privacy.clip_norm,
+        event=StepEvent(PoissonSampling(RATE), sigma),
+        expected_batch_size=privacy.b,
+        ledger=Uncharged(),
+        clipping=parts.hyper.clipping,
+    )
+    return Step(state=parts, mechanism=mechanism, examples=examples, learning_rate=0.0)
+
+
+def mean_gradient(parts: Parts, examples: Any, drawn: list[int]) -> Tensor:
+    """The unclipped mean over the batch, in the adapter's own coordinates: (p,) float64."""
+    space = parts.coordinates.inner if isinstance(parts.coordinates, SpanSpace) else parts.coordinates
+    total = torch.zeros(space.entries(), dtype=torch.float64)
+    with training_passes(parts.adapter.model, counter_generator(0)):
+        for batch in micro_batches(drawn, examples, max_tokens=4096):
+            captured, _ = micro_batch_gradients(parts.adapter, batch)
+            total += unit_vectors(space, captured).sum(dim=0)
+    return total / len(drawn)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--draws", type=int, default=10)
+    chosen = parser.parse_args()
+    if not (chosen.assets / "models").is_dir():
+        print(f"skipped: there are no models in {chosen.assets}")
+        return
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from machine import describe_machine
+
+    torch.set_num_threads(1)
+    plan = calibrate_noise_multiplier(PoissonSampling(RATE), STEPS, chosen.epsilon, DELTA)
+    results: dict[str, Any] = {
+        "epsilon": chosen.epsilon,
+        "noise_multiplier": plan.noise_multiplier,
+        "records": RECORDS,
+        "machine": describe_machine(),
+        "pairs": {},
+    }
+    for name in chosen.pairs:
+        pair = PAIRS[name]
+        folder = chosen.assets / "models" / pair.model
+        records = texts_of(chosen.assets, pair.private, RECORDS)
+        of_pair = results["pairs"][name] = {}
+        with tempfile.TemporaryDirectory() as temporary:
+            public = Path(temporary) / "public.jsonl"
+            lines = (json.dumps(record) for record in texts_of(chosen.assets, pair.public, TEXTS))
+            public.write_text("\n".join(lines), encoding="utf-8")
+            for title, row in ROWS.items():
+                model, tokenizer = load_model(settings_of(row, folder, public).model)
+                of_pair[title] = cosines(
+                    row, model, tokenizer, folder, records, public, plan.noise_multiplier, chosen.draws
+                )
+                print(name, "|", title, of_pair[title], flush=True)
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
