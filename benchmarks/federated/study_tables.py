@@ -221,9 +221,13 @@ def page(rows: Rows) -> str:
 @in_style
 def draw(found: Sequence[Table]) -> Figure:
     """A panel an epsilon: each row's loss on every split, and the runs in one place as lines."""
-    figure, panels = grid(1, len(found), 5.4 * len(found), 6.4)
-    axes_of: list[Any] = list(panels) if len(found) > 1 else [panels]
-    for axes, table in zip(axes_of, found, strict=True):
+    wide = min(2, len(found))
+    high = -(-len(found) // wide)
+    figure, panels = grid(high, wide, 6.2 * wide, 6.4 * high + 0.5)
+    for axes in panels[len(found) :]:
+        axes.set_visible(False)
+    legend: dict[str, Any] = {}
+    for axes, table in zip(panels, found, strict=False):
         over = {row: table.over_splits(row) for row in table.rows}
         rows = [row for row in table.rows if row not in _APART and over[row] is not None]
         rows.sort(key=lambda row: -(over[row].mean))  # type: ignore[union-attr]
@@ -231,9 +235,9 @@ def draw(found: Sequence[Table]) -> Figure:
             for height, row in enumerate(rows):
                 value = table.value(row, split)
                 if value is not None:
-                    offset = 0.18 * (table.splits.index(split) - (len(table.splits) - 1) / 2)
-                    label = split if height == 0 else None
-                    axes.errorbar(
+                    apart = 0.64 / len(table.splits)
+                    offset = apart * (table.splits.index(split) - (len(table.splits) - 1) / 2)
+                    legend[split] = axes.errorbar(
                         value.mean,
                         height + offset,
                         xerr=value.error or 0.0,
@@ -241,16 +245,15 @@ def draw(found: Sequence[Table]) -> Figure:
                         markersize=4,
                         linewidth=1.2,
                         color=_COLOURS[split],
-                        label=label,
                     )
         for name, dashes in (("central prism", "-"), ("central dp-adamw", (0, (4, 3)))):
             value = table.over_splits(name)
             if value is not None:
-                axes.axvline(value.mean, color=MUTED, linestyle=dashes, linewidth=1.2, label=name)
+                legend[name] = axes.axvline(value.mean, color=MUTED, linestyle=dashes, linewidth=1.2)
         axes.set_yticks(range(len(rows)), rows)
         axes.set_xlabel("held-out loss (nats)")
         axes.set_title(table.title)
-    axes_of[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(0.12, 0.45))
+    figure.legend(legend.values(), legend, fontsize=9, loc="outside lower center", ncols=len(legend))
     return figure
 
 
