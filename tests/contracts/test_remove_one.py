@@ -91,8 +91,8 @@ def all_pairs(possible: list[Cell]) -> list[Cell]:
 
 
 def every_start(families: tuple[str, ...]) -> list[Cell]:
-    """One row of each space from each of its starts; the ways to clip take turns."""
-    rows = {row.space: row for row in reversed(ROWS)}.values()
+    """One row of each space from each of its starts; the ways to clip take turns. Spans start as what they span."""
+    rows = {row.space: row for row in reversed(ROWS) if not row.public_texts}.values()
     cells = [
         (row, start, family, dtype)
         for row in rows
