@@ -252,3 +252,38 @@ def test_a_gradient_that_is_not_a_number_is_an_update_of_zero(
             False,
             False,
         ] * 2
+
+
+def test_records_of_one_client_move_no_update_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: steps without noise enlarge whatever rounding carries over, and clipping bounds one's own alone."""
+    drawing(monkeypatch, everyone)
+    sent = []
+    for number, own in enumerate(([], [{"text": "a much longer record than those of others"}, {"text": "b"}])):
+        settings = settings_of(
+            "fedavg",
+            NAMES,
+            federation={**TRUSTED, "local_steps": 8},
+            privacy={"clip_norm": C},
+            method={"learning_rate": 0.5},
+        )
+        one = Federation(tmp_path / str(number), settings, {**owners(4), NAMES[0]: own})
+        one.run()
+        first = {reply.client: reply.tensors for reply in one.exchange.replies("train")[: len(NAMES)]}
+        sent.append({name: first[name] for name in NAMES[1:]})
+    for name in NAMES[1:]:
+        assert all(torch.equal(sent[0][name][key], sent[1][name][key]) for key in sent[0][name]), name
+
+
+def test_a_rate_that_no_float_holds_is_an_update_of_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drawing(monkeypatch, everyone)
+    settings = settings_of(
+        "fedavg", NAMES, federation=TRUSTED, privacy={"clip_norm": C}, method={"learning_rate": 1e38}
+    )
+    one = Federation(tmp_path, settings, owners(4))
+    with caplog.at_level(logging.ERROR):
+        one.run()
+    assert [reply.refused for reply in one.exchange.replies("train")] == [None] * 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.config import Settings
+from privlora.errors import ConfigError
 from privlora.federated.plans import public_settings, with_local_method
 from privlora.federated.readiness import warn_of_unreadable
 from privlora.federated.reading import own_data
@@ -163,3 +165,19 @@ def test_an_odd_line_moves_no_other_record(suffix: str, line: bytes, tmp_path: P
     path.write_bytes(b"\n".join(lines) if suffix == "jsonl" else b"[" + b",".join(lines) + b"]")
     chosen = TERMS["text"]
     assert_unmoved(own_data(chosen, "a", MODEL, TOKENIZER, path=str(path)), chosen)
+
+
+@pytest.mark.parametrize("name", ["chat", "text"])
+def test_terms_that_nobody_can_follow_are_refused_whatever_the_records_are(name: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.eos_token = None
+    for records in ([], base(), [{"other": "x"}]):
+        with pytest.raises(ConfigError):
+            own_data(TERMS[name], "a", MODEL, tokenizer, records=records)
+
+
+def test_records_in_any_container_are_read_one_by_one() -> None:
+    for records in (deque([*base()[:2], None, *base()[2:]]), (*base(), 7)):
+        assert_unmoved(own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=records), TERMS["text"])
+    assert len(own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=deque()).examples) == 0

@@ -1,7 +1,8 @@
 """What clients of one process do with their records: train side by side, each as it would alone.
 
 A round's clients share the frozen model and its passes (stacked adapters). Draws, clipping, noise and ledgers are each
-one's own, so nothing that one sends depends on who else is in the process.
+one's own, so nothing that one sends depends on who else is in the process, but for the last digits of gradients that
+noise covers at each step. Where whole clients are hidden there is none between steps, and each trains by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from privlora.coordinates import (
     Vector,
 )
 from privlora.data.examples import Examples
-from privlora.errors import ModelError
 from privlora.federated.plans import (
     client_settings,
     federation_of,
@@ -35,6 +35,7 @@ from privlora.federated.plans import (
     rule_of,
     rule_settings,
 )
+from privlora.federated.readiness import in_words
 from privlora.federated.rules import Beginning, Tensors, Trains
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
@@ -91,25 +92,24 @@ def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended | Non
     None, where whole clients are hidden, for one without records or whose gradient is not a number: it moves nothing.
     """
     ended: list[Ended | None] = []
+    settings = workplace.loaded[2]
+    if federation_of(settings).privacy_model != "record" and settings.privacy.private:
+        # Steps without noise enlarge what rounding carries from one client's records into another's update.
+        return [_train_hidden(job, workplace) for job in jobs]
     for first in range(0, len(jobs), TOGETHER):
-        ended += _train_some(jobs[first : first + TOGETHER], workplace)
+        ended += _train(jobs[first : first + TOGETHER], workplace)
     return ended
 
 
-def _train_some(jobs: Sequence[Job], workplace: Workplace) -> Sequence[Ended | None]:
-    settings = workplace.loaded[2]
-    if federation_of(settings).privacy_model == "record" or not settings.privacy.private:
-        return _train(jobs, workplace)
+def _train_hidden(job: Job, workplace: Workplace) -> Ended | None:
     # What a client moves without records, by decay or a pull alone, would count beside the C that clipping leaves it.
-    able = [job for job in jobs if len(job.data.units)]
+    if not len(job.data.units):
+        return None
     try:
-        found = dict(zip([job.name for job in able], _train(able, workplace), strict=True)) if able else {}
-    except ModelError as error:
-        if len(jobs) == 1:  # a refusal would tell of its records
-            _log.error("%s sends an update of zero: %s", jobs[0].name, error)
-            return [None]
-        return [end for job in jobs for end in _train_some([job], workplace)]
-    return [found.get(job.name) for job in jobs]
+        return _train([job], workplace)[0]
+    except Exception as error:  # noqa: BLE001 - a refusal would tell of its records
+        _log.error("%s sends an update of zero: %s", job.name, in_words(error))
+        return None
 
 
 def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:

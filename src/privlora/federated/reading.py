@@ -17,10 +17,10 @@ from privlora.data.examples import Examples, pad_token
 from privlora.data.formats import Format
 from privlora.data.records import as_records, load_records, refuse_missing
 from privlora.data.units import Units
-from privlora.errors import ConfigError, DataError
+from privlora.errors import DataError
 from privlora.federated.plans import client_settings
 from privlora.federated.readiness import in_words
-from privlora.training.inputs import Data, load_data
+from privlora.training.inputs import Data, load_data, tokenise
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ def own_data(
         }
     )
 
+    tokenise([], data, tokenizer)  # refuses terms that nobody can follow, whatever the records are
+
     def load(some: Records) -> Data:
         return load_data(mine, tokenizer, some, model=model)
 
@@ -86,7 +88,11 @@ def _in_files(name: str, files: list[str], format: Format) -> Records:
 
 def _in_memory(name: str, records: Records) -> Records:
     """Mappings as they are, strings as texts, and nothing else: each by itself."""
-    items: Sequence[Any] = records if isinstance(records, list | tuple) else as_records(records)
+    try:
+        items: Sequence[Any] = list(records) if isinstance(records, Sequence) else as_records(records)
+    except Exception as error:  # noqa: BLE001 - as in _in_files
+        _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
+        return []
     found = [{"text": item} if isinstance(item, str) else item for item in items]
     kept = [item for item in found if isinstance(item, Mapping)]
     if len(kept) < len(found):
@@ -122,8 +128,6 @@ def _readable(name: str, records: Records, load: Callable[[Records], Data]) -> D
             continue
         try:
             loaded = load(some)
-        except ConfigError:
-            raise  # of terms that nobody can follow, whatever the records are
         except Exception as error:  # noqa: BLE001 - tokenizers and templates raise anything; a refusal would tell of it
             if not told:
                 words = in_words(error)
