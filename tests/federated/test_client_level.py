@@ -260,7 +260,9 @@ def test_records_of_one_client_move_no_update_of_another(
     """To the bit: steps without noise enlarge whatever rounding carries over, and clipping bounds one's own alone."""
     drawing(monkeypatch, everyone)
     sent = []
-    for number, own in enumerate(([], [{"text": "a much longer record than those of others"}, {"text": "b"}])):
+    for number, own in enumerate(
+        ([], [{"text": "a much longer record than those of others"}, {"text": "b"}])
+    ):
         settings = settings_of(
             "fedavg",
             NAMES,
