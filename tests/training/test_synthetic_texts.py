@@ -268,3 +268,16 @@ def test_a_crash_before_the_first_checkpoint_warms_up_again(
         tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
     )
     assert len(begun) == 1  # over, so there is a checkpoint
+
+
+def test_a_run_that_is_over_is_reported_again(tmp_path: Path) -> None:
+    model = tiny_model()
+    tune(model, tmp_path / "run", generator=Notes(model))
+    folder = RunFolder(tmp_path / "run")
+    before = weights(tmp_path / "run")
+    resume_run(
+        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
+    )
+    after = weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert read_ledger(folder.ledger).charges == PRIVACY["steps"]

@@ -33,7 +33,8 @@ def public_gradients(
     """
     adapter = space.adapter
     rows = torch.zeros(len(texts), space.entries(), dtype=dtype or space.dtype, device=adapter.device)
-    with training_passes(adapter.model, counter_generator(0)):
+    # Reports ask for it too, where nothing else takes gradients.
+    with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
         for batch in sequential_batches(texts, max_tokens=max_tokens):
             captured, _ = micro_batch_gradients(adapter, batch)
             captured.zero(~captured.finite())
