@@ -17,6 +17,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.errors import ConfigError, GeneratorError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
+from privlora.training.step import Step
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVACY: dict[str, Any] = {
@@ -195,6 +196,22 @@ def test_a_warm_start_moves_any_method_and_charges_nothing(tmp_path: Path) -> No
         assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
     cold, warm = losses
     assert warm < cold - 0.1
+
+
+@quickly
+def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rates = tiny_model(), []
+    take = Step.take
+
+    def watched(step: Step, *drawn: Any) -> Any:
+        rates.append(step.learning_rate)
+        return take(step, *drawn)
+
+    monkeypatch.setattr(Step, "take", watched)
+    chosen = {**SYNTHESIS, "warm_start_epochs": 1, "warm_start_learning_rate": 0.25}
+    tune(model, tmp_path / "run", generator=Notes(model), synthesis=chosen)
+    assert rates[0] == 0.25
+    assert rates[-1] != 0.25
 
 
 @quickly

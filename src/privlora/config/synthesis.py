@@ -97,6 +97,8 @@ class SynthesisSettings(Group):
     """Steps between two choices; 0 keeps the first texts."""
     warm_start_epochs: int = Field(default=0, ge=0)
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
+    warm_start_learning_rate: float | None = Field(default=None, gt=0)
+    """Of these epochs; null: that of the private steps."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
 
@@ -170,6 +172,10 @@ class SynthesisSettings(Group):
                     f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
                     f"{' or '.join(readers)}"
                 )
+        if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
+            raise ValueError(
+                "warm_start_learning_rate goes with warm_start_epochs. Fix: set how many epochs, or remove the rate"
+            )
         if self.preset is not None and self.random_prompt is not None:
             raise ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
         for name in ("variation_prompt", "tones"):

@@ -19,9 +19,9 @@ _STREAM: Final = 2**63  # of the public seed: apart from choices of texts, which
 def warm_start(parts: Parts) -> None:
     """Bring a new run's state to where synthesis.warm_start_epochs over its first texts lead.
 
-    Takes the run's optimizer at its learning rate, without clipping or noise, on shuffled batches of 8 texts that
-    follow from run.seed; then the optimizer and the average begin anew. Nothing private is read. Without epochs it does
-    nothing.
+    Takes the run's optimizer at synthesis.warm_start_learning_rate, or at its own rate, without clipping or noise, on
+    shuffled batches of 8 texts that follow from run.seed; then the optimizer and the average begin anew. Nothing
+    private is read. Without epochs it does nothing.
     """
     chosen = parts.settings.synthesis
     if chosen is None or parts.texts is None or not chosen.warm_start_epochs:
@@ -38,7 +38,7 @@ def warm_start(parts: Parts) -> None:
         state=TrainState(coordinates=space, optimizer=optimizer),
         mechanism=MeanMechanism(space, expected_batch_size=min(_BATCH, len(examples)), steps=len(batches)),
         examples=examples,
-        learning_rate=parts.hyper.learning_rate,
+        learning_rate=chosen.warm_start_learning_rate or parts.hyper.learning_rate,
         max_tokens=parts.settings.run.tokens_per_micro_batch,
         masks=generator,
     )
