@@ -31,6 +31,7 @@ from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
+from privlora.training import public_gradients as of_texts
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.public_gradients import public_gradients
 
@@ -333,6 +334,24 @@ def test_public_gradients_are_taken_in_the_order_of_the_texts() -> None:
     for i in range(N):
         alone = public_gradients(space.inner, Examples([PUBLIC_TEXTS[i]], pad_token_id=0), max_tokens=1)
         torch.testing.assert_close(alone.matrix[0], together[i], rtol=1e-4, atol=1e-6)
+
+
+def test_public_texts_go_through_the_model_together_and_units_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as few passes as tokens and the memory of their gradients allow."""
+    space = space_of(dtype=torch.float32)
+    passes: list[int] = []
+    embeddings = space.adapter.model.get_input_embeddings()
+    embeddings.register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
+    space.prepare()
+    assert passes == [N]
+    monkeypatch.setattr(of_texts, "_BYTES", 5 * 4 * space.span.gradients.matrix.shape[1])
+    passes.clear()
+    space.prepare()
+    assert max(passes) == 5
+    assert sum(passes) == N
+    passes.clear()
+    micro_batch_gradients(space.adapter, one_batch(uneven_examples()[:3]))
+    assert passes == [1, 1, 1]
 
 
 def test_a_text_that_is_no_number_or_says_nothing_spans_nothing() -> None:

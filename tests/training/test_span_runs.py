@@ -105,6 +105,15 @@ def test_scores_are_the_released_coefficients_of_the_texts() -> None:
     torch.testing.assert_close(texts.given[1].double(), coefficients.abs(), rtol=1e-5, atol=1e-8)
 
 
+def test_a_step_takes_public_texts_together_and_private_units_alone() -> None:
+    model = tiny_model()
+    step = step_of(build_parts(settings("pe-sgd"), model, texts=lambda _: PUBLIC_TEXTS), 1.0)
+    rows: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
+    step.take([0, 1, 2])
+    assert rows == [N, 1, 1, 1]
+
+
 @by_name
 def test_without_texts_nothing_is_built(name: str) -> None:
     model = tiny_model()

@@ -1,6 +1,7 @@
 """Gradients of public texts at the present state, one row a text: what spans (coordinates.span) are made of.
 
-Private records are not used. Texts go through the model as private records do, without dropout.
+Private records are not used. Texts go through the model as private records do, without dropout, but together: what
+they round in each other's gradients is public too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from privlora.data.examples import Examples
 from privlora.randomness import counter_generator
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
+
+_BYTES = 2**28  # of gradients beside the rows that are kept, unless a tenth of the rows is more
 
 PublicTexts = Callable[[Tensor | None], Examples]
 """The public texts of the next step, in order. Its argument: how much each text of the last step had to do with that
@@ -35,8 +38,15 @@ def public_gradients(
     rows = torch.zeros(len(texts), space.entries(), dtype=dtype or space.dtype, device=adapter.device)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
-        for batch in sequential_batches(texts, max_tokens=max_tokens):
-            captured, _ = micro_batch_gradients(adapter, batch)
+        for batch in sequential_batches(texts, max_tokens=max_tokens, max_rows=_most_rows(rows)):
+            captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())
-            rows[batch.record_index.to(rows.device)] = unit_vectors(space, captured).to(rows)
+            for unit, text in enumerate(batch.record_index.tolist()):
+                rows[text] = unit_vectors(space, captured.some(slice(unit, unit + 1)))[0].to(rows)
     return PublicGradients(rows)
+
+
+def _most_rows(rows: Tensor) -> int:
+    """Of a micro-batch: short texts would fill its tokens with more gradients than all that are kept."""
+    beside = max(_BYTES, rows.nbytes // 10)
+    return max(1, beside // (rows.shape[1] * 4))
