@@ -91,6 +91,52 @@ def test_what_is_broken_moves_no_record(name: str, number: int, zipped: bool, tm
             load_records(str(path), format=format)  # type: ignore[arg-type]
 
 
+DEEP = b'{"text": "deep", "note": ' + b"[" * 2000 + b"{}" + b"]" * 2000 + b"}"
+NO_JSON = {
+    "an item": b'[{"text": "one"}, {"text": "two}, DEEP]',
+    "an item before": b'[{"text" "one"}, DEEP, {"text": "two"}]',
+    "an item after": b'[{"text": "one"}, DEEP, {"text" "two"}, {"text": "three"}]',
+    "a string that is never closed": b'[{"text": "one"}, DEEP, "]',
+    "a deep item": b'[{"text": "one"}, DEEP1]',
+    "a deep item that holds two": b'[{"text": "one"}, {"note": DEEP DEEP}]',
+    "a deep key": b'[{"text": "one"}, {DEEP: 1}]',
+    "a deep item's end": b'[{"text": "one"}, ' + DEEP[:-9] + b"]",
+    "no item": b'[{"text": "one"},, DEEP]',
+    "a last comma": b'[{"text": "one"}, DEEP,]',
+    "what comes before": b'1[{"text": "one"}, DEEP]',
+    "what comes after": b'[{"text": "one"}, DEEP] 1',
+    "one bracket too many": b'[{"text": "one"}, DEEP]]',
+    "one bracket too few": b'[{"text": "one"}, DEEP',
+    "another bracket": b'[{"text": "one"}, DEEP}',
+    "a number of brackets": b'[{"text": "one"}, DEEP, 1[]]',
+    "no list": b'{"text": "one", "note": DEEP}',
+}
+
+
+@pytest.mark.parametrize("name", list(NO_JSON))
+def test_whether_a_list_is_json_follows_from_no_items_depth(name: str, tmp_path: Path) -> None:
+    """All of a list that is no JSON counts as none, also where one item of it is deep: without that item, too."""
+    path = tmp_path / "a.json"
+    said = set()
+    for deep in (DEEP, b'{"text": "flat"}'):
+        path.write_bytes(b"\n" + NO_JSON[name].replace(b"DEEP", deep))
+        broken: list[DataError] = []
+        with pytest.raises(DataError, match="no records"):
+            load_records(str(path), broken=broken.append)
+        (error,) = broken
+        said.add(error.fix)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"9" * 5000, b'"a \\" ]"', b"\t1e5\r\n"])
+def test_a_deep_item_moves_no_item_beside_it(number: bytes, tmp_path: Path) -> None:
+    """Whatever JSON as Python reads it these hold."""
+    path = tmp_path / "a.json"
+    for items in ([DEEP, b"3", b'{"text": "one", "n": ' + number + b"}"], [b'{"text": "one"}', b"[]", DEEP]):
+        path.write_bytes(b" [ " + b" , ".join(items) + b" ] ")
+        assert [row["text"] for row in load_records(str(path), broken=lambda error: None)] == ["one"]
+
+
 def test_a_row_of_parquet_that_holds_no_value_of_its_column(tmp_path: Path) -> None:
     """Bytes that are no UTF-8 in a column of texts: whoever wrote the file did not look."""
     import pyarrow

@@ -18,7 +18,7 @@ from privlora.federated.client import Client
 from privlora.federated.desk import Desk
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import Reply, Request, refuse_unlisted
-from privlora.federated.plans import client_plan, public_settings, with_local_method
+from privlora.federated.plans import client_plan, public_settings, server_plan, with_local_method
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate
 
@@ -268,6 +268,7 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
 
     first = client()
     assert joins(first, trusted, "r1")
+    assert (tmp_path / "a/r1/stated.jsonl").exists()
     assert joins(first, trusted, "r1")  # again, after its server stopped
     assert not joins(first, trusted, "r2")
     assert first.answer(Request(NAMES[0], "leave", 3, values={"run": "r1"})).refused is None
@@ -279,6 +280,37 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
     (tmp_path / "a/r1/stated.jsonl").unlink()
     assert joins(client(), trusted, "r1")  # it is written where it is missing
     assert not joins(client(), trusted, "r5")
+
+
+@pytest.mark.parametrize("left", [None, b"", b'{"torn'])
+def test_a_run_that_was_joined_before_what_is_stated_was_kept(left: bytes | None, tmp_path: Path) -> None:
+    """It counts in full, though its server never comes back; where its terms are lost, no other run is joined."""
+    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 7.9, "delta": 1e-4}
+    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
+    limits = Limits(trusts_server=True, max_epsilon=8.0)
+    client = Client(NAMES[0], tmp_path, records=records(0), limits=limits)  # type: ignore[arg-type]
+    assert joins(client, trusted, "r1")
+    stated, content = tmp_path / "r1/stated.jsonl", (tmp_path / "r1/stated.jsonl").read_bytes()
+    stated.unlink() if left is None else stated.write_bytes(left)
+    assert not joins(client, trusted, "r2")
+    assert len(stated.read_bytes().splitlines()) == len(content.splitlines())
+    assert [each.plan for each in client.other_ledgers("r2")] == [server_plan(with_local_method(trusted))]
+    stated.unlink()
+    (tmp_path / "r1/settings.yaml").write_text("model: [")
+    assert not joins(client, trusted, "r3")
+    with pytest.raises(
+        PrivacyError, match=r"r1/settings.yaml' does not say what the run released.*restore it"
+    ):
+        client.other_ledgers("r3")
+
+
+def test_runs_without_noise_and_with_a_ledger_of_their_own_state_nothing(tmp_path: Path) -> None:
+    client = Client(NAMES[0], tmp_path, records=records(0), limits=ANYTHING)  # type: ignore[arg-type]
+    assert joins(client, settings_of("tan", NAMES), "r1")
+    assert joins(client, settings_of("tan", NAMES, privacy={"private": False}), "r2")
+    (tmp_path / "r1/settings.yaml").write_text("model: [")  # its ledger says what was released
+    assert len(client.other_ledgers("r3")) == 1
+    assert not list(tmp_path.glob("*/stated.jsonl"))
 
 
 def test_runs_of_a_small_epsilon_add_up(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".txt": "text",
 }
 
-_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
-"""What a JSON text is nested by; strings as a whole."""
+_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{},]', re.DOTALL)
+"""What a JSON text is nested by; strings as a whole, one that is never closed to the end of the text."""
 
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
@@ -97,10 +97,12 @@ def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
     if _NO_UTF8.search(content):
         broken(_no_utf8(str(file)))  # what holds such bytes is no valid text; the rest is
     try:
-        records = json.loads(content, parse_int=_number)
-    except RecursionError:
-        yield from _read_items(content, file, broken)
-        return
+        try:
+            records = json.loads(content, parse_int=_number)
+        except RecursionError:
+            _refuse_no_json(content)  # whether the whole is JSON follows from no depth
+            yield from _read_items(content, file, broken)
+            return
     except ValueError as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         broken(
@@ -110,15 +112,53 @@ def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
         )
         return
     if not isinstance(records, list):
-        fix = "write [{...}, {...}], or one object a line as .jsonl"
-        broken(DataError(f"{file} is not a list of objects", fix=fix))
+        broken(_no_list(file))
         return
     for number, record in enumerate(records, start=1):
         yield from _objects(record, f"{file}, item {number}", broken)
 
 
+def _no_list(file: Path) -> DataError:
+    return DataError(
+        f"{file} is not a list of objects", fix="write [{...}, {...}], or one object a line as .jsonl"
+    )
+
+
+def _refuse_no_json(content: str) -> None:
+    """Raise ValueError for what is no JSON, however deeply it is nested: brackets are read from the innermost on, each
+    with null in the place of what it holds in brackets."""
+    levels: list[list[str]] = [[]]
+    begin = 0
+    for token in _TOKEN.finditer(content):
+        if token[0] in "[{":
+            levels[-1].append(content[begin : token.start()])
+            levels.append([])
+            begin = token.start()
+        elif token[0] in "]}":
+            levels[-1].append(content[begin : token.end()])
+            _refuse_flat("".join(levels.pop()))
+            if not levels:
+                raise ValueError("a bracket that nothing opened")
+            levels[-1].append("null")
+            begin = token.end()
+    levels[-1].append(content[begin:])
+    _refuse_flat("".join(levels.pop()))
+    if levels:
+        raise ValueError("a bracket that nothing closes")
+
+
+def _refuse_flat(text: str) -> None:
+    try:
+        json.loads(text, parse_int=_number)
+    except ValueError:
+        raise ValueError("no JSON") from None  # json's own counts lines of this part
+
+
 def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
-    """Of a list that is nested too deeply somewhere: what is between its outer commas, each by itself."""
+    """Of JSON that is nested too deeply somewhere: what is between the list's commas, each by itself."""
+    if content.lstrip()[0] != "[":
+        broken(_no_list(file))
+        return
     depth = number = begin = 0
     for token in _TOKEN.finditer(content):
         mark = token[0]
@@ -130,8 +170,8 @@ def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
             where = f"{file}, item {number}"
             try:
                 record = json.loads(content[begin : token.start()], parse_int=_number)
-            except (ValueError, RecursionError):
-                broken(DataError(f"{where}: this is not JSON, or too deeply nested", fix="mend or remove it"))
+            except RecursionError:
+                broken(DataError(f"{where}: this is too deeply nested", fix="mend or remove it"))
             else:
                 yield from _objects(record, where, broken)
             begin = token.end()

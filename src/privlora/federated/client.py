@@ -16,7 +16,7 @@ import torch
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.data.formats import Format
 from privlora.errors import PrivloraError, RunError
-from privlora.federated.desk import has_begun
+from privlora.federated.desk import Desk, has_begun
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, Reply, Request
 from privlora.federated.readiness import NotReadyError
@@ -77,7 +77,11 @@ class Client:
         return self._sessions[run]
 
     def other_ledgers(self, run: str) -> list[LedgerSummary]:
-        """Of all runs of this client but one: its own, and those of what trusted servers stated."""
+        """Of all runs of this client but one: its own, and those of what trusted servers stated, written where they
+        are missing. Under the client's lock. Raises PrivacyError for a run of which neither can be had."""
+        for path in sorted(self.folder.glob("*/")):
+            if path.name != run:
+                Desk(path).keep_stated()
         paths = sorted([*self.folder.glob("*/ledger.jsonl"), *self.folder.glob("*/stated.jsonl")])
         return [read_ledger(path) for path in paths if path.parent.name != run and has_begun(path)]
 

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import Settings, settings_from
-from privlora.errors import PrivacyError, RunError
+from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.messages import KINDS, Request
+from privlora.federated.plans import server_plan
 from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
 
@@ -122,6 +123,25 @@ class Desk:
         self._begin_ledger(self.ledger, plan)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
         self._write(self._settings, settings.to_yaml() if text is None else text)
+
+    def keep_stated(self) -> None:
+        """Write what a trusted server stated at joining where that is missing, from the terms: of runs that were joined
+        by a version which kept nothing of it, and where the file was lost.
+
+        Raises PrivacyError where the terms cannot be read, so that nobody knows what was stated.
+        """
+        if not self.joined or has_begun(self.ledger) or has_begun(self.stated):
+            return
+        try:
+            plan = server_plan(self.settings)
+        except PrivloraError as error:
+            raise PrivacyError(
+                f"{str(self._settings)!r} does not say what the run released: {error.what}",
+                why="it counts for what this client may release in other runs",
+                fix="restore it; or give the client a new folder, and count that run by yourself",
+            ) from None
+        self._refuse_links()
+        self._begin_ledger(self.stated, plan)
 
     def _begin_ledger(self, path: Path, plan: Plan | None) -> None:
         if has_begun(path):

@@ -183,17 +183,18 @@ def test_the_log_names_who_failed_and_holds_no_word_of_it(caplog: pytest.LogCapt
 def test_where_draws_are_secret_no_line_says_whose_answer_failed(
     change: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor how many did. What all are asked, as to join, is no secret."""
+    """Nor that any did: it is said aside. What all are asked, as to join, is no secret."""
     for secret in (True, False):
-        grid = Faulty(["a", "b", "c"])
-        over = GridExchange(grid, 10, secret=secret)
+        grid, aside = Faulty(["a", "b", "c"]), list[str]()
+        over = GridExchange(grid, 10, aside=aside.append if secret else None)
         over.names()
         grid.change = change
         caplog.clear()
         list(over.send([request("a"), request("c")]))
         said = [record.getMessage() for record in caplog.records]
-        assert ("node" in "".join(said)) != secret
-        assert len(said) == (1 if secret else 2)
+        assert (len(said), len(aside)) == ((0, 2) if secret else (2, 0))
+        assert all("(node " in line for line in [*said, *aside])
+        assert all(line.startswith("round 1: ") for line in aside)
         grid.change = lambda message: [_failed(message)]
         list(over.send([request("a", "join", 0)]))
         assert "a (node 1) answered with an error" in caplog.text
