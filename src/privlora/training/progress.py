@@ -75,17 +75,29 @@ class RichObserver:
         """Keep it for the step's line."""
         self._private_loss = loss
 
+    def on_texts(self, done: int, total: int) -> None:
+        """Show how many texts of a release are written; they are public."""
+        line = Text(f"texts {done}/{total}")
+        late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
+        if self._live.is_started and done < total:
+            self._live.update(line, refresh=True)
+        elif self._live.is_started or done == total or late:
+            self._console.print(line)
+            self._printed_at = time.monotonic()
+
     def _line(self, report: StepReport, seconds: float, *, exact: bool) -> Text:
-        line = Text(f"step {report.step}/{report.steps}")
+        word = "round" if report.learning_rate is None else "step"
+        line = Text(f"{word} {report.step}/{report.steps}")
         if self._plan is not None and not self._plan.insecure_noise:
             step, spent = self._epsilon(self._plan, report.step, exact=exact)
-            after = "" if step == report.step else f" after step {step}"
+            after = "" if step == report.step else f" after {word} {step}"
             line.append(
                 f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold"
             )
         else:
             line.append("  NOT PRIVATE", style="bold red")
-        line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")
+        rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
+        line.append(f"{rate}  {seconds:.2g} s/{word}")
         line.append(f"  ETA {clock(seconds * (report.steps - report.step))}")
         if self._private_loss is not None:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")
