@@ -270,14 +270,26 @@ def test_a_crash_before_the_first_checkpoint_warms_up_again(
     assert len(begun) == 1  # over, so there is a checkpoint
 
 
-def test_a_run_that_is_over_is_reported_again(tmp_path: Path) -> None:
+def test_a_run_that_is_over_is_reported_again_and_asks_nobody(tmp_path: Path) -> None:
     model = tiny_model()
     tune(model, tmp_path / "run", generator=Notes(model))
     folder = RunFolder(tmp_path / "run")
-    before = weights(tmp_path / "run")
-    resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    before, again = weights(tmp_path / "run"), Notes(model)
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=again)
     after = weights(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+    assert not again.asked
+
+
+def test_a_file_that_is_used_up_is_enough_to_report_again(tmp_path: Path) -> None:
+    model, file = tiny_model(), tmp_path / "public.jsonl"
+    used = K * L + (PRIVACY["steps"] - 1) * K * (L - 1)  # the next step would need more
+    lines = [{"text": f"note {i}: a patient had a cough for {i + 2} days."} for i in range(used)]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    from_file = {**SYNTHESIS, "generator": "file", "file": str(file), "similarity_limit": None}
+    tune(model, tmp_path / "run", synthesis=from_file)
+    release = RunFolder(tmp_path / "run").release
+    (release / "report.html").unlink()
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
+    assert (release / "report.html").exists()

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
@@ -298,11 +299,12 @@ def lean_on(
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
 
-        def refresh() -> PublicGradients:
-            asked = texts(optimizer.take_scores())
+        def gradients(scores: Tensor | None) -> PublicGradients:
+            asked = texts(scores)
             return without_copies(public_gradients(coordinates.inner, asked, max_tokens=max_tokens))
 
-        coordinates.refresh = refresh
+        coordinates.refresh = lambda: gradients(optimizer.take_scores())
+        coordinates.look_again = lambda: gradients(None)  # scores wait on, so nothing evolves
 
 
 def build_step(
