@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_cases import StopAt
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -17,6 +18,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.errors import ConfigError, GeneratorError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
+from privlora.training.loop import StepReport
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVACY: dict[str, Any] = {
@@ -293,3 +295,36 @@ def test_a_file_that_is_used_up_is_enough_to_report_again(tmp_path: Path) -> Non
     (release / "report.html").unlink()
     resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
     assert (release / "report.html").exists()
+
+
+@quickly
+def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> None:
+    class Watching(StopAt):
+        def __init__(self) -> None:
+            super().__init__(step=0)
+            self.told: list[tuple[str, int, int]] = []
+
+        def on_public_work(self, what: str, done: int, total: int) -> None:
+            self.told.append((what, done, total))
+
+        def on_step(self, report: StepReport) -> None:
+            self.told.append(("step", report.step, report.steps))
+
+    watching = Watching()
+    words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
+    tune(
+        tiny_model(),
+        tmp_path / "run",
+        synthesis={**SYNTHESIS, **words, "warm_start_epochs": 1},
+        observer=watching,
+        run={"tokens_per_micro_batch": 40},
+    )
+    texts, gradients = ("writing public texts", "gradients of public texts")
+    kinds = [what for what, _ in groupby(what for what, _, _ in watching.told)]
+    assert kinds[:4] == [texts, "warm start on public texts, steps", gradients, "step"]
+    assert kinds[4:] == [texts, gradients, "step"] * (PRIVACY["steps"] - 1)
+    written = [(done, total) for what, done, total in watching.told if what == texts]
+    assert (0, K) in written
+    assert (2, K) in written  # between two batches of the model
+    assert (K, K) in written
+    assert all(done <= total <= K * L for what, done, total in watching.told if what != "step")

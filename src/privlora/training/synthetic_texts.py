@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class SyntheticTexts:
     model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
     texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python.
 
+    tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
+
     Raises ConfigError for settings that cannot be followed.
     """
 
@@ -37,6 +39,7 @@ class SyntheticTexts:
         self, settings: Settings, model: torch.nn.Module, tokenizer: Any, *, evolving: bool, own: Any = None
     ) -> None:
         assert settings.synthesis is not None
+        self.tell: Callable[[str, int, int], None] = _unheard
         self._chosen: SynthesisSettings = settings.synthesis
         self._data, self._tokenizer = settings.data, tokenizer
         self._column = text_column(settings.data)
@@ -50,6 +53,7 @@ class SyntheticTexts:
             own=own,
             max_tokens=settings.run.tokens_per_micro_batch,
         )
+        self._generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])
         self._steps = 0  # that were asked for texts after the first
 
@@ -90,6 +94,10 @@ class SyntheticTexts:
         self._population = Population([self._population.texts[i] for i in kept])
         return found.some(kept)
 
+    def tell_of_gradients(self, done: int, total: int) -> None:
+        """Of so many of the texts the gradients are there."""
+        self.tell("gradients of public texts", done, total)
+
     def state_dict(self) -> dict[str, Tensor]:
         parts = {_GENERATOR: self._generator.state_dict(), _POPULATION: self._population.state_dict()}
         tensors = {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
@@ -109,3 +117,7 @@ class SyntheticTexts:
 
     def _take(self, population: Population) -> None:
         self._population = Population([population.texts[i] for i in deduplicate(population.texts)])
+
+
+def _unheard(what: str, done: int, total: int) -> None:
+    """Where nobody watches."""

@@ -42,8 +42,9 @@ def warm_start(parts: Parts) -> None:
         max_tokens=parts.settings.run.tokens_per_micro_batch,
         masks=generator,
     )
-    for batch in batches:
+    for done, batch in enumerate(batches, start=1):
         step.take(batch)
+        parts.texts.tell("warm start on public texts, steps", done, len(batches))
     parts.optimizer.reset()
     if parts.average is not None:
         parts.average.restart()
