@@ -207,7 +207,7 @@ def tuning_settings(model: Path, folder: Path, texts: int) -> Settings:
 
 
 class Runner:
-    """Runs cells one after the other; models stay loaded. cache: a folder for models that were tuned on public texts."""
+    """Runs cells one after the other; models stay loaded. cache: for models that were tuned on public texts."""
 
     def __init__(self, assets: Path, cache: Path) -> None:
         self.assets, self.cache = assets, cache

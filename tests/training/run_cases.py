@@ -91,6 +91,8 @@ class StopAt:
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("nobody asked for it")
 
+    def on_public_work(self, what: str, done: int, total: int) -> None: ...
+
 
 @contextmanager
 def side_log(path: Path) -> Iterator[None]:

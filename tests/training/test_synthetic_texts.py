@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_cases import StopAt
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -17,6 +18,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.errors import ConfigError, GeneratorError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
+from privlora.training.loop import StepReport
 from privlora.training.step import Step
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
@@ -204,7 +206,8 @@ def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.
     take = Step.take
 
     def watched(step: Step, *drawn: Any) -> Any:
-        rates.append(step.learning_rate)
+        assert callable(step.learning_rate)
+        rates.append(step.learning_rate(1))
         return take(step, *drawn)
 
     monkeypatch.setattr(Step, "take", watched)
@@ -287,14 +290,59 @@ def test_a_crash_before_the_first_checkpoint_warms_up_again(
     assert len(begun) == 1  # over, so there is a checkpoint
 
 
-def test_a_run_that_is_over_is_reported_again(tmp_path: Path) -> None:
+def test_a_run_that_is_over_is_reported_again_and_asks_nobody(tmp_path: Path) -> None:
     model = tiny_model()
     tune(model, tmp_path / "run", generator=Notes(model))
     folder = RunFolder(tmp_path / "run")
-    before = weights(tmp_path / "run")
-    resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    before, again = weights(tmp_path / "run"), Notes(model)
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=again)
     after = weights(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+    assert not again.asked
+
+
+def test_a_file_that_is_used_up_is_enough_to_report_again(tmp_path: Path) -> None:
+    model, file = tiny_model(), tmp_path / "public.jsonl"
+    used = K * L + (PRIVACY["steps"] - 1) * K * (L - 1)  # the next step would need more
+    lines = [{"text": f"note {i}: a patient had a cough for {i + 2} days."} for i in range(used)]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    from_file = {**SYNTHESIS, "generator": "file", "file": str(file), "similarity_limit": None}
+    tune(model, tmp_path / "run", synthesis=from_file)
+    release = RunFolder(tmp_path / "run").release
+    (release / "report.html").unlink()
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
+    assert (release / "report.html").exists()
+
+
+@quickly
+def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> None:
+    class Watching(StopAt):
+        def __init__(self) -> None:
+            super().__init__(step=0)
+            self.told: list[tuple[str, int, int]] = []
+
+        def on_public_work(self, what: str, done: int, total: int) -> None:
+            self.told.append((what, done, total))
+
+        def on_step(self, report: StepReport) -> None:
+            self.told.append(("step", report.step, report.steps))
+
+    watching = Watching()
+    words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
+    tune(
+        tiny_model(),
+        tmp_path / "run",
+        synthesis={**SYNTHESIS, **words, "warm_start_epochs": 1},
+        observer=watching,
+        run={"tokens_per_micro_batch": 40},
+    )
+    texts, gradients = ("writing public texts", "gradients of public texts")
+    kinds = [what for what, _ in groupby(what for what, _, _ in watching.told)]
+    assert kinds[:4] == [texts, "ordinary steps on public texts", gradients, "step"]
+    assert kinds[4:] == [texts, gradients, "step"] * (PRIVACY["steps"] - 1)
+    written = [(done, total) for what, done, total in watching.told if what == texts]
+    assert (0, K) in written
+    assert (2, K) in written  # between two batches of the model
+    assert (K, K) in written
+    assert all(done <= total <= K * L for what, done, total in watching.told if what != "step")

@@ -52,7 +52,10 @@ def synthesize(
                 folder,
                 plan,
                 lambda observer: synthesize_run(
-                    settings, observer=observer, on_data=show_data, progress=observer.on_texts
+                    settings,
+                    observer=observer,
+                    on_data=show_data,
+                    progress=observer.on_texts,
                 ),
             )
         else:

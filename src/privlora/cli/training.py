@@ -85,7 +85,10 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
                 folder,
                 plan,
                 lambda observer: resume_run(
-                    folder.root, observer=observer, on_data=show_data, progress=observer.on_texts
+                    folder.root,
+                    observer=observer,
+                    on_data=show_data,
+                    progress=observer.on_texts,
                 ),
             )
     if publish:

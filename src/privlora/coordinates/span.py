@@ -51,8 +51,10 @@ def flattened(vector: Vector) -> Tensor:
 class SpanSpace(Coordinates):
     """A space ``inner`` together with the span of public gradients in its coordinates.
 
-    The state is inner's. refresh: gives the gradients of the public texts at that state, in inner's coordinates; set
-    once, and called by ``prepare``. It may read the state, releases and public texts, and nothing private.
+    The state is inner's. refresh: gives the gradients of the next step's public texts at that state, in inner's
+    coordinates; set once, and called by ``prepare``. look_again: those of the texts as they are, none of which is
+    written or chosen, for a report; None: refresh. Both may read the state, releases and public texts, and nothing
+    private.
 
     ridge: relative, see Span. top_k: a whole number, 0 for all directions.
     Raises ConfigError for dropout in the adapter.
@@ -71,28 +73,29 @@ class SpanSpace(Coordinates):
         self.inner = inner
         self.ridge, self.top_k = ridge, int(top_k)
         self.refresh: Callable[[], PublicGradients] | None = None
+        self.look_again: Callable[[], PublicGradients] | None = None
         self._span: Span | None = None
 
     @property
     def span(self) -> Span:
-        """That of the last ``prepare``; of the present state if there was none, as in a run that only reports."""
+        """That of the last ``prepare``; if there was none, as in a run that only reports, of the texts as they are."""
         if self._span is None:
-            self._span = self._spanned()
+            self._span = self._spanned(self.look_again or self.refresh)
         return self._span
 
     def prepare(self) -> None:
         """Take the public gradients at the present state. Raises ConfigError where no texts were given."""
         self._span = None  # frees the old G first
-        self._span = self._spanned()
+        self._span = self._spanned(self.refresh)
 
-    def _spanned(self) -> Span:
-        if self.refresh is None:
+    def _spanned(self, gradients: Callable[[], PublicGradients] | None) -> Span:
+        if gradients is None:
             raise ConfigError(
                 f"{type(self).__name__} has no public texts",
                 why="private gradients are released along the gradients of public texts",
                 fix="set coordinates.refresh, or give build_parts `texts`",
             )
-        return Span(self.refresh(), ridge=self.ridge, top_k=self.top_k)
+        return Span(gradients(), ridge=self.ridge, top_k=self.top_k)
 
     @abstractmethod
     def decode(self, vector: Vector) -> Vector:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
@@ -56,9 +57,13 @@ class ResumableGenerator(Generator, Protocol):
 
 
 class _Resumable:
-    """Counts what was given, so that a run that is resumed goes on where it stopped."""
+    """Counts what was given, so that a run that is resumed goes on where it stopped.
+
+    told: set by who wants to know how far a call is: (texts written, all texts of the call), both public.
+    """
 
     _given = 0
+    told: Callable[[int, int], None] | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"given": torch.tensor(self._given)}
@@ -83,24 +88,32 @@ class _Asking(_Resumable, ABC):
         return self._call("vary", list(texts))
 
     @abstractmethod
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
-        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``checked_texts``."""
+    def _draw(
+        self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
+    ) -> list[str]:
+        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``checked_texts``.
+
+        told: may be called with how many of them are written.
+        """
 
     def _call(self, kind: str, seeds: Sequence[str | None]) -> list[str]:
         call = self._given + 1
         texts = [""] * len(seeds)
         missing = list(range(len(seeds)))
         try:
+            self._tell(len(texts), 0, 0)
             tries = _TRIES if kind == "random" else 2 * _TRIES
             for attempt in range(tries):
                 if not missing:
                     break
                 # A text that nothing follows on has no variation: a fresh one stands for it.
                 asked = [seeds[i] if attempt < _TRIES else None for i in missing]
-                found = self._draw(asked, call, attempt)
+                told = partial(self._tell, len(texts), len(texts) - len(missing))
+                found = self._draw(asked, call, attempt, told)
                 for i, text in zip(missing, found, strict=True):
                     texts[i] = text.strip()
                 missing = [i for i in missing if not texts[i]]
+                self._tell(len(texts), len(texts) - len(missing), 0)
             if missing:
                 raise GeneratorError(
                     f"{len(missing)} of {len(texts)} texts are empty, {tries} times in a row",
@@ -110,6 +123,10 @@ class _Asking(_Resumable, ABC):
             raise error.of(f"{self._name}, call {call} ({kind}, {len(texts)} texts)") from error
         self._given = call
         return texts
+
+    def _tell(self, total: int, before: int, more: int) -> None:
+        if self.told is not None:
+            self.told(before + more, total)
 
 
 class PromptedGenerator(_Asking):
@@ -125,7 +142,9 @@ class PromptedGenerator(_Asking):
         super().__init__(writer.name)
         self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
 
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+    def _draw(
+        self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
+    ) -> list[str]:
         asked, kept = [], [""] * len(seeds)
         tones = counter_generator(_key(self._seed, call, attempt, "tones"))
         for i, seed in enumerate(seeds):
@@ -137,6 +156,7 @@ class PromptedGenerator(_Asking):
             else:
                 tone = self._prompts.tones[tones.integers(len(self._prompts.tones))]
                 asked.append(self._prompts.variation_of(seed, tone))
+        self._writer.told = told
         written = checked_texts(
             self._writer.write(asked, _key(self._seed, call, attempt, "texts")), len(seeds)
         )
@@ -154,7 +174,9 @@ class OwnGenerator(_Asking):
         super().__init__(f"generator {name_of(own)}")
         self._own, self._timeout = own, timeout
 
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+    def _draw(
+        self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
+    ) -> list[str]:
         texts = [seed for seed in seeds if seed is not None]
         asked = (lambda: self._own.vary(texts)) if texts else (lambda: self._own.random(len(seeds)))
         return checked_texts(within(self._timeout, asked), len(seeds))

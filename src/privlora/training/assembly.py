@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
@@ -278,7 +279,7 @@ def build_parts(
     if texts is not None:
         lean_on(texts, coordinates, optimizer, max_tokens)
     elif own is not None:
-        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies)
+        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
@@ -332,18 +333,22 @@ def lean_on(
     optimizer: Optimizer,
     max_tokens: int,
     without_copies: Callable[[PublicGradients], PublicGradients] = lambda found: found,
+    told: Callable[[int, int], None] | None = None,
 ) -> None:
     """Let every step span the gradients of the texts that it is given; other methods take no notice of them.
 
-    without_copies: leaves out rows, and the texts that they belong to.
+    without_copies: leaves out rows, and the texts that they belong to. told: see ``public_gradients``.
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
 
-        def refresh() -> PublicGradients:
-            asked = texts(optimizer.take_scores())
-            return without_copies(public_gradients(coordinates.inner, asked, max_tokens=max_tokens))
+        def gradients(scores: Tensor | None) -> PublicGradients:
+            asked = texts(scores)
+            return without_copies(
+                public_gradients(coordinates.inner, asked, max_tokens=max_tokens, told=told)
+            )
 
-        coordinates.refresh = refresh
+        coordinates.refresh = lambda: gradients(optimizer.take_scores())
+        coordinates.look_again = lambda: gradients(None)  # scores wait on, so nothing evolves
 
 
 def build_step(

@@ -49,6 +49,9 @@ class Observer(Protocol):
     def on_private_loss(self, step: int, loss: float) -> None:
         """Only called when run.show_private_loss is set; ``loss`` is private data."""
 
+    def on_public_work(self, what: str, done: int, total: int) -> None:
+        """Only called in runs with a group synthesis: how far the work on their public texts is, also within a step."""
+
 
 class Interrupted(Exception):
     """The user stopped the run; everything up to ``step`` is saved. counted: what it counts, if no steps."""
@@ -76,6 +79,8 @@ def train(
     """
     privacy, run = parts.settings.privacy, parts.settings.run
     run_id = NO_RUN
+    if observer is not None and parts.texts is not None:
+        parts.texts.tell = observer.on_public_work
     if ledger is not None:
         run_id = ledger.summary.run_id
         # Where a kill hit the last checkpoint, no later one replaces what it left.

@@ -27,14 +27,21 @@ step's release, (N,) >= 0; None where nothing was released since they were asked
 
 
 def public_gradients(
-    space: Coordinates, texts: Examples, *, max_tokens: int, dtype: torch.dtype | None = None
+    space: Coordinates,
+    texts: Examples,
+    *,
+    max_tokens: int,
+    dtype: torch.dtype | None = None,
+    told: Callable[[int, int], None] | None = None,
 ) -> PublicGradients:
     """Row j: the gradient of text j in ``space`` at its state, of the mean loss over the text's labels.
 
     A text whose gradient is not finite counts as zero. max_tokens: of a micro-batch. dtype: in which rows are stored;
-    None for that of ``space``. Raises DataError if no gradient is finite and other than zero.
+    None for that of ``space``. told: after each micro-batch, how many gradients there are, and of how many texts.
+
+    Raises DataError if no gradient is finite and other than zero.
     """
-    adapter = space.adapter
+    adapter, done = space.adapter, 0
     rows = torch.zeros(len(texts), space.entries(), dtype=dtype or space.dtype, device=adapter.device)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
@@ -43,6 +50,9 @@ def public_gradients(
             captured.zero(~captured.finite())
             for unit, text in enumerate(batch.record_index.tolist()):
                 rows[text] = unit_vectors(space, captured.some(slice(unit, unit + 1)))[0].to(rows)
+            done += len(batch.record_index)
+            if told is not None:
+                told(done, len(texts))
     return PublicGradients(rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class SyntheticTexts:
     texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python. distinct:
     whether copies are left out, so that there may be fewer texts than settings say.
 
+    tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
+
     Raises ConfigError for settings that cannot be followed.
     """
 
@@ -45,6 +47,7 @@ class SyntheticTexts:
         distinct: bool = True,
     ) -> None:
         assert settings.synthesis is not None
+        self.tell: Callable[[str, int, int], None] = _unheard
         self._chosen: SynthesisSettings = settings.synthesis
         self._data, self._tokenizer = settings.data, tokenizer
         self._column = text_column(settings.data)
@@ -60,6 +63,7 @@ class SyntheticTexts:
             own=own,
             max_tokens=settings.run.tokens_per_micro_batch,
         )
+        self.generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])
         self._steps = 0  # that were asked for texts after the first
 
@@ -119,6 +123,10 @@ class SyntheticTexts:
         self._population = Population([self._population.texts[i] for i in kept])
         return found.some(kept)
 
+    def tell_of_gradients(self, done: int, total: int) -> None:
+        """Of so many of the texts the gradients are there."""
+        self.tell("gradients of public texts", done, total)
+
     def state_dict(self) -> dict[str, Tensor]:
         parts = {_GENERATOR: self.generator.state_dict(), _POPULATION: self._population.state_dict()}
         tensors = {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
@@ -138,3 +146,7 @@ class SyntheticTexts:
         keep = min(self._chosen.seeds, len(self._population))
         kept = self._population.choose(scores.double().cpu().numpy(), keep, generator)
         self.stand(self._population.evolve(kept, self.generator, self._chosen.variations))
+
+
+def _unheard(what: str, done: int, total: int) -> None:
+    """Where nobody watches."""

@@ -76,5 +76,6 @@ def _ordinary(
         max_tokens=parts.settings.run.tokens_per_micro_batch,
         masks=generator,
     )
-    for batch in batches:
+    for done, batch in enumerate(batches, start=1):
         step.take(batch)
+        parts.texts.tell("ordinary steps on public texts", done, len(batches))
