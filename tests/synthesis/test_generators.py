@@ -18,6 +18,7 @@ from privlora.synthesis.generators import (
     FileGenerator,
     OwnGenerator,
     PromptedGenerator,
+    PromptSampler,
     build_generator,
     prompts_of,
 )
@@ -319,3 +320,36 @@ def test_a_fresh_text_stands_where_nothing_follows_on_a_text() -> None:
     assert generator.vary(["a story", "the end"]) == ["something new", "something new"]
     assert [len(asked) for asked in writer.asked] == [2, *[1] * 7, 1]
     assert writer.asked[-1] == [PRESETS["text"].random]
+
+
+def test_a_sampler_draws_several_texts_of_each_prompt() -> None:
+    def answer(prompts: Sequence[str]) -> list[str]:
+        return [f"{prompt} text {i} " for i, prompt in enumerate(prompts)]
+
+    writer = StubWriter(answer, chat=False)
+    sampler = PromptSampler(writer, seed=0)
+    assert sampler(["one", "two"], 3) == [["text 0", "text 1", "text 2"], ["text 3", "text 4", "text 5"]]
+    assert writer.asked == [["one"] * 3 + ["two"] * 3]
+    sampler(["one"], 1)
+    assert writer.keys[0] != writer.keys[1]
+    assert PromptSampler(writer, seed=0)(["one"], 1)
+    assert writer.keys[2] == writer.keys[0]
+    again = PromptSampler(writer, seed=0)
+    again.load_state_dict(sampler.state_dict())
+    assert again(["one"], 1) == sampler(["one"], 1)
+    assert writer.keys[-1] == writer.keys[-2] not in writer.keys[:-2]
+
+
+def test_a_sampler_asks_again_for_what_is_empty_and_counts_whole_calls() -> None:
+    writer = StubWriter(lambda prompts: ["", "b"] if len(prompts) == 2 else ["a"])
+    sampler = PromptSampler(writer, seed=0)
+    assert sampler(["one"], 2) == [["a", "b"]]
+    assert writer.keys[0] != writer.keys[1]
+    with pytest.raises(GeneratorError, match="stub, call 1"):
+        PromptSampler(StubWriter(lambda prompts: [""] * len(prompts)), seed=0)(["one"], 2)
+
+
+def test_requests_for_fresh_texts() -> None:
+    assert WORDS.fresh(2, chat=False) == ["Note: ", "Note: "]
+    asked = WORDS.fresh(3, chat=True)
+    assert asked == [f"write one Write in a {tone} tone." for tone in ("calm", "loud", "calm")]

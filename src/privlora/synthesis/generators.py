@@ -136,6 +136,28 @@ class PromptedGenerator(_Asking):
         return [head + answer if answer.strip() else "" for head, answer in zip(kept, answers, strict=True)]
 
 
+class PromptSampler(_Asking):
+    """Several samples of each of given prompts, as preferences are made of; numbered and drawn as the generator's.
+
+    writer: bounds how long a sample is.
+    """
+
+    def __init__(self, writer: Writer, *, seed: int) -> None:
+        super().__init__(writer.name)
+        self._writer, self._seed = writer, seed
+
+    def __call__(self, prompts: Sequence[str], samples: int) -> list[list[str]]:
+        """``samples`` texts of each prompt, without the prompt; none is empty."""
+        texts = self._call("random", [prompt for prompt in prompts for _ in range(samples)])
+        return [texts[first : first + samples] for first in range(0, len(texts), samples)]
+
+    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+        asked = [seed or "" for seed in seeds]
+        key = _key(self._seed, call, attempt, "samples")
+        written = checked_texts(self._writer.write(asked, key), len(asked))
+        return [text.removeprefix(prompt) for text, prompt in zip(written, asked, strict=True)]
+
+
 class OwnGenerator(_Asking):
     """An object of the user's that has ``random`` and ``vary``; what it returns is checked, and its time is limited.
 
