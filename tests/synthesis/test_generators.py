@@ -18,7 +18,6 @@ from privlora.synthesis.generators import (
     FileGenerator,
     OwnGenerator,
     PromptedGenerator,
-    PromptSampler,
     build_generator,
     prompts_of,
 )
@@ -322,34 +321,33 @@ def test_a_fresh_text_stands_where_nothing_follows_on_a_text() -> None:
     assert writer.asked[-1] == [PRESETS["text"].random]
 
 
-def test_a_sampler_draws_several_texts_of_each_prompt() -> None:
+@pytest.mark.parametrize("chat", [False, True])
+def test_several_samples_of_each_request(chat: bool) -> None:
+    """In the generator's own words or others, numbered with its other calls."""
+
     def answer(prompts: Sequence[str]) -> list[str]:
         return [f"{prompt} text {i} " for i, prompt in enumerate(prompts)]
 
-    writer = StubWriter(answer, chat=False)
-    sampler = PromptSampler(writer, seed=0)
-    assert sampler(["one", "two"], 3) == [["text 0", "text 1", "text 2"], ["text 3", "text 4", "text 5"]]
+    writer = StubWriter(answer, chat=chat)
+    generator = PromptedGenerator(writer, WORDS, seed=0)
+    assert generator.samples(["one", "two"], 3) == [
+        ["text 0", "text 1", "text 2"],
+        ["text 3", "text 4", "text 5"],
+    ]
     assert writer.asked == [["one"] * 3 + ["two"] * 3]
-    sampler(["one"], 1)
-    assert writer.keys[0] != writer.keys[1]
-    assert PromptSampler(writer, seed=0)(["one"], 1)
-    assert writer.keys[2] == writer.keys[0]
-    again = PromptSampler(writer, seed=0)
-    again.load_state_dict(sampler.state_dict())
-    assert again(["one"], 1) == sampler(["one"], 1)
-    assert writer.keys[-1] == writer.keys[-2] not in writer.keys[:-2]
+    again = PromptedGenerator(writer, WORDS, seed=0)
+    again.load_state_dict(generator.state_dict())
+    assert again.samples(["one"], 1) == generator.samples(["one"], 1)
+    assert writer.keys[1] == writer.keys[2] != writer.keys[0]
+    requests = generator.requests(3)
+    tones = ("calm", "loud", "calm")
+    assert requests == ([f"write one Write in a {tone} tone." for tone in tones] if chat else ["Note: "] * 3)
 
 
-def test_a_sampler_asks_again_for_what_is_empty_and_counts_whole_calls() -> None:
+def test_an_empty_sample_is_asked_for_again_in_the_same_words() -> None:
     writer = StubWriter(lambda prompts: ["", "b"] if len(prompts) == 2 else ["a"])
-    sampler = PromptSampler(writer, seed=0)
-    assert sampler(["one"], 2) == [["a", "b"]]
+    assert PromptedGenerator(writer, WORDS, seed=0).samples(["one"], 2) == [["a", "b"]]
+    assert writer.asked == [["one", "one"], ["one"]]
     assert writer.keys[0] != writer.keys[1]
     with pytest.raises(GeneratorError, match="stub, call 1"):
-        PromptSampler(StubWriter(lambda prompts: [""] * len(prompts)), seed=0)(["one"], 2)
-
-
-def test_requests_for_fresh_texts() -> None:
-    assert WORDS.fresh(2, chat=False) == ["Note: ", "Note: "]
-    asked = WORDS.fresh(3, chat=True)
-    assert asked == [f"write one Write in a {tone} tone." for tone in ("calm", "loud", "calm")]
+        PromptedGenerator(StubWriter(lambda prompts: [""] * len(prompts)), WORDS, seed=0).samples(["one"], 2)

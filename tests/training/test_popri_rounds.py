@@ -18,14 +18,17 @@ from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, read_l
 from privlora.adapters import LowRankAdapter
 from privlora.data.units import Units
 from privlora.mechanisms import NoiseSource
+from privlora.methods import METHODS, build
 from privlora.synthesis.directions import record_directions
-from privlora.synthesis.generators import PromptSampler
+from privlora.synthesis.generators import PromptedGenerator
 from privlora.synthesis.popri import POPri, Preference
+from privlora.synthesis.prompts import PRESETS
 from privlora.synthesis.rounds import Rounds
 from privlora.synthesis.votes import Voters, similarity_scores
 from privlora.synthesis.writers import ModelWriter
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.preferences import PreferenceSettings, PreferenceTuner
+from privlora.training.state import States, TrainState
 
 LETTERS = "abcdefgh"
 RECORDS = ["aab", "abc", "bbb", "cab"]
@@ -63,7 +66,7 @@ class Machine:
     def __init__(self, folder: Path, crash_at: int = -1, crash: Callable[[str], None] | None = None) -> None:
         self.folder, self.crash_at, self.crash = folder, crash_at, crash
         self.events: list[str] = []
-        self.tuned: list[tuple[list[Preference], dict[str, Tensor], int]] = []
+        self.tuned: list[tuple[list[Preference], States, int]] = []
 
     def event(self, name: str) -> None:
         self.events.append(name)
@@ -72,17 +75,20 @@ class Machine:
                 raise Killed(name)
             self.crash(name)
 
-    def process(self) -> PreferenceTuner:
+    def process(self) -> None:
         """Work until the end or the crash."""
         machine, path = self, self.folder / "state.safetensors"
         ledger_path = self.folder / "ledger.jsonl"
         known = ledger_path.exists()
-        adapter = LowRankAdapter(tiny_model(), rank=2, target_modules=["q_proj", "down_proj"])
-        settings = PreferenceSettings(beta=0.1, learning_rate=0.02, batch_size=2)
+        model, tokenizer = tiny_model(), tiny_tokenizer()
+        adapter = LowRankAdapter(model, rank=2, target_modules=["q_proj", "down_proj"])
+        coordinates, optimizer = build(METHODS["dp-adamw"], adapter)
+        state = TrainState(coordinates=coordinates, optimizer=optimizer)
+        adapter.attach()
 
         class Tuner(PreferenceTuner):
             def tune(self, preferences: list[Preference]) -> None:
-                machine.tuned.append((preferences, self.state_dict(), ledger.charges))
+                machine.tuned.append((preferences, state.states(), ledger.charges))
                 machine.event("tuning")
                 super().tune(preferences)
                 machine.event("tuned")
@@ -97,12 +103,12 @@ class Machine:
                 machine.event("charged")
                 return super().standard_normal(shape)
 
-        tuner = Tuner(adapter, tiny_tokenizer(), settings)
-        writer = ModelWriter(adapter.model, tiny_tokenizer(), chat=False, max_new_tokens=6)
-        sampler = PromptSampler(writer, seed=0)
+        tuner = Tuner(state, tokenizer, PreferenceSettings(beta=0.1, learning_rate=0.02, batch_size=2))
+        writer = ModelWriter(model, tokenizer, chat=False, max_new_tokens=6)
+        generator = PromptedGenerator(writer, PRESETS["text"], seed=0)
         with (Ledger.open if known else lambda p: Ledger.create(p, PLAN))(ledger_path) as ledger:
             rounds = Rounds(
-                POPri(["a: ", "b: ", "c: "], 3, sampler, tuner.tune, embed, rank=3),
+                POPri(["a: ", "b: ", "c: "], 3, generator.samples, tuner.tune, embed, rank=3),
                 Voters(
                     record_directions(RECORDS, embed),
                     Units(np.arange(len(RECORDS))),
@@ -115,17 +121,17 @@ class Machine:
             )
             if path.exists():
                 _, parts = load_checkpoint(path, run_id="x")
-                for name, part in (("rounds", rounds), ("model", tuner), ("sampler", sampler)):
-                    part.load_state_dict(parts[name])
+                state.take_states(parts)
+                rounds.load_state_dict(parts["rounds"])
+                generator.load_state_dict(parts["generator"])
 
-            def save(state: dict[str, Tensor]) -> None:
+            def save(votes: dict[str, Tensor]) -> None:
                 self.event("saving")
-                parts = {"rounds": state, "model": tuner.state_dict(), "sampler": sampler.state_dict()}
+                parts = state.states() | {"rounds": votes, "generator": generator.state_dict()}
                 save_checkpoint(path, parts, Mark(ledger.charges, "x", None))
                 self.event("saved")
 
             rounds.run(save)
-        return tuner
 
 
 UNBROKEN = ["charged", "saving", "saved", "tuning", "trained", "tuned", "saving", "saved"] * 2
@@ -133,11 +139,10 @@ UNBROKEN = ["charged", "saving", "saved", "tuning", "trained", "tuned", "saving"
 
 def test_the_events_of_a_run_that_nothing_stops(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    tuner = machine.process()
+    machine.process()
     assert machine.events == UNBROKEN
-    assert tuner.rounds == 2
     assert all(preferences for preferences, _, _ in machine.tuned)
-    first, second = (weights for _, weights, _ in machine.tuned)
+    first, second = (states["coordinates"] for _, states, _ in machine.tuned)
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
@@ -148,16 +153,18 @@ def test_a_crash_at_any_point(crash_at: int, tmp_path: Path) -> None:
     with pytest.raises(Killed) as crash:
         machine.process()
     before = len(machine.tuned)
-    tuner = machine.process()
+    machine.process()
     at = str(crash.value)
     charged, stored = (len(UNBROKEN[:crash_at]) + 7) // 8, UNBROKEN[:crash_at].count("saved")
     lost = charged * 2 - 1 > stored  # charged, and its release was not stored
     assert read_ledger(tmp_path / "ledger.jsonl").charges == 2
-    assert tuner.rounds == 2 - lost
-    if at in ("tuning", "trained", "tuned") or (at == "saving" and not lost):
-        (preferences, weights, _), (again, weights_again, shown) = machine.tuned[before - 1 : before + 1]
+    repeated = at in ("tuning", "trained", "tuned") or (at == "saving" and not lost)
+    assert len(machine.tuned) == 2 - lost + repeated
+    if repeated:
+        (preferences, states, _), (again, states_again, shown) = machine.tuned[before - 1 : before + 1]
         assert again == preferences
-        assert all(torch.equal(weights_again[name], tensor) for name, tensor in weights.items())
+        for part, tensors in states.items():
+            assert all(torch.equal(states_again[part][name], tensor) for name, tensor in tensors.items())
         assert shown == charged  # no charge in between
 
 
@@ -174,7 +181,7 @@ def test_a_killed_process_leaves_a_state_that_goes_on(tmp_path: Path) -> None:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     again = Machine(tmp_path)
-    tuner = again.process()
-    assert (len(again.tuned), tuner.rounds) == (1, 2)
+    again.process()
+    assert len(again.tuned) == 1
     assert again.events[:2] == ["tuning", "trained"]
     assert read_ledger(tmp_path / "ledger.jsonl").charges == 2

@@ -104,6 +104,10 @@ class _Asking(_Resumable, ABC):
         return texts
 
 
+class _Request(str):
+    """What a writer is asked as it stands, in the place of a text that is varied."""
+
+
 class PromptedGenerator(_Asking):
     """Asks a writer, in the words of ``prompts``.
 
@@ -117,11 +121,22 @@ class PromptedGenerator(_Asking):
         super().__init__(writer.name)
         self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
 
+    def requests(self, count: int) -> list[str]:
+        """``count`` public requests for fresh texts, as ``Prompts.fresh`` words them for this writer."""
+        return self._prompts.fresh(count, chat=self._writer.chat)
+
+    def samples(self, requests: Sequence[str], count: int) -> list[list[str]]:
+        """``count`` texts of each request, which is asked as it stands; none is empty."""
+        texts = self._call("random", [_Request(each) for each in requests for _ in range(count)])
+        return [texts[first : first + count] for first in range(0, len(texts), count)]
+
     def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
         asked, kept = [], [""] * len(seeds)
         tones = counter_generator(_key(self._seed, call, attempt, "tones"))
         for i, seed in enumerate(seeds):
-            if not self._writer.chat:
+            if isinstance(seed, _Request):
+                asked.append(str(seed))
+            elif not self._writer.chat:
                 kept[i] = beginning(seed or "", self._share)
                 asked.append(self._prompts.lead_in + kept[i])
             elif seed is None:
@@ -134,28 +149,6 @@ class PromptedGenerator(_Asking):
         )
         answers = (text.removeprefix(prompt) for text, prompt in zip(written, asked, strict=True))
         return [head + answer if answer.strip() else "" for head, answer in zip(kept, answers, strict=True)]
-
-
-class PromptSampler(_Asking):
-    """Several samples of each of given prompts, as preferences are made of; numbered and drawn as the generator's.
-
-    writer: bounds how long a sample is.
-    """
-
-    def __init__(self, writer: Writer, *, seed: int) -> None:
-        super().__init__(writer.name)
-        self._writer, self._seed = writer, seed
-
-    def __call__(self, prompts: Sequence[str], samples: int) -> list[list[str]]:
-        """``samples`` texts of each prompt, without the prompt; none is empty."""
-        texts = self._call("random", [prompt for prompt in prompts for _ in range(samples)])
-        return [texts[first : first + samples] for first in range(0, len(texts), samples)]
-
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
-        asked = [seed or "" for seed in seeds]
-        key = _key(self._seed, call, attempt, "samples")
-        written = checked_texts(self._writer.write(asked, key), len(asked))
-        return [text.removeprefix(prompt) for text, prompt in zip(written, asked, strict=True)]
 
 
 class OwnGenerator(_Asking):

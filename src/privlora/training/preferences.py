@@ -1,20 +1,21 @@
-"""A model's low-rank adapter tuned on public preferences by DPO (Rafailov et al. 2023), as POPri's rounds want it.
+"""A run's LoRA factors tuned on public preferences by DPO (Rafailov et al. 2023), as POPri's rounds want it.
 
-TRL trains; what is kept between two rounds are the two factors of each layer as peft stores them. They are put into
-the model under peft for the time of one round, against the model of the round's start as its reference, and are taken
-out again, so that the user's model is what it was and the state of many rounds is one plain adapter.
+TRL trains; what is kept between two rounds is the run's state and nothing else. Its factors are put into the model
+under peft for the time of one round, against the model of the round's start as its reference, and are taken out again,
+so that the user's model is what it was, and many rounds end in one plain adapter.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,14 +23,12 @@ from torch import Tensor
 from transformers import PrinterCallback
 from transformers.pytorch_utils import Conv1D
 
-from privlora.adapters import LowRankAdapter, write_adapter
-from privlora.adapters.peft_files import lora_scaling
+from privlora.adapters.lowrank import Site
 from privlora.errors import ConfigError, ModelError
 from privlora.randomness import counter_generator
 from privlora.synthesis.popri import Preference
 from privlora.training.forward import training_passes
-
-_DEFAULT = "default"  # what peft calls the adapter that is trained
+from privlora.training.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -47,172 +46,139 @@ class PreferenceSettings:
 
 
 class PreferenceTuner:
-    """The adapter that rounds of preferences tune, beside its model; everything in it is public.
+    """Tunes a state's factors on the preferences of a round. All of it is public.
 
-    The model computes with it whenever ``adapter`` is attached, as it is from the start. ``state_dict`` is all that a
-    later round depends on: stored in one file with the state of the rounds, a round whose tuning a crash cut off is
-    tuned again from the same weights, on the same preferences, in the same order.
+    A round follows from the state, the preferences and the public seed alone: where the state is stored with that of
+    the rounds, in one file, a round whose tuning a crash cut off comes out as it would have.
 
     Args:
-        adapter: whose model is tuned, and where; not attached.
+        state: in coordinates of both factors; its adapter is attached.
         tokenizer: the model's.
         settings: of each round.
-        lora_alpha, use_rslora: peft's scale of the update.
         chat: whether prompts are a user's turns; else completions go on with them.
-        seed: PUBLIC; the first factors and the order of preferences follow from it.
+        seed: PUBLIC; the order of preferences follows from it.
 
     Raises:
-        ConfigError: TRL is not installed, the tokenizer has no EOS token, or there are several GPUs.
+        ConfigError: TRL is not installed, the factors are not those of LoRA, the tokenizer has no EOS token, or there
+            are several GPUs.
     """
 
     def __init__(
         self,
-        adapter: LowRankAdapter,
+        state: TrainState,
         tokenizer: Any,
         settings: PreferenceSettings,
         *,
-        lora_alpha: float = 16.0,
-        use_rslora: bool = False,
         chat: bool = False,
         seed: int = 0,
     ) -> None:
-        check_installed()
+        if find_spec("trl") is None:
+            raise ConfigError(
+                "tuning a model by preferences needs the package trl",
+                fix="pip install 'privlora[preferences]', or choose another method",
+            )
+        scale = state.coordinates.lora_scale
+        if scale is None:
+            raise ConfigError(
+                "preferences tune both factors of LoRA, and the state has other coordinates",
+                fix="choose a method of the space factors",
+            )
         if tokenizer.eos_token is None:
             raise ConfigError(
                 "the tokenizer has no EOS token",
                 why="preferences would not say where a text ends",
-                fix="set tokenizer.eos_token in the model's tokenizer_config.json",
+                fix="set eos_token in the model's tokenizer_config.json",
             )
-        if adapter.device.type == "cuda" and torch.cuda.device_count() > 1:
+        if state.adapter.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ConfigError(
                 "tuning a model by preferences uses one GPU, and this process sees several",
                 fix="set CUDA_VISIBLE_DEVICES to one of them",
             )
-        self.adapter, self._tokenizer, self._settings = adapter, tokenizer, settings
-        self._alpha, self._rslora, self._chat, self._seed = lora_alpha, use_rslora, chat, seed
-        self._scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
-        self.rounds = 0
-        self._factors: dict[str, Tensor] = {}
-        draw = counter_generator(seed)
-        for site in adapter.sites:  # as peft begins: the update is zero
-            a = torch.from_numpy(draw.uniform(-1.0, 1.0, (adapter.rank, site.n))) / site.n**0.5
-            self._factors[f"{site.name}.lora_A"] = a.float()
-            self._factors[f"{site.name}.lora_B"] = torch.zeros(site.m, adapter.rank)
-        self._install()
-        adapter.attach()
+        self._state, self._adapter, self._scale = state, state.adapter, scale
+        self._tokenizer, self._settings = tokenizer, settings
+        self._chat, self._seed = chat, seed
 
     def tune(self, preferences: list[Preference]) -> None:
         """One round of DPO, against the model as it is now. Without a preference the model stays.
 
-        Raises ModelError if the factors are no longer numbers; they are then what they were.
+        Afterwards the state's optimizer and average begin anew. Raises ModelError if the factors are no longer numbers;
+        the state is then what it was.
         """
-        if preferences:
-            self.adapter.detach()
-            try:
-                self._factors = self._trained(preferences)
-            finally:
-                self._install()
-                self.adapter.attach()
-        self.rounds += 1
-
-    def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Site name -> (A (m, r), B (n, r)) with W = W0 + A B^T, as ``adapters.write_adapter`` takes them."""
-        root = self._scale**0.5
-        return {
-            site.name: (
-                self._factors[f"{site.name}.lora_B"] * root,
-                self._factors[f"{site.name}.lora_A"].T * root,
+        if not preferences:
+            return
+        self._adapter.detach()
+        try:
+            found = self._trained(preferences)
+        finally:
+            self._adapter.attach()
+        if not all(bool(tensor.isfinite().all()) for tensor in found.values()):
+            raise ModelError(
+                "tuning by preferences diverged: the adapter's entries are not numbers",
+                fix="lower synthesis.dpo_learning_rate",
             )
-            for site in self.adapter.sites
-        }
-
-    def write_adapter(self, folder: Path, base_model: str) -> None:
-        """A plain LoRA adapter in peft's files. base_model: see ``adapters.write_adapter``."""
-        write_adapter(
-            folder,
-            self.adapter,
-            self.named_factors(),
-            base_model=base_model,
-            lora_alpha=self._alpha,
-            use_rslora=self._rslora,
-        )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Both factors of each site, float32, and how many rounds there were."""
-        return {**self._factors, "rounds": torch.tensor(self.rounds)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._factors = {name: state[name].float() for name in self._factors}
-        self.rounds = int(state["rounds"])
-        self._install()
-
-    def _install(self) -> None:
-        """Let the model compute with the factors wherever the adapter is attached."""
-        factors = self.named_factors()
-        for group in self.adapter.groups:
-            pairs = [factors[site.name] for site in group.sites]
-            left, right = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
-            self.adapter.install(group, left, torch.ones(len(pairs), self.adapter.rank), right)
+        self._state.move_to(found, memory="reset")
 
     def _trained(self, preferences: list[Preference]) -> dict[str, Tensor]:
+        """The point after the round, as the coordinates' state_dict has it."""
         from datasets import Dataset
 
-        model = self.adapter.model
+        model = self._adapter.model
+        # The order is another in every round, without a count that would have to be stored.
+        words = json.dumps([self._seed, preferences], sort_keys=True)
+        draws = counter_generator(int.from_bytes(sha256(words.encode()).digest()[:16], "little"))
         with ExitStack() as undo:
             undo.enter_context(_quiet())
             undo.enter_context(_restored(model))
-            undo.enter_context(training_passes(model, counter_generator(self._seed, stream=self.rounds + 1)))
+            undo.enter_context(training_passes(model, draws))
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="privlora-"))
             wrapped = self._under_peft(model)
             undo.callback(wrapped.unload)
             trainer = _trainer_class()(
                 model=wrapped,
-                args=self._arguments(folder),
+                args=self._arguments(folder, int(draws.integers(2**31))),
                 train_dataset=Dataset.from_list([self._written(each) for each in preferences]),
                 processing_class=copy.deepcopy(self._tokenizer),  # it may be given a pad token
             )
             trainer.remove_callback(PrinterCallback)
             trainer.train()
-            found = {name: tensor.detach().float().cpu().clone() for name, tensor in self._of(wrapped)}
-        if not all(tensor.isfinite().all() for tensor in found.values()):
-            raise ModelError(
-                "tuning by preferences diverged: the adapter's entries are not numbers",
-                fix="lower the learning rate of the preferences",
-            )
-        return found
+            return self._point(wrapped)
 
     def _under_peft(self, model: Any) -> Any:
         from peft import LoraConfig, get_peft_model
 
+        rank, sites = self._adapter.rank, self._adapter.sites
         wrapped = get_peft_model(
             model,
             LoraConfig(
                 task_type="CAUSAL_LM",
-                r=self.adapter.rank,
-                lora_alpha=self._alpha,
-                use_rslora=self._rslora,
+                r=rank,
+                lora_alpha=self._scale * rank,
                 lora_dropout=0.0,
-                target_modules=[site.name for site in self.adapter.sites],
-                fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in self.adapter.sites),
+                target_modules=[site.name for site in sites],
+                fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in sites),
             ),
         )
-        with torch.no_grad():
-            for name, tensor in self._of(wrapped):
-                tensor.copy_(self._factors[name])
+        point = self._state.coordinates.state_dict()
+        for g, group in enumerate(self._adapter.groups):
+            for k, site in enumerate(group.sites):
+                a, b = _factors(wrapped, site)
+                a.data.copy_(point[f"{g}.right"][k].T)
+                b.data.copy_(point[f"{g}.left"][k])
         return wrapped
 
-    def _of(self, wrapped: Any) -> Iterator[tuple[str, Tensor]]:
-        """The factors under the names of the state, as peft holds them."""
-        for site in self.adapter.sites:
-            layer = wrapped.base_model.model.get_submodule(site.name)
-            for kind in ("lora_A", "lora_B"):
-                yield f"{site.name}.{kind}", getattr(layer, kind)[_DEFAULT].weight
+    def _point(self, wrapped: Any) -> dict[str, Tensor]:
+        found = {}
+        for g, group in enumerate(self._adapter.groups):
+            a, b = zip(*(_factors(wrapped, site) for site in group.sites), strict=True)
+            found[f"{g}.left"] = torch.stack(b).detach().clone()
+            found[f"{g}.right"] = torch.stack(a).mT.detach().clone()
+        return found
 
-    def _arguments(self, folder: str) -> Any:
+    def _arguments(self, folder: str, seed: int) -> Any:
         from trl import DPOConfig
 
         chosen = self._settings
-        model: Any = self.adapter.model
+        model: Any = self._adapter.model
         return DPOConfig(
             output_dir=folder,
             beta=chosen.beta,
@@ -220,8 +186,8 @@ class PreferenceTuner:
             num_train_epochs=chosen.epochs,
             per_device_train_batch_size=chosen.batch_size,
             max_length=getattr(model.config, "max_position_embeddings", None),
-            seed=int(counter_generator(self._seed, stream=self.rounds + 1).integers(2**31)),
-            use_cpu=self.adapter.device.type == "cpu",
+            seed=seed,
+            use_cpu=self._adapter.device.type == "cpu",
             # The model's own precision, as everywhere.
             bf16=False,
             fp16=False,
@@ -248,13 +214,10 @@ class PreferenceTuner:
         }
 
 
-def check_installed() -> None:
-    """Raise ConfigError if TRL is not there."""
-    if find_spec("trl") is None:
-        raise ConfigError(
-            "tuning a model by preferences needs the package trl",
-            fix="pip install 'privlora[preferences]', or choose another method",
-        )
+def _factors(wrapped: Any, site: Site) -> tuple[Tensor, Tensor]:
+    """lora_A (r, n) and lora_B (m, r) of a site, as peft holds them."""
+    layer = wrapped.base_model.model.get_submodule(site.name)
+    return layer.lora_A["default"].weight, layer.lora_B["default"].weight
 
 
 def _trainer_class() -> Any:
