@@ -110,8 +110,9 @@ class Method:
     space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
     defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
     nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
-    they are or evolve from step to step. revision: raised when defaults change, so that no study takes runs with the
-    old ones for runs with the new.
+    they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
+    after which the adapter learns the texts without noise. revision: raised when defaults change, so that no study
+    takes runs with the old ones for runs with the new.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Method:
     init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
     public_texts: Literal["fixed", "evolving"] | None = None
+    releases: Literal["gradients", "votes"] = "gradients"
     revision: int = 0
 
     def __post_init__(self) -> None:
@@ -190,6 +192,7 @@ class Method:
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
     ) -> Hyperparameters:
         """The settings that a run uses: what was chosen, else this row's defaults. Raises ConfigError."""
+        private = private and self.releases == "gradients"  # what follows votes trains without noise
         given = {name: value for name, value in chosen.model_dump().items() if value is not None}
         optimizer = self.choose_optimizer(chosen.optimizer)
         clipping = given.get("clipping", self.clipping)
@@ -413,14 +416,45 @@ METHODS: dict[str, Method] = {
 }
 
 
+VOTE_METHODS: dict[str, Method] = {
+    row.name: row
+    for row in (
+        Method(
+            name="aug-pe",
+            summary="records vote for the nearest public texts, which evolve; then ordinary AdamW on the last of them",
+            reference="Xie et al. 2024 (Aug-PE); Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            public_texts="evolving",
+            releases="votes",
+        ),
+    )
+}
+"""Rows whose private phase is rounds of votes on public texts. Their space and optimizer are those of the ordinary
+training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
+
+
 def find_method(name: str) -> Method:
-    """The row called ``name``. Raises ConfigError."""
-    if name not in METHODS:
+    """The row called ``name``, which releases gradients. Raises ConfigError."""
+    row = find_row(name)
+    if row.releases != "gradients":
+        raise ConfigError(
+            f"method {name!r} releases votes on public texts and no gradients, which are needed here",
+            why="it has no private steps to federate, diagnose or attack",
+            fix=f"one of {', '.join(METHODS)}; `privlora train`, `synthesize` and `compare` take {name}",
+        )
+    return row
+
+
+def find_row(name: str) -> Method:
+    """The row called ``name``, whatever it releases. Raises ConfigError."""
+    rows = {**METHODS, **VOTE_METHODS}
+    if name not in rows:
         raise ConfigError(
             f"method.name: unknown method {named(name)}",
-            fix=f"one of {', '.join(METHODS)} (privlora methods)",
+            fix=f"one of {', '.join(rows)} (privlora methods)",
         )
-    return METHODS[name]
+    return rows[name]
 
 
 def build(

@@ -40,11 +40,11 @@ def plan(
         return
     with quiet_libraries():
         from privlora.cli.memory import estimate_memory
-        from privlora.methods import find_method
+        from privlora.methods import find_row
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy
 
-        method = find_method(settings.method.name)
+        method = find_row(settings.method.name)
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )

@@ -99,6 +99,28 @@ class SynthesisSettings(Group):
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
+    evolution: Literal["variations", "fresh"] = "variations"
+    """What takes the place of texts that are not kept: variations of those that are; or fresh texts (L = infinity), for
+    which pe-sgd keeps none, since its model has moved, and aug-pe keeps those with votes."""
+    embedding: str | None = None
+    """Rows that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the base
+    model's own hidden states."""
+    nearest: int = Field(default=1, ge=1)
+    """aug-pe: for how many of the nearest texts a record votes."""
+    threshold: float = Field(default=0.0, allow_inf_nan=False)
+    """aug-pe: what noisy counts have to exceed, in votes; it is subtracted from them."""
+    selection: Literal["rank", "probability"] = "rank"
+    """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
+    lookahead: int = Field(default=0, ge=0)
+    """aug-pe: a text stands where the mean of so many variations of it does; 0 for where it is itself."""
+    epochs: int = Field(default=4, ge=1)
+    """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon."""
+    samples: int | None = Field(default=None, ge=1)
+    """privlora synthesize: how many texts are released; null for as many as a population has."""
+    publish: bool = False
+    """Release the texts as a data set in the place of an adapter; privlora synthesize sets it."""
+    source: str | None = None
+    """privlora synthesize --from: a finished run, whose adapter is asked for the texts at no further cost."""
 
     @property
     def given(self) -> set[str]:
@@ -170,6 +192,8 @@ class SynthesisSettings(Group):
                     f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
                     f"{' or '.join(readers)}"
                 )
+        if self.source is not None and not self.publish:
+            raise ValueError("source is read by privlora synthesize. Fix: give its folder with --from")
         if self.preset is not None and self.random_prompt is not None:
             raise ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
         for name in ("variation_prompt", "tones"):

@@ -29,9 +29,10 @@ from privlora.mechanisms import (
     Mechanism,
     NoiseSource,
 )
-from privlora.methods import Hyperparameters, Method, build, find_method
+from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.training.ballot import Ballot, build_embedding, refuse_what_votes_have_not
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
@@ -48,13 +49,14 @@ ADJACENCY: Final = "add-or-remove-one"
 class Parts(TrainState):
     """A method on a model, as settings want it.
 
-    texts: the run's own public texts, where settings have a group ``synthesis``.
+    texts: the run's own public texts, where settings have a group ``synthesis``. ballot: of rows that release votes.
     """
 
     method: Method
     settings: Settings
     hyper: Hyperparameters
     texts: SyntheticTexts | None = None
+    ballot: Ballot | None = None
 
     def learning_rate(self, step: int) -> float:
         """Of step 1, 2, …; a function of public numbers."""
@@ -64,7 +66,8 @@ class Parts(TrainState):
         )
 
     def _parts(self) -> dict[str, Part]:
-        return super()._parts() | ({} if self.texts is None else {"texts": self.texts})
+        own: dict[str, Part | None] = {"texts": self.texts, "ballot": self.ballot}
+        return super()._parts() | {name: part for name, part in own.items() if part is not None}
 
     def named_factors(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """What is exported, relative to W0: the averaged update where averaging is on, else the last iterate."""
@@ -112,12 +115,14 @@ def plan_privacy(
     privacy = settings.privacy
     assert privacy.private
     assert privacy.delta is not None
-    method = find_method(settings.method.name)
+    method = find_row(settings.method.name)
     if not method.private:
         raise ConfigError(
             f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
+    if method.releases == "votes":
+        refuse_what_votes_have_not(settings)
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
@@ -204,7 +209,18 @@ class PublicStart:
     def texts(self, settings: Settings, model: torch.nn.Module, method: Method) -> SyntheticTexts:
         """New ones for a run, not yet written."""
         evolving = method.public_texts == "evolving"
-        return SyntheticTexts(settings, model, self._tokenizer, evolving=evolving, own=self._generator)
+        return SyntheticTexts(
+            settings,
+            model,
+            self._tokenizer,
+            evolving=evolving and method.releases == "gradients",
+            own=self._generator,
+            distinct=method.releases == "gradients",  # votes go to as many texts in every round
+        )
+
+    def ballot(self, settings: Settings, model: torch.nn.Module, adapter: LowRankAdapter) -> Ballot:
+        """Of a row that releases votes, before its first round. Raises ConfigError if there is no such embedding."""
+        return Ballot(build_embedding(settings, model, self._tokenizer, adapter))
 
 
 def build_parts(
@@ -220,15 +236,20 @@ def build_parts(
 
     Raises ConfigError where such texts are missing, or would not be used.
     """
-    method = find_method(settings.method.name)
+    method = find_row(settings.method.name)
+    votes = method.releases == "votes"
+    if votes:
+        refuse_what_votes_have_not(settings)
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
         own = public.texts(settings, model, method)
     if method.public_texts and texts is None and own is None:
         raise ConfigError(
-            f"method {method.name!r} releases along the gradients of public texts, and none are given",
-            why="without them there is nothing to release along",
+            f"method {method.name!r} releases "
+            + ("votes on" if votes else "along the gradients of")
+            + " public texts, and none are given",
+            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
             fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
             "such as prism",
         )
@@ -261,6 +282,7 @@ def build_parts(
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
+    ballot = public.ballot(settings, model, adapter) if votes and public is not None else None
     adapter.attach()  # last: a setting that is refused leaves the model alone
     return Parts(
         method=method,
@@ -271,12 +293,13 @@ def build_parts(
         hyper=hyper,
         adaptive=adaptive,
         texts=own,
+        ballot=ballot,
     )
 
 
 def refuse_unused_texts(settings: Settings) -> None:
     """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read."""
-    chosen, method = settings.synthesis, find_method(settings.method.name)
+    chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is not None and not method.public_texts and not chosen.warm_start_epochs:
         raise ConfigError(
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",
@@ -319,6 +342,11 @@ def build_step(
     Raises PrivacyError if the settings are not those of the ledger's plan.
     """
     settings = parts.settings
+    if parts.ballot is not None:
+        raise ConfigError(
+            f"method {parts.method.name!r} releases votes and takes no private steps",
+            fix="choose a method that releases gradients",
+        )
     draws = sampler(settings.privacy, len(data.units))
     before = 0 if ledger is None else ledger.plan.before_training
     mechanism = _mechanism(parts, ledger, done, draws.sampling)

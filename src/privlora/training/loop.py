@@ -23,6 +23,7 @@ from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
+from privlora.training.voting import take_votes
 from privlora.training.warm_start import warm_start
 
 # A non-private run has no ledger; its checkpoints belong to it all the same.
@@ -35,7 +36,8 @@ class StepReport:
 
     step: int
     steps: int
-    learning_rate: float
+    learning_rate: float | None
+    """None of rounds of votes, which train nothing."""
     seconds: float
     """PRIVATE, unlike the rest: a step takes as long as the batch that was drawn is large. Never publish it."""
 
@@ -92,6 +94,8 @@ def train(
         )
     if not saved:
         warm_start(parts)  # also where a crash lost all steps, which stay charged
+    if parts.ballot is not None and ledger is not None:
+        return _vote(parts, data, folder, ledger, observer)
     one = build_step(parts, data, ledger, done=done, instrument=instrument)
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
@@ -115,6 +119,35 @@ def train(
                 raise Interrupted(step)
     _evaluate(parts, data, folder, privacy.steps, observer)
     return privacy.steps
+
+
+def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer: Observer | None) -> int:
+    """``train`` of a row that releases votes: each round is a step of the ledger."""
+    steps = parts.settings.privacy.steps
+    publish = parts.settings.synthesis is not None and parts.settings.synthesis.publish
+    begun = time.perf_counter()
+    if ledger.charges == 0 and not publish:
+        _evaluate(parts, data, folder, 0, observer)
+    with stop_on_signal() as stop:
+
+        def save() -> None:
+            nonlocal begun
+            assert parts.ballot is not None
+            charges = ledger.charges
+            charge = ledger.summary.charge_hashes[charges - 1] if charges else None
+            save_checkpoint(folder.checkpoint, parts.states(), Mark(charges, ledger.summary.run_id, charge))
+            if parts.ballot.over:
+                return
+            if observer is not None and not parts.ballot.waiting:
+                observer.on_step(StepReport(charges, steps, None, time.perf_counter() - begun))
+            begun = time.perf_counter()
+            if stop.is_set():
+                raise Interrupted(charges)
+
+        take_votes(parts, data, ledger, save)
+    if not publish:
+        _evaluate(parts, data, folder, steps, observer)
+    return steps
 
 
 def finish_training(

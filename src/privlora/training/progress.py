@@ -76,16 +76,18 @@ class RichObserver:
         self._private_loss = loss
 
     def _line(self, report: StepReport, seconds: float, *, exact: bool) -> Text:
-        line = Text(f"step {report.step}/{report.steps}")
+        word = "round" if report.learning_rate is None else "step"
+        line = Text(f"{word} {report.step}/{report.steps}")
         if self._plan is not None and not self._plan.insecure_noise:
             step, spent = self._epsilon(self._plan, report.step, exact=exact)
-            after = "" if step == report.step else f" after step {step}"
+            after = "" if step == report.step else f" after {word} {step}"
             line.append(
                 f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold"
             )
         else:
             line.append("  NOT PRIVATE", style="bold red")
-        line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")
+        rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
+        line.append(f"{rate}  {seconds:.2g} s/{word}")
         line.append(f"  ETA {clock(seconds * (report.steps - report.step))}")
         if self._private_loss is not None:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")

@@ -28,21 +28,31 @@ class SyntheticTexts:
     or a format with one.
 
     model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
-    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python.
+    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python. distinct:
+    whether copies are left out, so that there may be fewer texts than settings say.
 
     Raises ConfigError for settings that cannot be followed.
     """
 
     def __init__(
-        self, settings: Settings, model: torch.nn.Module, tokenizer: Any, *, evolving: bool, own: Any = None
+        self,
+        settings: Settings,
+        model: torch.nn.Module,
+        tokenizer: Any,
+        *,
+        evolving: bool,
+        own: Any = None,
+        distinct: bool = True,
     ) -> None:
         assert settings.synthesis is not None
         self._chosen: SynthesisSettings = settings.synthesis
         self._data, self._tokenizer = settings.data, tokenizer
         self._column = text_column(settings.data)
         self._seed = settings.run.seed
+        self._fresh = settings.synthesis.evolution == "fresh"
         self._evolve_every = self._chosen.evolve_every if evolving else 0
-        self._generator = build_generator(
+        self._distinct = distinct
+        self.generator = build_generator(
             self._chosen,
             seed=self._seed,
             model=model,
@@ -56,10 +66,23 @@ class SyntheticTexts:
     @property
     def texts(self) -> list[str]:
         """As they are now, in order; those of the first step where none was asked for."""
+        return list(self.population.texts)
+
+    @property
+    def population(self) -> Population:
+        """Of the same texts."""
         if not len(self._population):
-            first = start(self._generator, seeds=self._chosen.seeds, variations=self._chosen.variations)
-            self._take(first)
-        return list(self._population.texts)
+            if self._fresh:
+                first = Population(self.generator.random(self._chosen.count))
+            else:
+                first = start(self.generator, seeds=self._chosen.seeds, variations=self._chosen.variations)
+            self.stand(first)
+        return self._population
+
+    def stand(self, population: Population) -> None:
+        """Let these texts stand in the place of all others."""
+        kept = deduplicate(population.texts) if self._distinct else range(len(population))
+        self._population = Population([population.texts[i] for i in kept])
 
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
@@ -91,21 +114,21 @@ class SyntheticTexts:
         return found.some(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        parts = {_GENERATOR: self._generator.state_dict(), _POPULATION: self._population.state_dict()}
+        parts = {_GENERATOR: self.generator.state_dict(), _POPULATION: self._population.state_dict()}
         tensors = {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
         return tensors | {"steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        for prefix, part in ((_GENERATOR, self._generator), (_POPULATION, self._population)):
+        for prefix, part in ((_GENERATOR, self.generator), (_POPULATION, self._population)):
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             part.load_state_dict(own)
         self._steps = int(tensors["steps"])
 
     def _evolve(self, scores: Tensor) -> None:
+        if self._fresh:  # the model has moved by the scores' step; texts of the old one are given up
+            self.stand(Population(self.generator.random(self._chosen.count)))
+            return
         generator = counter_generator(self._seed, stream=self._steps)  # 0 is that of the masks
         keep = min(self._chosen.seeds, len(self._population))
         kept = self._population.choose(scores.double().cpu().numpy(), keep, generator)
-        self._take(self._population.evolve(kept, self._generator, self._chosen.variations))
-
-    def _take(self, population: Population) -> None:
-        self._population = Population([population.texts[i] for i in deduplicate(population.texts)])
+        self.stand(self._population.evolve(kept, self.generator, self._chosen.variations))

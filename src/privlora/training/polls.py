@@ -1,0 +1,70 @@
+"""The rows that release votes: on what their records vote, and what becomes of it.
+
+A row of ``methods.VOTE_METHODS`` has an entry in ``POLLS``: a function from a run's ``Parts`` to its ``Poll``. All that
+such a row changes in its rounds has to be a part of ``Parts`` (the adapter's coordinates, the texts with their
+generator), since one checkpoint stores them all after every release and after every use of one; ``training.voting``
+runs the rounds, charges, stores and goes on after a crash. Everything in a Poll is public but for the records'
+directions that ``encode`` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from privlora.randomness import counter_generator
+from privlora.synthesis.aug_pe import AugPE
+from privlora.synthesis.rounds import Proposer
+from privlora.synthesis.votes import Encoder, NearestVotes
+from privlora.training.assembly import Parts
+from privlora.training.warm_start import train_on_texts
+
+_CHOICES: Final = 2**63 + 1  # stream of the public seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poll:
+    """What a row asks records, on a model.
+
+    proposer: the public half of its rounds; made anew in each process, and told by ``Rounds`` where it stands.
+    encode: what one unit votes. texts: those that the last round leaves, which are what `privlora synthesize` releases.
+    finish: makes the adapter of them, once they are ``parts.texts``; not called where texts are the release. After a
+    crash it is called again, with the state as it was after the last round.
+    """
+
+    proposer: Proposer
+    encode: Encoder
+    texts: Callable[[], list[str]]
+    finish: Callable[[], None]
+
+
+def aug_pe(parts: Parts) -> Poll:
+    """Votes for the nearest texts; ordinary training on the last population."""
+    texts, ballot, settings = parts.texts, parts.ballot, parts.settings
+    assert texts is not None
+    assert ballot is not None
+    assert settings.synthesis is not None
+    chosen = settings.synthesis
+    proposer = AugPE(
+        texts.population,
+        texts.generator,
+        ballot.embed,
+        keep=chosen.seeds,
+        variations=chosen.variations,
+        threshold=chosen.threshold,
+        selection=chosen.selection,
+        lookahead=chosen.lookahead,
+        fresh=chosen.evolution == "fresh",
+        public=counter_generator(settings.run.seed, stream=_CHOICES),
+    )
+    return Poll(
+        proposer=proposer,
+        encode=NearestVotes(chosen.nearest),
+        texts=lambda: proposer.population.texts,
+        finish=lambda: train_on_texts(parts, chosen.epochs),
+    )
+
+
+POLLS: dict[str, Callable[[Parts], Poll]] = {"aug-pe": aug_pe}
+"""Name of a row -> its poll."""
