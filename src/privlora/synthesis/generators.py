@@ -121,6 +121,11 @@ class PromptedGenerator(_Asking):
         super().__init__(writer.name)
         self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
 
+    @property
+    def chat(self) -> bool:
+        """Whether it asks; else it gives beginnings to go on with."""
+        return self._writer.chat
+
     def requests(self, count: int) -> list[str]:
         """``count`` public requests for fresh texts, as ``Prompts.fresh`` words them for this writer."""
         return self._prompts.fresh(count, chat=self._writer.chat)

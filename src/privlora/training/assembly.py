@@ -32,10 +32,16 @@ from privlora.mechanisms import (
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
-from privlora.training.ballot import Ballot, build_embedding, refuse_what_votes_have_not
+from privlora.training.ballot import (
+    Ballot,
+    build_embedding,
+    refuse_settings_of_others,
+    refuse_what_votes_have_not,
+)
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.preferences import refuse_without_trl
 from privlora.training.public_gradients import PublicTexts, public_gradients
 from privlora.training.public_start import mean_gradient_subspaces
 from privlora.training.state import Part, TrainState
@@ -240,6 +246,8 @@ def build_parts(
     votes = method.releases == "votes"
     if votes:
         refuse_what_votes_have_not(settings)
+    if method.tunes_writer:
+        refuse_without_trl()
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -300,6 +308,7 @@ def build_parts(
 def refuse_unused_texts(settings: Settings) -> None:
     """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read."""
     chosen, method = settings.synthesis, find_row(settings.method.name)
+    refuse_settings_of_others(settings, method)
     if chosen is not None and not method.public_texts and not chosen.warm_start_epochs:
         raise ConfigError(
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",

@@ -72,11 +72,7 @@ class PreferenceTuner:
         chat: bool = False,
         seed: int = 0,
     ) -> None:
-        if find_spec("trl") is None:
-            raise ConfigError(
-                "tuning a model by preferences needs the package trl",
-                fix="pip install 'privlora[preferences]', or choose another method",
-            )
+        refuse_without_trl()
         scale = state.coordinates.lora_scale
         if scale is None:
             raise ConfigError(
@@ -212,6 +208,15 @@ class PreferenceTuner:
             "rejected": [{"role": "assistant", "content": rejected}],
             "chat_template_kwargs": {"enable_thinking": False},
         }
+
+
+def refuse_without_trl() -> None:
+    """Raise ConfigError if TRL is not installed."""
+    if find_spec("trl") is None:
+        raise ConfigError(
+            "tuning a model by preferences needs the package trl",
+            fix="pip install 'privlora[preferences]', or choose another method",
+        )
 
 
 def _factors(wrapped: Any, site: Site) -> tuple[Tensor, Tensor]:
