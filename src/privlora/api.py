@@ -16,8 +16,14 @@ from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.reporting import publish
+from privlora.reporting.facts import gather
+from privlora.reporting.finished import texts_of_finished_run
+from privlora.reporting.texts import publish_texts
+from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.files import RunFolder, no_run, write_atomically
+from privlora.training.checkpoint import NO_RUN
+from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
+from privlora.training.final_texts import Progress, final_texts
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
@@ -307,11 +313,13 @@ def train_run(
     generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists.
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
-    `fine_tune`. on_data: told what the records are, which is private, once they are found fit.
+    `fine_tune`. on_data: told what the records are, which is private, once they are found fit. progress: told (done,
+    all) while texts are written, where they are the release (synthesis.publish).
     """
     settings.refuse_a_federation()
     RunFolder(Path(settings.run.output)).refuse_if_used()
@@ -319,8 +327,40 @@ def train_run(
     _check_sources(settings, records, evaluation)
     plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
     return _run(
-        settings, plan, model, tokenizer, records, evaluation, generator, observer, on_data, fresh=True
+        settings,
+        plan,
+        model,
+        tokenizer,
+        records,
+        evaluation,
+        generator,
+        observer,
+        on_data,
+        progress,
+        fresh=True,
     )
+
+
+def synthesize_run(settings: Settings, **given: Any) -> Result:
+    """Start a run whose release is a data set of generated texts; what ``privlora synthesize`` does.
+
+    ``settings`` have the group ``synthesis``; with synthesis.source the adapter of that finished run is asked, at no
+    further cost. given: as of ``train_run``; of a finished run model, tokenizer and progress alone.
+
+    Raises what ``train_run`` does.
+    """
+    if settings.synthesis is None:
+        raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
+    publishing = settings.synthesis.model_copy(update={"publish": True})
+    settings = settings.model_copy(update={"synthesis": publishing})
+    if publishing.source is None:
+        return train_run(settings, **given)
+    return _of_finished_run(settings.located(), **given)
+
+
+def _of_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
+    folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)
+    return _result(folder, summary, 0 if summary is None else summary.charges)
 
 
 def resume_run(
@@ -333,6 +373,7 @@ def resume_run(
     generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
@@ -343,6 +384,8 @@ def resume_run(
     settings = _settings_of(folder, evaluation)
     if settings.federation is not None:
         raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
+    if settings.synthesis is not None and settings.synthesis.source is not None:
+        return _of_finished_run(settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False)
     _check_sources(settings, records, evaluation)
     if (
         generator is None
@@ -354,7 +397,17 @@ def resume_run(
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
     return _run(
-        settings, plan, model, tokenizer, records, evaluation, generator, observer, on_data, fresh=False
+        settings,
+        plan,
+        model,
+        tokenizer,
+        records,
+        evaluation,
+        generator,
+        observer,
+        on_data,
+        progress,
+        fresh=False,
     )
 
 
@@ -391,6 +444,7 @@ def _run(
     generator: Any,
     observer: Observer | None,
     on_data: Callable[[DataSummary], None] | None,
+    progress: Progress | None,
     *,
     fresh: bool,
 ) -> Result:
@@ -415,7 +469,14 @@ def _run(
             finish_training(parts, data, folder, plan, observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
-            publish(folder, parts, summary)
+            if settings.synthesis is not None and settings.synthesis.publish:
+                run_id = NO_RUN if summary is None else summary.run_id
+                texts = final_texts(parts, folder, run_id, progress)
+                report = gather(parts, summary, read_lines(folder.evaluations))
+                with base_alone(model, parts.adapter) as base:
+                    publish_texts(folder, report, texts, settings, base, tokenizer, summary)
+            else:
+                publish(folder, parts, summary)
     return _result(folder, summary, settings.privacy.steps)
 
 

@@ -151,6 +151,17 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     if adaptive is not None:
         sigma, _ = split_noise_multiplier(sigma)
     noise_std = sigma * plan.clip_norm / plan.expected_batch_size
+    if parts.method.releases == "votes":  # which move no weight
+        return {
+            "noise_std": noise_std,
+            "clipping_slack": 0.0,
+            "clip_quantile": None,
+            "last_clip_norm": None,
+            "intrinsic": False,
+            "law": None,
+            "draws": 0,
+            "modules": [],
+        }
     effect = noise_on_weights(parts.coordinates, noise_std)
     return {
         "noise_std": noise_std,
@@ -216,6 +227,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "loss_on": data.loss_on,
         "dropout": parts.settings.model.dropout,
         "lora_dropout": parts.settings.adapter.lora_dropout,
+        **({"releases": method.releases} if method.releases != "gradients" else {}),
         **_public_texts(parts),
     }
 
@@ -224,12 +236,25 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
     chosen = parts.settings.synthesis
     if chosen is None:
         return {}
-    facts = {
+    facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,
         "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
         "warm_start_epochs": chosen.warm_start_epochs,
     }
+    if parts.method.releases == "votes":
+        facts |= {
+            "evolve_every": 1,
+            "votes": {
+                "nearest": chosen.nearest,
+                "keep": chosen.seeds,
+                "selection": chosen.selection,
+                "threshold": chosen.threshold,
+                "lookahead": chosen.lookahead,
+                "embedding": None if chosen.embedding is None else published_name(chosen.embedding),
+                "epochs": 0 if chosen.publish else chosen.epochs,
+            },
+        }
     return {"public_texts": facts}
 
 

@@ -52,7 +52,7 @@ def hidden_states(
     records = [{"text": text} for text in texts]
     examples = build_examples(records, Template(text="text"), tokenizer, max_length=max_length, add_eos=False)
     some = [i for i, example in enumerate(examples) if len(example.input_ids)]
-    with _base_alone(model, adapter) as base, evaluating(base) as device:
+    with base_alone(model, adapter) as base, evaluating(base) as device:
         inner = base.base_model
         found = np.zeros((len(texts), base.config.hidden_size), dtype=np.float32)
         for batch in prompt_batches(
@@ -106,7 +106,7 @@ class SentenceEmbedding:
 
 
 @contextmanager
-def _base_alone(model: Any, adapter: Attached | None) -> Iterator[Any]:
+def base_alone(model: Any, adapter: Attached | None) -> Iterator[Any]:
     """The model as it was before any adapter."""
     taken_off = adapter is not None and adapter.attached
     if adapter is not None and taken_off:

@@ -47,6 +47,14 @@ class Generator(Protocol):
         """One variation of each, in order."""
 
 
+class ResumableGenerator(Generator, Protocol):
+    """One that goes on where it stopped."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
 class _Resumable:
     """Counts what was given, so that a run that is resumed goes on where it stopped."""
 

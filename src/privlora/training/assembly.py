@@ -305,11 +305,29 @@ def build_parts(
     )
 
 
-def refuse_unused_texts(settings: Settings) -> None:
-    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read."""
+def texts_evolve(settings: Settings) -> bool:
+    """Whether releases decide which texts stand at a run's end, so that they say something of the records."""
     chosen, method = settings.synthesis, find_row(settings.method.name)
-    refuse_settings_of_others(settings, method)
-    if chosen is not None and not method.public_texts and not chosen.warm_start_epochs:
+    if chosen is None or method.public_texts != "evolving":
+        return False
+    return method.releases == "votes" or chosen.evolve_every > 0
+
+
+def refuse_unused_texts(settings: Settings) -> None:
+    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, or cannot write those that
+    are to be released."""
+    chosen, method = settings.synthesis, find_row(settings.method.name)
+    if chosen is None:
+        return
+    refuse_settings_of_others(chosen, method)
+    if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
+        raise ConfigError(
+            f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
+            "another writer",
+            why="such texts would say nothing of the records, whatever was paid for",
+            fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
+        )
+    if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
         raise ConfigError(
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",
             why="a setting that is ignored would make two runs look different that are the same",

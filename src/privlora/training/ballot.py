@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privlora.config import Settings
+from privlora.config import Settings, SynthesisSettings
 from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.methods import Method
@@ -70,11 +70,8 @@ def build_embedding(
     return found
 
 
-def refuse_settings_of_others(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for settings of the group ``synthesis`` that another method reads."""
-    chosen = settings.synthesis
-    if chosen is None:
-        return
+def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
+    """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
     for name in sorted(chosen.given & OF_METHOD.keys()):
         if OF_METHOD[name] != method.name:
             raise ConfigError(

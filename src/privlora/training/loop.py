@@ -19,15 +19,12 @@ from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
 from privlora.training.assembly import Parts, build_step
-from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
+from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
 from privlora.training.voting import take_votes
 from privlora.training.warm_start import warm_start
-
-# A non-private run has no ledger; its checkpoints belong to it all the same.
-_NO_RUN = "non-private"
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,11 @@ class Observer(Protocol):
 
 
 class Interrupted(Exception):
-    """The user stopped the run; everything up to ``step`` is saved."""
+    """The user stopped the run; everything up to ``step`` is saved. counted: what it counts, if no steps."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"interrupted after step {step}")
-        self.step = step
+    def __init__(self, step: int, counted: str | None = None) -> None:
+        super().__init__(f"interrupted after {counted or 'step'} {step}")
+        self.step, self.counted = step, counted
 
 
 def train(
@@ -78,7 +75,7 @@ def train(
     number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
     """
     privacy, run = parts.settings.privacy, parts.settings.run
-    run_id = _NO_RUN
+    run_id = NO_RUN
     if ledger is not None:
         run_id = ledger.summary.run_id
         # Where a kill hit the last checkpoint, no later one replaces what it left.
@@ -142,7 +139,7 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
                 observer.on_step(StepReport(charges, steps, None, time.perf_counter() - begun))
             begun = time.perf_counter()
             if stop.is_set():
-                raise Interrupted(charges)
+                raise Interrupted(charges, "round")
 
         take_votes(parts, data, ledger, save)
     if not publish:

@@ -75,6 +75,16 @@ class RichObserver:
         """Keep it for the step's line."""
         self._private_loss = loss
 
+    def on_texts(self, done: int, total: int) -> None:
+        """Show how many texts of a release are written; they are public."""
+        line = Text(f"texts {done}/{total}")
+        late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
+        if self._live.is_started and done < total:
+            self._live.update(line, refresh=True)
+        elif self._live.is_started or done == total or late:
+            self._console.print(line)
+            self._printed_at = time.monotonic()
+
     def _line(self, report: StepReport, seconds: float, *, exact: bool) -> Text:
         word = "round" if report.learning_rate is None else "step"
         line = Text(f"{word} {report.step}/{report.steps}")

@@ -102,6 +102,12 @@ class SyntheticTexts:
                 self._evolve(scores)
         return self.examples()
 
+    def evolve_once_more(self, scores: Tensor | None) -> None:
+        """By the last release of a run, after which no step asks; scores: as of a step."""
+        if scores is not None and len(self._population):
+            self._steps += 1
+            self._evolve(scores)
+
     def without_copies(self, found: PublicGradients) -> PublicGradients:
         """Leave out texts whose gradients are nearly those of an earlier one; found: of the present texts."""
         limit = self._chosen.similarity_limit
