@@ -117,6 +117,7 @@ class PreferenceTuner:
     def _trained(self, preferences: list[Preference]) -> dict[str, Tensor]:
         """The point after the round, as the coordinates' state_dict has it."""
         from datasets import Dataset
+        from trl import DPOTrainer
 
         model = self._adapter.model
         # The order is another in every round, without a count that would have to be stored.
@@ -129,7 +130,7 @@ class PreferenceTuner:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="privlora-"))
             wrapped = self._under_peft(model)
             undo.callback(wrapped.unload)
-            trainer = _trainer_class()(
+            trainer = DPOTrainer(
                 model=wrapped,
                 args=self._arguments(folder, int(draws.integers(2**31))),
                 train_dataset=Dataset.from_list([self._written(each) for each in preferences]),
@@ -225,21 +226,9 @@ def _factors(wrapped: Any, site: Site) -> tuple[Tensor, Tensor]:
     return layer.lora_A["default"].weight, layer.lora_B["default"].weight
 
 
-def _trainer_class() -> Any:
-    from trl import DPOTrainer
-
-    class Trainer(DPOTrainer):
-        """TRL's, which tells nobody that it runs."""
-
-        def _send_telemetry(self) -> None:
-            pass
-
-    return Trainer
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing is sent to a hub whatever it is called, and libraries say nothing of what they find in public texts."""
+    """No hub is told that TRL runs, and libraries do not speak of the texts."""
     import datasets
     from huggingface_hub import constants
     from transformers.utils import logging
