@@ -120,6 +120,13 @@ def test_then_train_on_it(voted: Path, folder: Path, model: Path, capsys: pytest
     )
     assert ended.code == 0, ended.err
     assert (folder / "run/not-private/adapter_model.safetensors").exists()
+    # What that adapter writes promises nothing about the records of its own run, and does not say that it does.
+    argv = ["synthesize", config, "--from", folder / "run", f"run.output={folder / 'open'}"]
+    asked = call(capsys, *argv, "synthesis.samples=3", "synthesis.max_new_tokens=8", "--json")
+    assert asked.code == 0, asked.err
+    assert asked.json["private"] is False
+    assert not (folder / "open/release").exists()
+    assert "# NOT PRIVATE: 3 synthetic texts" in (folder / "open/not-private/README.md").read_text()
 
 
 def test_an_adapter_that_was_trained_before_is_asked_at_no_cost(

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
 from privlora.api import Result, fine_tune, resume_run
-from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError
+from privlora.errors import ConfigError, DataError, GeneratorError, PrivacyError, PrivloraError
 from privlora.mechanisms import NoiseSource
+from privlora.synthesis.embeddings import hidden_states
 from privlora.synthesis.votes import Voters
 from privlora.training.files import RunFolder, read_lines
 from privlora.training.loop import Interrupted, StepReport
@@ -138,8 +140,6 @@ def test_each_round_is_charged_once_and_training_costs_nothing(shop: Shop, tmp_p
 
 
 def _adapter(release: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     return load_file(release / "adapter_model.safetensors")
 
 
@@ -167,6 +167,39 @@ def test_a_user_votes_once_with_all_records(
     )
     assert seen == [4] * ROUNDS
     assert read_ledger(result.release / "ledger.jsonl").plan.unit == "user"
+
+
+def test_drawn_voters_are_accounted_as_drawn(shop: Shop, tmp_path: Path) -> None:
+    result = shop.start(tmp_path / "run", privacy={"sample_rate": 0.5})
+    (event,) = {event for event, _ in read_ledger(result.release / "ledger.jsonl").plan.phases}
+    assert event.sampling.sample_rate == 0.5
+
+
+def test_private_texts_are_embedded_one_by_one(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a record's direction, and with it a vote, would depend on the records beside it."""
+    seen: list[list[str]] = []
+
+    def noted(model: Any, tokenizer: Any, texts: Sequence[str], **settings: Any) -> np.ndarray:
+        seen.append(list(texts))
+        return hidden_states(model, tokenizer, texts, **settings)
+
+    monkeypatch.setattr("privlora.training.ballot.hidden_states", noted)
+    shop.start(tmp_path / "run")
+    private = {record["text"] for record in RECORDS}
+    assert [texts for texts in seen if private.intersection(texts)] == [[text["text"]] for text in RECORDS]
+    assert len(seen) == len(RECORDS) + ROUNDS
+
+
+def test_an_older_ledger_is_refused(shop: Shop, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        shop.start(folder.root, observer=Watch(stop_at=2))
+    lines = folder.ledger.read_bytes().splitlines(keepends=True)
+    folder.ledger.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(PrivacyError, match="was written after 2"):
+        shop.resume(folder.root)
 
 
 def in_a_child(work: Callable[[], object]) -> int:
@@ -252,8 +285,10 @@ def test_a_generator_that_dies_charges_nothing_twice(shop: Shop, tmp_path: Path)
         shop.start(folder.root, Notes(fail))
     assert read_ledger(folder.ledger).charges == 3
     assert not (folder.release / "adapter_model.safetensors").exists()
+    stored = load_file(folder.checkpoint)["ballot/released"]
     result = shop.resume(folder.root)
     assert read_ledger(folder.ledger).charges == ROUNDS
+    assert torch.equal(load_file(folder.checkpoint)["ballot/released"], stored)
     assert (result.release / "adapter_model.safetensors").exists()
 
 
