@@ -281,3 +281,13 @@ def test_a_run_that_is_over_is_reported_again(tmp_path: Path) -> None:
     after = weights(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+
+
+@quickly
+def test_without_variations_each_choice_asks_for_fresh_texts_of_the_moved_model(tmp_path: Path) -> None:
+    """L = infinity: the texts are given up where the model that writes them has moved."""
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolution": "fresh"})
+    assert notes.asked == [K * L] * 4
+    assert not any(torch.equal(a, b) for a, b in pairwise(notes.logits))
