@@ -1,6 +1,6 @@
 """Does a model write more like private reviews once POPri's rounds have tuned it? Losses, by epsilon.
 
-    python benchmarks/few_records/popri.py --assets ASSETS [--seeds 0 1] [--learning-rate 1e-3]
+    python benchmarks/few_records/popri.py --assets ASSETS [--seeds 0] [--learning-rate 1e-3]
 
 400 product reviews are private. In each of 10 rounds the model writes 5 texts of 64 tokens for each of 40 requests,
 every record scores all 200, the noisy sums become preferences, and DPO tunes the adapter on them. Epsilon is that of
@@ -169,7 +169,6 @@ def measured(bench: Bench, cell: str, seed: int, rate: float) -> dict[str, Any]:
         found["characters_before"], found["characters_after"] = (
             sum(map(len, texts)) / TEXTS for texts in (before, after)
         )
-        found["example"] = after[0]
     found["base_after_training_on_first_samples"] = bench.after_training_on(before, seed)
     found["base_after_training_on_last_samples"] = bench.after_training_on(after, seed)
     found["cpu_seconds"] = time.process_time() - started
@@ -183,7 +182,7 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     chosen = parser.parse_args()
     if not (chosen.assets / "models").is_dir():
