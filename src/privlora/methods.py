@@ -111,7 +111,8 @@ class Method:
     defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
     nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
     they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
-    after which the adapter learns the texts without noise. revision: raised when defaults change, so that no study
+    after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
+    texts, which then is the one that is trained, by trl. revision: raised when defaults change, so that no study
     takes runs with the old ones for runs with the new.
     """
 
@@ -133,6 +134,7 @@ class Method:
     noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
     public_texts: Literal["fixed", "evolving"] | None = None
     releases: Literal["gradients", "votes"] = "gradients"
+    tunes_writer: bool = False
     revision: int = 0
 
     def __post_init__(self) -> None:
@@ -427,6 +429,16 @@ VOTE_METHODS: dict[str, Method] = {
             optimizers=("adamw",),
             public_texts="evolving",
             releases="votes",
+        ),
+        Method(
+            name="popri",
+            summary="records score the model's texts, and it learns what they prefer; then AdamW on its new texts",
+            reference="Hou et al. 2025 (POPri); Rafailov et al. 2023 (DPO); Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            public_texts="fixed",
+            releases="votes",
+            tunes_writer=True,
         ),
     )
 }

@@ -12,17 +12,19 @@ import pytest
 from cli_cases import call
 from rich.console import Console
 
-from privlora.methods import METHODS
+from privlora.methods import METHODS, VOTE_METHODS
+
+ROWS = {**METHODS, **VOTE_METHODS}
 
 
 def test_every_row_of_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "methods").out
-    for row in METHODS.values():
+    for row in ROWS.values():
         assert f"{row.name}: {row.summary}" in shown
         assert f"optimizers  {row.optimizer} (default)" in shown
     listed = call(capsys, "methods", "--json").json["methods"]
-    assert [row["name"] for row in listed] == list(METHODS)
-    assert [row["private"] for row in listed] == [row.private for row in METHODS.values()]
+    assert [row["name"] for row in listed] == list(ROWS)
+    assert [row["private"] for row in listed] == [row.private for row in ROWS.values()]
 
 
 def test_a_report_is_written_again(

@@ -346,3 +346,13 @@ def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> 
     assert (2, K) in written  # between two batches of the model
     assert (K, K) in written
     assert all(done <= total <= K * L for what, done, total in watching.told if what != "step")
+
+
+@quickly
+def test_without_variations_each_choice_asks_for_fresh_texts_of_the_moved_model(tmp_path: Path) -> None:
+    """L = infinity: the texts are given up where the model that writes them has moved."""
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolution": "fresh"})
+    assert notes.asked == [K * L] * 4
+    assert not any(torch.equal(a, b) for a, b in pairwise(notes.logits))

@@ -32,6 +32,7 @@ from privlora.config import Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.evaluation.batches import evaluating
+from privlora.methods import find_method
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
@@ -233,6 +234,7 @@ def _canary(kind: str, length: int, model: torch.nn.Module, tokenizer: Any, seed
 
 
 def _refuse(settings: Settings, adapters: int, kind: str) -> None:
+    find_method(settings.method.name)  # those of votes take no steps
     if kind not in KINDS:
         raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
     if adapters < _FEWEST:

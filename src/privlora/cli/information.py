@@ -17,17 +17,19 @@ from privlora.training.files import RunFolder
 def methods(as_json: JsonOption = False) -> None:
     """Print the table of methods."""
     with quiet_libraries():
-        from privlora.methods import METHODS
+        from privlora.methods import METHODS, VOTE_METHODS
+    rows = [*METHODS.values(), *VOTE_METHODS.values()]
     if as_json:
-        emit({"methods": [{**asdict(row), "optimizer": row.optimizer} for row in METHODS.values()]})
+        emit({"methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows]})
         return
-    for row in METHODS.values():
+    for row in rows:
         optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
         own = row.optimizer_settings(row.optimizer, {})
         settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
         out().print(
             f"{row.name}: {row.summary}\n"
             f"  private     {'yes' if row.private else 'NO'}\n"
+            f"  releases    {row.releases}\n"
             f"  space       {row.space}\n"
             f"  optimizers  {optimizers}\n"
             f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "

@@ -107,11 +107,13 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:
     """Numbers that follow from the settings alone."""
     from privlora.mechanisms import split_noise_multiplier
+    from privlora.methods import find_row
 
     privacy = settings.privacy
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
         "method": settings.method.name,
+        "releases": find_row(settings.method.name).releases,
         "hyperparameters": hyper.to_dict(),
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
@@ -182,13 +184,14 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
 
 def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
+    votes = content["releases"] == "votes"
     rows = [
         ("method", ", ".join([content["method"], *settings])),
         (
-            "batches",
+            "votes by" if votes else "batches",
             f"Poisson, q {content['sample_rate']:.6g}, on average {content['expected_batch_size']:g}",
         ),
-        ("steps", str(content["steps"])),
+        ("rounds" if votes else "steps", str(content["steps"])),
     ]
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
@@ -196,7 +199,12 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
         rows.insert(0, ("promise", describe(planned)))
         rows += [
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
-            ("noise", f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)"),
+            (
+                "noise",
+                f"{content['noise_multiplier']:.4g} votes in each text's count; a {content['unit']} has votes of norm 1"
+                if votes
+                else f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)",
+            ),
         ]
         if content["clip_quantile"] is not None:
             text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"

@@ -43,6 +43,13 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
+OF_METHOD: Final[dict[str, str]] = {
+    **dict.fromkeys(("nearest", "threshold", "selection", "lookahead"), "aug-pe"),
+    **dict.fromkeys(("requests", "answers", "rejected"), "popri"),
+    **dict.fromkeys(("dpo_beta", "dpo_learning_rate", "dpo_epochs", "dpo_batch_size"), "popri"),
+}
+"""Setting -> the method that reads it; with others it would be ignored."""
+
 
 class SynthesisSettings(Group):
     """PUBLIC texts, of which a population is kept: who writes them, in which words, and how it evolves.
@@ -115,14 +122,34 @@ class SynthesisSettings(Group):
     """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
     lookahead: int = Field(default=0, ge=0)
     """aug-pe: a text stands where the mean of so many variations of it does; 0 for where it is itself."""
-    epochs: int = Field(default=4, ge=1)
-    """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon."""
+    requests: int = Field(default=40, ge=1)
+    """popri: R, the requests that the model answers in every round."""
+    answers: int = Field(default=5, ge=2)
+    """popri: J, the texts that it writes for each of them. Records score R x J texts; the fewer, the less noise."""
+    rejected: int | None = Field(default=None, ge=2)
+    """popri: the rank of the text that the best of J is preferred to; null: the middle one, as the 5th of 10."""
+    dpo_beta: float = Field(default=0.01, gt=0)
+    """popri: how strongly the model of a round's start holds the one that is tuned."""
+    dpo_learning_rate: float = Field(default=8e-7, gt=0)
+    """popri: of AdamW in a round, which falls to 0. The default is for 8 billion parameters; small models need more."""
+    dpo_epochs: int = Field(default=1, ge=1)
+    """popri: over a round's preferences."""
+    dpo_batch_size: int = Field(default=8, ge=1)
+    """popri: preferences a step."""
+    epochs: int = Field(default=4, ge=0)
+    """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon. 0 with popri: the adapter is
+    the one that preferences tuned."""
     samples: int | None = Field(default=None, ge=1)
     """privlora synthesize: how many texts are released; null for as many as a population has."""
     publish: bool = False
     """Release the texts as a data set in the place of an adapter; privlora synthesize sets it."""
     source: str | None = None
     """privlora synthesize --from: a finished run, whose adapter is asked for the texts at no further cost."""
+
+    @property
+    def rejected_rank(self) -> int:
+        """``rejected``, or the middle of ``answers``."""
+        return self.rejected or max(2, (self.answers + 1) // 2)
 
     @property
     def given(self) -> set[str]:
@@ -197,6 +224,10 @@ class SynthesisSettings(Group):
         if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
             raise ValueError(
                 "warm_start_learning_rate goes with warm_start_epochs. Fix: set how many epochs, or remove the rate"
+            )
+        if self.rejected is not None and self.rejected > self.answers:
+            raise ValueError(
+                f"rejected={self.rejected} is no rank among answers={self.answers}. Fix: set it to 2 to {self.answers}"
             )
         if self.source is not None and not self.publish:
             raise ValueError("source is read by privlora synthesize. Fix: give its folder with --from")

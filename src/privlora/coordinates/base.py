@@ -57,6 +57,8 @@ class Coordinates(ABC):
     intrinsic: bool = False
     # Names of a group's tensors in state_dict, where servers of federations may send them.
     state_parts: ClassVar[tuple[str, ...]] = ()
+    # peft's scale s, where the state is left = lora_B and right = lora_A^T and trainers of LoRA may move both.
+    lora_scale: float | None = None
 
     def __init__(self, adapter: LowRankAdapter, dtype: torch.dtype = torch.float32) -> None:
         self.adapter = adapter

@@ -42,6 +42,10 @@ class FactorCoordinates(Coordinates):
         self.install()
 
     @property
+    def lora_scale(self) -> float | None:  # type: ignore[override]
+        return self.scale if self.sides == (0, 1) else None
+
+    @property
     def trained(self) -> Vector:
         """The tensors that training moves, one tuple a group, as releases have them."""
         return [tuple(pair[side] for side in self.sides) for pair in self._pairs]

@@ -19,6 +19,7 @@ from torch import Tensor
 from privlora.accounting import LedgerSummary, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
+from privlora.config.synthesis import OF_METHOD
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
 from privlora.pages.numbers import finite
@@ -243,18 +244,17 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
         "warm_start_epochs": chosen.warm_start_epochs,
     }
     if parts.method.releases == "votes":
-        facts |= {
-            "evolve_every": 1,
-            "votes": {
-                "nearest": chosen.nearest,
-                "keep": chosen.seeds,
-                "selection": chosen.selection,
-                "threshold": chosen.threshold,
-                "lookahead": chosen.lookahead,
-                "embedding": None if chosen.embedding is None else published_name(chosen.embedding),
-                "epochs": 0 if chosen.publish else chosen.epochs,
-            },
+        facts["votes"] = {
+            "embedding": None if chosen.embedding is None else published_name(chosen.embedding),
+            "epochs": 0 if chosen.publish else chosen.epochs,
         }
+        names = [name for name, method in OF_METHOD.items() if method == parts.method.name]
+        facts["votes"] |= {name: getattr(chosen, name) for name in names}
+        if parts.method.tunes_writer:
+            facts["votes"] |= {"rejected": chosen.rejected_rank}
+        else:
+            facts |= {"evolve_every": 1}
+            facts["votes"] |= {"keep": chosen.seeds}
     return {"public_texts": facts}
 
 

@@ -157,6 +157,13 @@ def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
+def _short(value: float) -> str:
+    """For a figure: 26.5, 1 300, 2.3e5."""
+    if value >= 1e5:
+        return f"{value:.2g}".replace("e+0", "e")
+    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"
+
+
 @in_style
 def texts_plot(report: Report) -> Markup:
     """How long the texts are, and how probable to the base model."""
@@ -174,9 +181,10 @@ def texts_plot(report: Report) -> Markup:
             first, last = first - 0.1, last + 0.1
         odds.set_xscale("log")
         _bars(odds, perplexity, np.exp(np.linspace(first, last, _BINS + 1)), SECOND)
-        odds.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        near = last - first < 2 * np.log(10)
+        odds.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if near else (1.0,), numticks=8))
         odds.xaxis.set_minor_locator(NullLocator())
-        odds.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}".replace(",", " ")))
+        odds.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     odds.set(xlabel="perplexity of a text under the base model")
     return inline_svg(figure, f"lengths and perplexities of {len(tokens)} texts")
 
@@ -197,7 +205,7 @@ def _bars(axes: Axes, values: np.ndarray, edges: np.ndarray, colour: str) -> Non
     middle = float(np.median(values))
     axes.axvline(middle, color=INK, linewidth=1)
     axes.annotate(
-        f"median {number(middle, 3)}",
+        f"median {_short(middle)}",
         (middle, 1),
         (4, 2),
         xycoords=("data", "axes fraction"),

@@ -276,16 +276,30 @@ def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
     rows = [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
     if votes is not None:
         near = "the base model's hidden states" if votes["embedding"] is None else votes["embedding"]
-        counted = (
-            f"of each record for the {votes['nearest']} nearest by {near}; {votes['keep']} texts are kept by "
-            f"{votes['selection']}, with counts above {number(votes['threshold'])}"
-        )
-        if votes["lookahead"]:
-            counted += f", each where {votes['lookahead']} variations of it are"
-        rows.append(("Votes", counted))
+        rows.append(("Votes", _scores(votes, near) if "answers" in votes else _counts(votes, near)))
         if votes["epochs"]:
             rows.append(("Then", f"{votes['epochs']} × ordinary training on the last texts, at no cost"))
     return rows
+
+
+def _counts(votes: Report, near: str) -> str:
+    counted = (
+        f"of each record for the {votes['nearest']} nearest by {near}; {votes['keep']} texts are kept by "
+        f"{votes['selection']}, with counts above {number(votes['threshold'])}"
+    )
+    if votes["lookahead"]:
+        counted += f", each where {votes['lookahead']} variations of it are"
+    return counted
+
+
+def _scores(votes: Report, near: str) -> str:
+    return (
+        f"of each record, by {near}, on {votes['answers']} texts of the model for each of "
+        f"{votes['requests']} requests. "
+        f"DPO of the adapter on the best over rank {votes['rejected']}: beta {number(votes['dpo_beta'])}, "
+        f"learning rate {number(votes['dpo_learning_rate'])}, epochs {votes['dpo_epochs']}, "
+        f"batches of {votes['dpo_batch_size']}"
+    )
 
 
 def _dropout(method: Report) -> str:

@@ -129,6 +129,10 @@ class _Asking(_Resumable, ABC):
             self.told(before + more, total)
 
 
+class _Request(str):
+    """What a writer is asked as it stands, in the place of a text that is varied."""
+
+
 class PromptedGenerator(_Asking):
     """Asks a writer, in the words of ``prompts``.
 
@@ -142,13 +146,29 @@ class PromptedGenerator(_Asking):
         super().__init__(writer.name)
         self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
 
+    @property
+    def chat(self) -> bool:
+        """Whether it asks; else it gives beginnings to go on with."""
+        return self._writer.chat
+
+    def requests(self, count: int) -> list[str]:
+        """``count`` public requests for fresh texts, as ``Prompts.fresh`` words them for this writer."""
+        return self._prompts.fresh(count, chat=self._writer.chat)
+
+    def samples(self, requests: Sequence[str], count: int) -> list[list[str]]:
+        """``count`` texts of each request, which is asked as it stands; none is empty."""
+        texts = self._call("random", [_Request(each) for each in requests for _ in range(count)])
+        return [texts[first : first + count] for first in range(0, len(texts), count)]
+
     def _draw(
         self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
     ) -> list[str]:
         asked, kept = [], [""] * len(seeds)
         tones = counter_generator(_key(self._seed, call, attempt, "tones"))
         for i, seed in enumerate(seeds):
-            if not self._writer.chat:
+            if isinstance(seed, _Request):
+                asked.append(str(seed))
+            elif not self._writer.chat:
                 kept[i] = beginning(seed or "", self._share)
                 asked.append(self._prompts.lead_in + kept[i])
             elif seed is None:

@@ -33,10 +33,16 @@ from privlora.mechanisms import (
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
-from privlora.training.ballot import Ballot, build_embedding, refuse_what_votes_have_not
+from privlora.training.ballot import (
+    Ballot,
+    build_embedding,
+    refuse_settings_of_others,
+    refuse_what_votes_have_not,
+)
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.preferences import refuse_without_trl
 from privlora.training.public_gradients import PublicTexts, public_gradients
 from privlora.training.public_start import mean_gradient_subspaces
 from privlora.training.state import Part, TrainState
@@ -241,6 +247,8 @@ def build_parts(
     votes = method.releases == "votes"
     if votes:
         refuse_what_votes_have_not(settings)
+    if method.tunes_writer:
+        refuse_without_trl()
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -312,6 +320,7 @@ def refuse_unused_texts(settings: Settings) -> None:
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None:
         return
+    refuse_settings_of_others(chosen, method)
     if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
         raise ConfigError(
             f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privlora.config import Settings
+from privlora.config import Settings, SynthesisSettings
+from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
+from privlora.methods import Method
 from privlora.synthesis.directions import Embedding
 from privlora.synthesis.embeddings import Attached, SentenceEmbedding, hidden_states
 
-_OVER = "over"
+_OVER, _START = "over", "start."
 
 
 class Ballot:
@@ -27,6 +29,8 @@ class Ballot:
         self.embed = embed
         self.rounds: dict[str, Tensor] = {}
         """Of ``synthesis.rounds.Rounds.state_dict``, as it was stored last; empty before the first release."""
+        self.start: dict[str, Tensor] = {}
+        """The coordinates before the first round, of rows whose rounds move them; else empty."""
         self.over = False
         """Whether all that follows from the last round is made."""
 
@@ -36,10 +40,12 @@ class Ballot:
         return bool(self.rounds) and int(self.rounds["used"]) < len(self.rounds["released"])
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {**self.rounds, _OVER: torch.tensor(self.over)}
+        start = {_START + name: tensor for name, tensor in self.start.items()}
+        return {**self.rounds, **start, _OVER: torch.tensor(self.over)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.rounds = {name: tensor for name, tensor in tensors.items() if name != _OVER}
+        self.start = {n.removeprefix(_START): t for n, t in tensors.items() if n.startswith(_START)}
+        self.rounds = {n: t for n, t in tensors.items() if n != _OVER and not n.startswith(_START)}
         self.over = bool(tensors[_OVER])
 
 
@@ -62,6 +68,28 @@ def build_embedding(
         max_tokens=settings.run.tokens_per_micro_batch,
     )
     return found
+
+
+def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
+    """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
+    for name in sorted(chosen.given & OF_METHOD.keys()):
+        if OF_METHOD[name] != method.name:
+            raise ConfigError(
+                f"synthesis.{name} is read by method {OF_METHOD[name]} and not by {method.name}",
+                why="a setting that is ignored would make two runs look different that are the same",
+                fix=f"remove it, or set method.name={OF_METHOD[name]}",
+            )
+    if not chosen.epochs and not method.tunes_writer:
+        raise ConfigError(
+            f"synthesis.epochs=0 leaves method {method.name!r} an adapter that nothing trained",
+            fix="set it to at least 1",
+        )
+    if method.tunes_writer and chosen.generator != "model":
+        raise ConfigError(
+            f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
+            why="no preference would ever reach what writes the texts",
+            fix="set synthesis.generator=model, or choose aug-pe",
+        )
 
 
 def refuse_what_votes_have_not(settings: Settings) -> None:

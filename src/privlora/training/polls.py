@@ -15,9 +15,12 @@ from typing import Final
 
 from privlora.randomness import counter_generator
 from privlora.synthesis.aug_pe import AugPE
+from privlora.synthesis.generators import PromptedGenerator
+from privlora.synthesis.popri import POPri
 from privlora.synthesis.rounds import Proposer
-from privlora.synthesis.votes import Encoder, NearestVotes
+from privlora.synthesis.votes import Encoder, NearestVotes, similarity_scores
 from privlora.training.assembly import Parts
+from privlora.training.preferences import PreferenceSettings, PreferenceTuner
 from privlora.training.warm_start import train_on_texts
 
 _CHOICES: Final = 2**63 + 1  # stream of the public seed
@@ -66,5 +69,46 @@ def aug_pe(parts: Parts) -> Poll:
     )
 
 
-POLLS: dict[str, Callable[[Parts], Poll]] = {"aug-pe": aug_pe}
+def popri(parts: Parts) -> Poll:
+    """Scores of the model's own texts, preferences, DPO of the run's factors; then the start of the run learns texts of
+    the model that was tuned. Without epochs, what was tuned is the adapter."""
+    texts, ballot, settings = parts.texts, parts.ballot, parts.settings
+    assert texts is not None
+    assert ballot is not None
+    assert settings.synthesis is not None
+    chosen, generator, start = settings.synthesis, texts.generator, ballot.start
+    assert isinstance(generator, PromptedGenerator)
+    if not start:
+        start.update(parts.states()["coordinates"])
+    dpo = PreferenceSettings(
+        beta=chosen.dpo_beta,
+        learning_rate=chosen.dpo_learning_rate,
+        epochs=chosen.dpo_epochs,
+        batch_size=chosen.dpo_batch_size,
+    )
+    tuner = PreferenceTuner(parts, texts.tokenizer, dpo, chat=generator.chat, seed=settings.run.seed)
+    proposer = POPri(
+        generator.requests(chosen.requests),
+        chosen.answers,
+        generator.samples,
+        tuner.tune,
+        ballot.embed,
+        rank=chosen.rejected_rank,
+    )
+    learns = chosen.epochs > 0 and not chosen.publish
+
+    def finish() -> None:
+        if learns:
+            parts.move_to(start, memory="reset")
+            train_on_texts(parts, chosen.epochs)
+
+    return Poll(
+        proposer=proposer,
+        encode=similarity_scores,
+        texts=lambda: generator.random(chosen.count) if learns else [],
+        finish=finish,
+    )
+
+
+POLLS: dict[str, Callable[[Parts], Poll]] = {"aug-pe": aug_pe, "popri": popri}
 """Name of a row -> its poll."""
