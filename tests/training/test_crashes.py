@@ -6,10 +6,7 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from run_cases import (
     check_after_crash,
     check_finished,
     fingerprint,
+    in_a_child,
     releases,
     side_log,
 )
@@ -52,22 +50,6 @@ def bench() -> Bench:
     tempfile.gettempdir()
     calibrate_noise_multiplier(PoissonSampling(q), STEPS, PRIVACY["target_epsilon"], PRIVACY["delta"])
     return Bench()
-
-
-def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
-    """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - the child may not return into pytest
-            traceback.print_exc(file=sys.__stderr__)
-            os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])

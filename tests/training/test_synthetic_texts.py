@@ -266,7 +266,44 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     assert any("generated texts" in text for text in report["not_protected"])
     page = (release / "report.html").read_text()
     assert f"{K * L} by a function of the user" in page
-    assert "cough" not in page
+    assert all(b"cough" not in path.read_bytes() for path in release.iterdir())
+
+
+@quickly
+def test_a_generated_text_that_is_a_record_changes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """To look for it would answer a question about the records; and neither is shown."""
+
+    class Guessing(Notes):
+        def random(self, count: int) -> list[str]:
+            return [RECORDS[4]["text"], "My code is 4711, do not tell.", *super().random(count - 2)]
+
+    model = tiny_model()
+    with caplog.at_level("DEBUG"):
+        tune(model, tmp_path / "run", generator=Guessing(model))
+    folder = RunFolder(tmp_path / "run")
+    assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+    seen = [path.read_bytes().decode(errors="replace") for path in folder.release.iterdir()]
+    for text in (*seen, *capfd.readouterr(), caplog.text):
+        assert "4711" not in text
+        assert RECORDS[4]["text"] not in text
+
+
+@quickly
+@pytest.mark.parametrize("wrong", [None, ["half a pair \ud800"] * K, [b"caf\xe9"] * K, [" "] * K])
+def test_texts_that_are_none_are_refused_before_anything_is_charged(wrong: Any, tmp_path: Path) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    notes.random = lambda count: wrong  # type: ignore[method-assign]
+    with pytest.raises(GeneratorError, match=r"call 1 \(random, 3 texts\)"):
+        tune(model, tmp_path / "run", generator=notes)
+    folder = RunFolder(tmp_path / "run")
+    assert read_ledger(folder.ledger).charges == 0
+    resume_run(
+        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
+    )
+    assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
 
 
 @quickly
