@@ -114,6 +114,27 @@ def test_a_step_takes_public_texts_together_and_private_units_alone() -> None:
     assert rows == [N, 1, 1, 1]
 
 
+def test_units_are_held_a_few_at_a_time_and_it_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short records many fit in a micro-batch, with more gradients than the public texts have."""
+    seen = []
+    for rows in (100, 2):
+        parts = build_parts(settings("pe-sgd"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+        entries = parts.coordinates.inner.entries()
+        monkeypatch.setattr("privlora.coordinates.span._BYTES", rows * 12 * entries)
+        step = step_of(parts, 0.0)
+        found: list[int] = []
+        accumulate = step.mechanism.accumulate
+
+        def counted(captured: Any, accumulate: Any = accumulate, found: list[int] = found) -> None:
+            found.append(captured.units)
+            accumulate(captured)
+
+        monkeypatch.setattr(step.mechanism, "accumulate", counted)
+        seen.append((step.take([0, 1, 2, 3, 4]).release.vector[0][0], found))
+    assert [found for _, found in seen] == [[5], [2, 2, 1]]
+    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-6, atol=0)
+
+
 @by_name
 def test_without_texts_nothing_is_built(name: str) -> None:
     model = tiny_model()

@@ -86,6 +86,10 @@ class Coordinates(ABC):
     def prepare(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called once before the gradients of a batch are taken: PUBLIC work at the present state."""
 
+    def rows_at_once(self) -> int | None:
+        """PUBLIC: a bound on the rows of a micro-batch, beside that on its tokens; None: there is no need of one."""
+        return None
+
     def encode(self, captured: Captured) -> Captured:
         """A micro-batch as it will be measured and summed; what is done to a unit is a function of it alone."""
         return captured

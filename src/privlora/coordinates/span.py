@@ -23,14 +23,23 @@ from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 
-_UNITS = 16  # whose gradients are in float64 at a time
+_UNITS = 16  # whose gradients are laid end to end at a time
+_BYTES = 2**28  # of gradients beside those of public texts, unless an eighth of theirs is more
+_NUMBER = 4  # bytes of one of a unit's
 
 
 def unit_vectors(space: Coordinates, captured: Captured) -> Tensor:
     """Coordinates of each unit in ``space``, end to end: (units, p) float64. Each by itself. Private if units are."""
-    return torch.stack(
-        [flattened(space.to_vector(_alone(space, captured, i))) for i in range(captured.units)]
-    )
+    return torch.stack([_unit_vector(space, captured, i) for i in range(captured.units)])
+
+
+def rows_beside(entries: int, kept: int, copies: int) -> int:
+    """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
+    return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
+
+
+def _unit_vector(space: Coordinates, captured: Captured, unit: int) -> Tensor:
+    return flattened(space.to_vector(_alone(space, captured, unit)))
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -160,6 +169,11 @@ class EncodedSpace(SpanSpace):
     def _shaped(self, column: Tensor) -> Vector:
         """(d,) as a vector of this space."""
 
+    def rows_at_once(self) -> int:
+        matrix = self.span.gradients.matrix
+        # As captured, once more where units that went through the model alone are put together, and end to end.
+        return rows_beside(matrix.shape[1], matrix.nbytes, 3)
+
     def encode(self, captured: Captured) -> Captured:
         return replace(captured, columns=self._columns(captured))
 
@@ -182,10 +196,12 @@ class EncodedSpace(SpanSpace):
     def _columns(self, captured: Captured) -> Tensor:
         if captured.columns is not None:
             return captured.columns
-        parts = [
-            self._columns_of(unit_vectors(self.inner, captured.some(slice(start, start + _UNITS))))
-            for start in range(0, captured.units, _UNITS)
-        ]
+        parts = []
+        for start in range(0, captured.units, _UNITS):
+            units = range(start, min(start + _UNITS, captured.units))
+            # Computed in float64, kept as the space has it.
+            rows = [_unit_vector(self.inner, captured, i).to(self.dtype) for i in units]
+            parts.append(self._columns_of(torch.stack(rows)))
         return torch.cat(parts)
 
 

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from privlora.coordinates import Coordinates, PublicGradients
-from privlora.coordinates.span import unit_vectors
+from privlora.coordinates.span import rows_beside, unit_vectors
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.randomness import counter_generator
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
-
-_BYTES = 2**28  # of gradients beside the rows that are kept, unless a tenth of the rows is more
 
 PublicTexts = Callable[[Tensor | None], Examples]
 """The public texts of the next step, in order. Its argument: how much each text of the last step had to do with that
@@ -36,17 +34,13 @@ def public_gradients(
     """
     adapter = space.adapter
     rows = torch.zeros(len(texts), space.entries(), dtype=dtype or space.dtype, device=adapter.device)
+    # Short texts would fill a micro-batch's tokens with more gradients than all that are kept.
+    at_once = rows_beside(rows.shape[1], rows.nbytes, 1)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
-        for batch in sequential_batches(texts, max_tokens=max_tokens, max_rows=_most_rows(rows)):
+        for batch in sequential_batches(texts, max_tokens=max_tokens, max_rows=at_once):
             captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())
             for unit, text in enumerate(batch.record_index.tolist()):
                 rows[text] = unit_vectors(space, captured.some(slice(unit, unit + 1)))[0].to(rows)
     return PublicGradients(rows)
-
-
-def _most_rows(rows: Tensor) -> int:
-    """Of a micro-batch: short texts would fill its tokens with more gradients than all that are kept."""
-    beside = max(_BYTES, rows.nbytes // 10)
-    return max(1, beside // (rows.shape[1] * 4))
