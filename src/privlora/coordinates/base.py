@@ -55,6 +55,8 @@ class Coordinates(ABC):
     noise_law: str = "No closed form is known."
     # Whether the coordinates are isometric for weight updates, so that each draw's noise on W has a known law.
     intrinsic: bool = False
+    # Whether ``to_vector`` scales entries and does nothing else to them, so that float32 serves as well as float64.
+    entrywise: ClassVar[bool] = False
     # Names of a group's tensors in state_dict, where servers of federations may send them.
     state_parts: ClassVar[tuple[str, ...]] = ()
 

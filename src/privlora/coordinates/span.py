@@ -28,18 +28,18 @@ _BYTES = 2**28  # of gradients beside those of public texts, unless an eighth of
 _NUMBER = 4  # bytes of one of a unit's
 
 
-def unit_vectors(space: Coordinates, captured: Captured) -> Tensor:
-    """Coordinates of each unit in ``space``, end to end: (units, p) float64. Each by itself. Private if units are."""
-    return torch.stack([_unit_vector(space, captured, i) for i in range(captured.units)])
+def unit_vectors(space: Coordinates, captured: Captured, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Coordinates of each unit in ``space``, end to end: (units, p). Each by itself. Private if units are."""
+    found = torch.empty(captured.units, space.entries(), dtype=dtype, device=captured.p[0].device)
+    for unit, row in enumerate(found):
+        vector = space.to_vector(_alone(space, captured, unit))
+        torch.cat([t.flatten() for parts in vector for t in parts], out=row)
+    return found
 
 
 def rows_beside(entries: int, kept: int, copies: int) -> int:
     """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
     return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
-
-
-def _unit_vector(space: Coordinates, captured: Captured, unit: int) -> Tensor:
-    return flattened(space.to_vector(_alone(space, captured, unit)))
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -48,7 +48,8 @@ def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
     for group in space.adapter.groups:
         p, q = (side[start : start + len(group.sites)] for side in (captured.p, captured.q))
         start += len(group.sites)
-        sums.append((torch.stack([t[unit] for t in p]).double(), torch.stack([t[unit] for t in q]).double()))
+        pair = torch.stack([t[unit] for t in p]), torch.stack([t[unit] for t in q])
+        sums.append(pair if space.entrywise else (pair[0].double(), pair[1].double()))
     return sums
 
 
@@ -198,10 +199,8 @@ class EncodedSpace(SpanSpace):
             return captured.columns
         parts = []
         for start in range(0, captured.units, _UNITS):
-            units = range(start, min(start + _UNITS, captured.units))
-            # Computed in float64, kept as the space has it.
-            rows = [_unit_vector(self.inner, captured, i).to(self.dtype) for i in units]
-            parts.append(self._columns_of(torch.stack(rows)))
+            some = captured.some(slice(start, start + _UNITS))
+            parts.append(self._columns_of(unit_vectors(self.inner, some, self.dtype)))
         return torch.cat(parts)
 
 

@@ -42,5 +42,6 @@ def public_gradients(
             captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())
             for unit, text in enumerate(batch.record_index.tolist()):
-                rows[text] = unit_vectors(space, captured.some(slice(unit, unit + 1)))[0].to(rows)
+                one = captured.some(slice(unit, unit + 1))
+                rows[text] = unit_vectors(space, one, space.dtype)[0].to(rows)
     return PublicGradients(rows)
