@@ -221,6 +221,12 @@ def build_parts(
     Raises ConfigError where such texts are missing, or would not be used.
     """
     method = find_method(settings.method.name)
+    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
+        raise ConfigError(
+            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="remove it, or choose a method with public texts, such as pe-sgd",
+        )
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -254,10 +260,11 @@ def build_parts(
         subspaces=subspaces,
     )
     max_tokens = settings.run.tokens_per_micro_batch
+    kept = torch.bfloat16 if settings.run.public_gradient_dtype == "bfloat16" else None
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, max_tokens)
+        lean_on(texts, coordinates, optimizer, max_tokens, dtype=kept)
     elif own is not None:
-        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies)
+        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, dtype=kept)
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
@@ -291,16 +298,20 @@ def lean_on(
     optimizer: Optimizer,
     max_tokens: int,
     without_copies: Callable[[PublicGradients], PublicGradients] = lambda found: found,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Let every step span the gradients of the texts that it is given; other methods take no notice of them.
 
-    without_copies: leaves out rows, and the texts that they belong to.
+    without_copies: leaves out rows, and the texts that they belong to. dtype: in which rows are kept; None: in that of
+    the coordinates.
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
 
         def refresh() -> PublicGradients:
             asked = texts(optimizer.take_scores())
-            return without_copies(public_gradients(coordinates.inner, asked, max_tokens=max_tokens))
+            found = public_gradients(coordinates.inner, asked, max_tokens=max_tokens, dtype=dtype)
+            return without_copies(found)
 
         coordinates.refresh = refresh
 
