@@ -31,7 +31,6 @@ from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
-from privlora.training import public_gradients as of_texts
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.public_gradients import public_gradients
 
@@ -96,16 +95,6 @@ def dense(space: SpanSpace) -> tuple[Tensor, Tensor]:
 
 def decoded(space: SpanSpace, vector: Any) -> Tensor:
     return torch.cat([t.double().flatten() for parts in space.decode(vector) for t in parts])
-
-
-def test_products_are_those_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(public_span, "_COLUMNS", 7)
-    g = torch.randn(5, 23, dtype=torch.float64)
-    h, z = torch.randn(3, 23, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    found = PublicGradients(g)
-    torch.testing.assert_close(found.gram(), g @ g.T, rtol=1e-14, atol=1e-13)
-    torch.testing.assert_close(found.times(h), h @ g.T, rtol=1e-14, atol=1e-13)
-    torch.testing.assert_close(found.combined(z), g.T @ z, rtol=1e-14, atol=1e-13)
 
 
 @pytest.mark.parametrize("eta", [1e-6, 0.3])
@@ -344,7 +333,8 @@ def test_public_texts_go_through_the_model_together_and_units_alone(monkeypatch:
     embeddings.register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
     space.prepare()
     assert passes == [N]
-    monkeypatch.setattr(of_texts, "_BYTES", 5 * 4 * space.span.gradients.matrix.shape[1])
+    p = space.span.gradients.matrix.shape[1]
+    monkeypatch.setattr("privlora.coordinates.span._BYTES", 5 * 4 * p)
     passes.clear()
     space.prepare()
     assert max(passes) == 5

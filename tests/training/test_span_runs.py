@@ -14,7 +14,7 @@ from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import settings_from
 from privlora.data.examples import Examples
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS
@@ -112,6 +112,69 @@ def test_a_step_takes_public_texts_together_and_private_units_alone() -> None:
     model.get_input_embeddings().register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
     step.take([0, 1, 2])
     assert rows == [N, 1, 1, 1]
+
+
+def test_units_are_held_a_few_at_a_time_and_it_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short records many fit in a micro-batch, with more gradients than the public texts have."""
+    seen = []
+    for rows in (100, 2):
+        parts = build_parts(settings("pe-sgd"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+        entries = parts.coordinates.inner.entries()
+        monkeypatch.setattr("privlora.coordinates.span._BYTES", rows * 12 * entries)
+        step = step_of(parts, 0.0)
+        found: list[int] = []
+        accumulate = step.mechanism.accumulate
+
+        def counted(captured: Any, accumulate: Any = accumulate, found: list[int] = found) -> None:
+            found.append(captured.units)
+            accumulate(captured)
+
+        monkeypatch.setattr(step.mechanism, "accumulate", counted)
+        seen.append((step.take([0, 1, 2, 3, 4]).release.vector[0][0], found))
+    assert [found for _, found in seen] == [[5], [2, 2, 1]]
+    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-6, atol=0)
+
+
+def test_public_gradients_can_be_kept_in_half_the_memory() -> None:
+    def built(**run: str) -> Any:
+        given = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": run}
+        return build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        parts = built(public_gradient_dtype=dtype)
+        step_of(parts, 0.0).take([0, 1])
+        found[dtype] = parts.coordinates.span.gradients.matrix
+        assert found[dtype].dtype == getattr(torch, dtype)
+    torch.testing.assert_close(found["bfloat16"].float(), found["float32"], rtol=2**-8, atol=1e-6)
+    wrong = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": {"public_gradient_dtype": "bfloat16"}}
+    wrong["method"] = {"name": "prism"}
+    with pytest.raises(ConfigError, match="'prism' keeps no gradients of public texts"):
+        build_parts(settings_from(wrong, source="test"), tiny_model())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_memory_is_short_public_gradients_lie_in_a_file(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And a step is the same, to the bit."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    given = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": {"public_gradient_dtype": dtype}}
+    seen = []
+    for free in (float("inf"), 0.0):
+        monkeypatch.setattr("privlora.training.public_gradients.free_bytes", lambda _, free=free: free)
+        parts = build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+        seen.append(step_of(parts, 0.0).take([0, 1, 2]).release.vector[0][0])
+    assert torch.equal(*seen)
+    assert list(tmp_path.iterdir()) == []  # the file ends with the process, whatever ends that
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(RunError, match=r"public texts take .* GiB.*public_gradient_dtype=bfloat16"):
+        step_of(parts, 0.0).take([0])
 
 
 @by_name

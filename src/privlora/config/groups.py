@@ -348,6 +348,9 @@ class RunSettings(Group):
     label: str | None = None
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: int = Field(default=4096, ge=1)
+    public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
+    texts apart that are nearly copies."""
     checkpoint_every: int = Field(default=20, ge=1)
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""

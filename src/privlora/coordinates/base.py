@@ -55,6 +55,8 @@ class Coordinates(ABC):
     noise_law: str = "No closed form is known."
     # Whether the coordinates are isometric for weight updates, so that each draw's noise on W has a known law.
     intrinsic: bool = False
+    # Whether ``to_vector`` scales entries and does nothing else to them, so that float32 serves as well as float64.
+    entrywise: ClassVar[bool] = False
     # Names of a group's tensors in state_dict, where servers of federations may send them.
     state_parts: ClassVar[tuple[str, ...]] = ()
     # peft's scale s, where the state is left = lora_B and right = lora_A^T and trainers of LoRA may move both.
@@ -87,6 +89,10 @@ class Coordinates(ABC):
 
     def prepare(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called once before the gradients of a batch are taken: PUBLIC work at the present state."""
+
+    def rows_at_once(self) -> int | None:
+        """PUBLIC: a bound on the rows of a micro-batch, beside that on its tokens; None: there is no need of one."""
+        return None
 
     def encode(self, captured: Captured) -> Captured:
         """A micro-batch as it will be measured and summed; what is done to a unit is a function of it alone."""

@@ -22,6 +22,7 @@ class FactorCoordinates(Coordinates):
     """
 
     described: ClassVar[str] = "in the entries of both LoRA factors"
+    entrywise = True
     state_parts: ClassVar[tuple[str, ...]] = ("left", "right")
     # Which of left (0) and right (1) is trained.
     sides: tuple[int, ...] = (0, 1)

@@ -23,14 +23,23 @@ from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 
-_UNITS = 16  # whose gradients are in float64 at a time
+_UNITS = 16  # whose gradients are laid end to end at a time
+_BYTES = 2**28  # of gradients beside those of public texts, unless an eighth of theirs is more
+_NUMBER = 4  # bytes of one of a unit's
 
 
-def unit_vectors(space: Coordinates, captured: Captured) -> Tensor:
-    """Coordinates of each unit in ``space``, end to end: (units, p) float64. Each by itself. Private if units are."""
-    return torch.stack(
-        [flattened(space.to_vector(_alone(space, captured, i))) for i in range(captured.units)]
-    )
+def unit_vectors(space: Coordinates, captured: Captured, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Coordinates of each unit in ``space``, end to end: (units, p). Each by itself. Private if units are."""
+    found = torch.empty(captured.units, space.entries(), dtype=dtype, device=captured.p[0].device)
+    for unit, row in enumerate(found):
+        vector = space.to_vector(_alone(space, captured, unit))
+        torch.cat([t.flatten() for parts in vector for t in parts], out=row)
+    return found
+
+
+def rows_beside(entries: int, kept: int, copies: int) -> int:
+    """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
+    return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -39,7 +48,8 @@ def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
     for group in space.adapter.groups:
         p, q = (side[start : start + len(group.sites)] for side in (captured.p, captured.q))
         start += len(group.sites)
-        sums.append((torch.stack([t[unit] for t in p]).double(), torch.stack([t[unit] for t in q]).double()))
+        pair = torch.stack([t[unit] for t in p]), torch.stack([t[unit] for t in q])
+        sums.append(pair if space.entrywise else (pair[0].double(), pair[1].double()))
     return sums
 
 
@@ -163,6 +173,11 @@ class EncodedSpace(SpanSpace):
     def _shaped(self, column: Tensor) -> Vector:
         """(d,) as a vector of this space."""
 
+    def rows_at_once(self) -> int:
+        matrix = self.span.gradients.matrix
+        # As captured, once more where units that went through the model alone are put together, and end to end.
+        return rows_beside(matrix.shape[1], matrix.nbytes, 3)
+
     def encode(self, captured: Captured) -> Captured:
         return replace(captured, columns=self._columns(captured))
 
@@ -185,10 +200,10 @@ class EncodedSpace(SpanSpace):
     def _columns(self, captured: Captured) -> Tensor:
         if captured.columns is not None:
             return captured.columns
-        parts = [
-            self._columns_of(unit_vectors(self.inner, captured.some(slice(start, start + _UNITS))))
-            for start in range(0, captured.units, _UNITS)
-        ]
+        parts = []
+        for start in range(0, captured.units, _UNITS):
+            some = captured.some(slice(start, start + _UNITS))
+            parts.append(self._columns_of(unit_vectors(self.inner, some, self.dtype)))
         return torch.cat(parts)
 
 

@@ -249,6 +249,12 @@ def build_parts(
         refuse_what_votes_have_not(settings)
     if method.tunes_writer:
         refuse_without_trl()
+    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
+        raise ConfigError(
+            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="remove it, or choose a method with public texts, such as pe-sgd",
+        )
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -284,10 +290,13 @@ def build_parts(
         subspaces=subspaces,
     )
     max_tokens = settings.run.tokens_per_micro_batch
+    kept = torch.bfloat16 if settings.run.public_gradient_dtype == "bfloat16" else None
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, max_tokens)
+        lean_on(texts, coordinates, optimizer, max_tokens, dtype=kept)
     elif own is not None:
-        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
+        lean_on(
+            own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients, dtype=kept
+        )
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
@@ -343,18 +352,20 @@ def lean_on(
     max_tokens: int,
     without_copies: Callable[[PublicGradients], PublicGradients] = lambda found: found,
     told: Callable[[int, int], None] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Let every step span the gradients of the texts that it is given; other methods take no notice of them.
 
-    without_copies: leaves out rows, and the texts that they belong to. told: see ``public_gradients``.
+    without_copies: leaves out rows, and the texts that they belong to. told: see ``public_gradients``. dtype: in which
+    rows are kept; None: in that of the coordinates.
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
 
         def gradients(scores: Tensor | None) -> PublicGradients:
             asked = texts(scores)
-            return without_copies(
-                public_gradients(coordinates.inner, asked, max_tokens=max_tokens, told=told)
-            )
+            found = public_gradients(coordinates.inner, asked, max_tokens=max_tokens, dtype=dtype, told=told)
+            return without_copies(found)
 
         coordinates.refresh = lambda: gradients(optimizer.take_scores())
         coordinates.look_again = lambda: gradients(None)  # scores wait on, so nothing evolves
