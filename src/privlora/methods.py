@@ -174,7 +174,9 @@ class Method:
     ) -> dict[str, float]:
         """All settings of one of the row's optimizers: given, else the row's for such a run, else the optimizer's own.
 
-        Raises ConfigError for a given one that the optimizer does not have.
+        Where hold_out is above 0, what it chooses before each step, which is what was not given, is left out.
+
+        Raises ConfigError for a given one that the optimizer does not have, or if hold_out has nothing to choose.
         """
         kind = SPACES[self.space].optimizers[optimizer]
         own = {**kind.settings, **kind.space_settings}
@@ -188,7 +190,20 @@ class Method:
         row = {**self.settings, **self.init_settings.get(init or self.init, {})}
         if not private:
             row |= self.noiseless_settings
-        return {name: given.get(name, row.get(name, default)) for name, default in own.items()}
+        complete = {name: given.get(name, row.get(name, default)) for name, default in own.items()}
+        free = [name for name in _CHOSEN if name not in given]
+        if not complete.get("hold_out"):
+            return complete
+        if not free and "hold_out" not in given:
+            return {**complete, "hold_out": 0.0}
+        if not free or not private:
+            raise ConfigError(
+                f"method.hold_out={complete['hold_out']:g} has nothing to choose"
+                + ("" if private else ": there is no noise"),
+                why=f"it is for those of {', '.join(_CHOSEN)} that are not given, by what noise leaves of the gradient",
+                fix="set method.hold_out=0" + (", or leave one of them out" if private else ""),
+            )
+        return {name: value for name, value in complete.items() if name not in free}
 
     def resolve(
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
@@ -247,6 +262,7 @@ class Hyperparameters:
 
 
 _OF_SPANS = ("normalized", "flat")
+_CHOSEN = ("alpha", "ridge", "top_k")  # by method.hold_out
 
 METHODS: dict[str, Method] = {
     row.name: row
@@ -374,8 +390,10 @@ METHODS: dict[str, Method] = {
             init="w0-subspace",
             clipping="normalized",
             clippings=_OF_SPANS,
-            settings={"ridge": 1.0},
+            settings={"hold_out": 0.25, "ridge": 1.0},
+            noiseless_settings={"hold_out": 0.0},
             public_texts="evolving",
+            revision=1,
         ),
         Method(
             name="pdp-sgd",
@@ -491,7 +509,7 @@ def build(
     complete = method.optimizer_settings(chosen, settings or {}, init)
     scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
     space = SPACES[method.space]
-    of_space = {name: complete[name] for name in space.optimizers[chosen].space_settings}
+    of_space = {name: complete.get(name) for name in space.optimizers[chosen].space_settings}  # None: chosen
     coordinates = space.start(
         adapter, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces, **of_space
     )

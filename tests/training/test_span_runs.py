@@ -276,3 +276,20 @@ def test_clipping_that_scales_everybody_has_no_norm_to_adapt() -> None:
     with pytest.raises(ConfigError, match="clip_quantile cannot be used with normalized clipping"):
         plan_privacy(settings("pe-sgd", clip_quantile=0.5))
     plan_privacy(settings("pe-sgd", {"clipping": "flat"}, clip_quantile=0.5))
+    with pytest.raises(
+        ConfigError, match=r"clip_quantile cannot be used with method.hold_out=0.25.*another scale"
+    ):
+        plan_privacy(settings("pe-sgd", {"clipping": "flat", "hold_out": 0.25}, clip_quantile=0.5))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 20.0])
+def test_the_setting_is_chosen_by_the_plan_and_by_nobodys_record(sigma: float) -> None:
+    taken = []
+    for batch in ([], [0], range(6)):
+        parts = build_parts(
+            settings("pe-sgd", {"hold_out": 0.25}), tiny_model(), texts=lambda _: PUBLIC_TEXTS
+        )
+        step_of(parts, sigma).take(batch)
+        taken.append(parts.coordinates.taken())
+    assert len(taken[0]) == 1
+    assert taken[0] == taken[1] == taken[2]

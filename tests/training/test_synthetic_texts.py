@@ -306,6 +306,30 @@ def test_texts_that_are_none_are_refused_before_anything_is_charged(wrong: Any, 
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
 
 
+def test_the_report_says_what_each_step_was_released_along_and_not_where_the_run_broke(
+    tmp_path: Path,
+) -> None:
+    """Steps that were lost before the first checkpoint, and after one, count as the next that was not."""
+    model = tiny_model()
+    method = {"name": "pe-sgd", "learning_rate": 0.05, "hold_out": 0.25, "ridge": 0.3}
+    output = tmp_path / "run"
+    with pytest.raises(GeneratorError):  # before step 4: three are charged and lost
+        tune(model, output, generator=Notes(model, fails_at=5), method=method)
+    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    release = RunFolder(output).release
+    rows = json.loads((release / "privacy_report.json").read_text())["method"]["span"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row.items() >= {"ridge": 0.3, "texts": K * L}.items() for row in rows)
+    assert all(0 < row["directions"] <= K * L and 0 < row["cosine"] < 1 < 10 * row["kappa"] for row in rows)
+    page, card = (release / "report.html").read_text(), (release / "README.md").read_text()
+    assert page.count(f" of {K * L}</td>") == 4
+    assert f"of {K * L} directions; expected cosine" in card
+    before = (release / "privacy_report.json").read_text()
+    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    again = json.loads((release / "privacy_report.json").read_text())
+    assert again["method"] == json.loads(before)["method"]
+
+
 @quickly
 def test_a_crash_before_the_first_checkpoint_warms_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

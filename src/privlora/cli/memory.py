@@ -68,7 +68,9 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     texts = 0 if settings.synthesis is None else settings.synthesis.count
     directions = 0
     if issubclass(kind, EncodedSpace):  # of them an adapter does not know
-        directions = min(int(hyper.settings["top_k"]) or texts, texts)
+        directions = min(
+            int(hyper.settings.get("top_k", 0)) or texts, texts
+        )  # at most, where they are chosen
     number = 2 if settings.run.public_gradient_dtype == "bfloat16" else 4
     public = texts * kind.inner_kind.dimension_of(adapter) * number if issubclass(kind, SpanSpace) else 0
     return MemoryEstimate(

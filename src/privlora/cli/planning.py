@@ -213,6 +213,10 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             rows.append(("cap", f"exceeded with probability {content['probability_above_cap']:.3g} a step"))
     if content["cost"] is not None:
         rows += _cost_rows(content["cost"], content["delta"])
+    if content["hyperparameters"].get("hold_out"):
+        free = [name for name in ("alpha", "ridge", "top_k") if name not in content["hyperparameters"]]
+        part = f"{content['hyperparameters']['hold_out']:.0%} of the public gradients at a time, held out"
+        rows.append(("span", f"{', '.join(free)} chosen before each step on {part}; costs no epsilon"))
     rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
     if not content["aes_instructions"]:
         rows.append(

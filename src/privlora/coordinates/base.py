@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -37,6 +38,21 @@ def add_vectors(a: _Either, b: _Either) -> _Either:
 def float64_device(device: torch.device) -> torch.device:
     """``device``, or the CPU where it has no float64 (Apple's GPUs)."""
     return torch.device("cpu") if device.type == "mps" else device
+
+
+@dataclass(frozen=True)
+class ReleaseLaw:
+    """What is public of the releases to come: sigma, C, b, and how units are brought to C (mechanisms.CLIPPING)."""
+
+    noise_multiplier: float
+    clip_norm: float
+    expected_batch_size: float
+    clipping: str
+
+    @property
+    def noise_std(self) -> float:
+        """tau = sigma C / b."""
+        return self.noise_multiplier * self.clip_norm / self.expected_batch_size
 
 
 class Coordinates(ABC):
@@ -86,6 +102,16 @@ class Coordinates(ABC):
     @property
     def event_layers(self) -> tuple[tuple[int, int], ...]:
         return self.event_layers_of(lambda: self.adapter)
+
+    # What is remembered of releases beside the state: something with state_dict and load_state_dict, for checkpoints.
+    memory: Any = None
+
+    def expect(self, law: ReleaseLaw) -> None:  # noqa: B027 - most coordinates are the same under any
+        """Called by a mechanism with noise when it is made."""
+
+    def taken(self) -> list[dict[str, float]]:
+        """PUBLIC. Of each release so far, what it was made along, where that is chosen from step to step; else []."""
+        return []
 
     def prepare(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called once before the gradients of a batch are taken: PUBLIC work at the present state."""

@@ -158,12 +158,14 @@ class Span:
     """The k leading directions of public gradients, and powers of a ridge-regularised Gram matrix along them.
 
     ridge: eta = ridge tr(K) / N. top_k: at most so many directions; 0 for all. Eigenvalues that are rounding count as
-    directions, in which no gradient is seen.
+    directions, in which no gradient is seen. gram: K, where it is at hand.
     """
 
-    def __init__(self, gradients: PublicGradients, *, ridge: float, top_k: int) -> None:
+    def __init__(
+        self, gradients: PublicGradients, *, ridge: float, top_k: int, gram: Tensor | None = None
+    ) -> None:
         self.gradients = gradients
-        values, vectors = torch.linalg.eigh(gradients.gram())
+        values, vectors = torch.linalg.eigh(gradients.gram() if gram is None else gram)
         kept = min(top_k or len(values), len(values))
         self.values = values.flip(0)[:kept].clamp_min(0)  # (k,) l, descending
         self.vectors = vectors.flip(1)[:, :kept]  # (N, k) U

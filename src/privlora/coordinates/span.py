@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Sums, Vector
+from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.public_span import PublicGradients, Span
+from privlora.coordinates.span_choice import SpanChoice
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
@@ -105,7 +106,13 @@ class SpanSpace(Coordinates):
                 why="private gradients are released along the gradients of public texts",
                 fix="set coordinates.refresh, or give build_parts `texts`",
             )
-        return Span(gradients(), ridge=self.ridge, top_k=self.top_k)
+        return self._span_of(gradients())
+
+    def _span_of(self, gradients: PublicGradients) -> Span:
+        return Span(gradients, ridge=self.ridge, top_k=self.top_k)
+
+    def record(self, step: int) -> None:
+        """The present span was released along, at ``step``."""
 
     @abstractmethod
     def decode(self, vector: Vector) -> Vector:
@@ -215,16 +222,36 @@ class SpanCoordinates(EncodedSpace):
     (PE-SGD, Zou et al. 2026, with all k = N directions). alpha = 1/2: orthonormal coordinates of the span (with top_k
     and no residual: GEP's embedding, Yu et al. 2021). alpha = 0: inner products with the public gradients, rotated.
     Noise is white in all rotations alike, so none is spent on turning back.
+
+    hold_out: above 0, those of alpha, ridge and top_k that are None are chosen before each step, and so k may change
+    from step to step, see span_choice. Raises ConfigError where nothing is left to choose, or nothing chooses.
     """
 
     described: ClassVar[str] = "as coefficients of public gradients in the entries of both LoRA factors"
     noise_law = "It lies in the span of the public gradients at the last step and follows their Gram matrix."
 
     def __init__(
-        self, inner: Coordinates, *, alpha: float = 1.0, ridge: float = 1e-6, top_k: float = 0
+        self,
+        inner: Coordinates,
+        *,
+        alpha: float | None = 1.0,
+        ridge: float | None = 1e-6,
+        top_k: float | None = 0,
+        hold_out: float = 0.0,
     ) -> None:
-        super().__init__(inner, ridge=ridge, top_k=top_k)
-        self.alpha = alpha
+        free = [n for n, v in (("alpha", alpha), ("ridge", ridge), ("top_k", top_k)) if v is None]
+        if bool(free) != (hold_out > 0):
+            raise ConfigError(
+                f"method.hold_out={hold_out:g} and {', '.join(free) or 'nothing'} left to choose",
+                why="public gradients are held out to choose what alpha, ridge and top_k do not say",
+                fix="leave one of them out, or set method.hold_out=0",
+            )
+        super().__init__(inner, ridge=ridge or 0.0, top_k=top_k or 0)
+        self.alpha = alpha or 0.0
+        self.memory: SpanChoice | None = None
+        if free:
+            whole = None if top_k is None else int(top_k)
+            self.memory = SpanChoice(hold_out=hold_out, alpha=alpha, ridge=ridge, top_k=whole)
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
@@ -234,6 +261,28 @@ class SpanCoordinates(EncodedSpace):
     @property
     def dimension(self) -> int:
         return self.span.size
+
+    def expect(self, law: ReleaseLaw) -> None:
+        if self.memory is not None:
+            self.memory.law = law
+
+    def record(self, step: int) -> None:
+        if self.memory is not None:
+            self.memory.record(step)
+
+    def taken(self) -> list[dict[str, float]]:
+        return [] if self.memory is None else [asdict(one) for one in self.memory.history]
+
+    def _span_of(self, gradients: PublicGradients) -> Span:
+        if self.memory is None:
+            return super()._span_of(gradients)
+        gram = gradients.gram()
+        chosen = self.memory.choose(gram)
+        self.alpha, self.ridge, self.top_k = chosen.alpha, chosen.ridge, chosen.top_k
+        return Span(gradients, ridge=self.ridge, top_k=self.top_k, gram=gram)
+
+    def _placed(self) -> list[Tensor]:
+        return [*super()._placed(), torch.tensor([self.alpha, self.ridge], dtype=torch.float64)]
 
     def norm_floor(self) -> float:
         return self.span.least_norm(-self.alpha)

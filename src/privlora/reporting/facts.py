@@ -230,7 +230,19 @@ def _method(parts: Parts) -> dict[str, Any]:
         "lora_dropout": parts.settings.adapter.lora_dropout,
         **({"releases": method.releases} if method.releases != "gradients" else {}),
         **_public_texts(parts),
+        **_span(parts),
     }
+
+
+def _span(parts: Parts) -> dict[str, Any]:
+    """What each step was released along, where that was chosen from public gradients."""
+    taken = finite(parts.coordinates.taken())
+    if not taken:
+        return {}
+    # Steps that a crash lost before the first checkpoint count as the one after them: a gap would say where it was.
+    lost = parts.settings.privacy.steps - len(taken)
+    rows = [taken[0]] * lost + taken
+    return {"span": [{"step": number, **row} for number, row in enumerate(rows, start=1)]}
 
 
 def _public_texts(parts: Parts) -> dict[str, Any]:

@@ -245,6 +245,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
         *_public_texts(method.get("public_texts")),
+        *_span(method.get("span")),
         ("Clipping", method["clipping"]),
         ("Learning rate", f"{number(method['learning_rate'])}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
@@ -299,6 +300,28 @@ def _scores(votes: Report, near: str) -> str:
         f"DPO of the adapter on the best over rank {votes['rejected']}: beta {number(votes['dpo_beta'])}, "
         f"learning rate {number(votes['dpo_learning_rate'])}, epochs {votes['dpo_epochs']}, "
         f"batches of {votes['dpo_batch_size']}"
+    )
+
+
+_PLACES = {0.0: "inner products", 0.5: "orthonormal coordinates", 1.0: "coefficients"}
+
+
+def _span(rows: list[Report] | None) -> list[tuple[str, str]]:
+    if not rows:
+        return []
+    place, ridge, directions, cosine, kappa = span_row(rows[-1])
+    last = f"{place}, ridge {ridge}, {directions} directions; expected cosine {cosine}, κ {kappa}"
+    return [("Span", f"chosen before each step on public gradients. The last: {last}")]
+
+
+def span_row(row: Report) -> tuple[str, ...]:
+    """Of one step: where noise was, the ridge, directions, the cosine that was expected, and kappa."""
+    return (
+        _PLACES.get(row["alpha"], f"α {number(row['alpha'])}"),
+        number(row["ridge"]),
+        f"{row['directions']} of {row['texts']}",
+        number(row["cosine"], 2),
+        number(row["kappa"], 2),
     )
 
 

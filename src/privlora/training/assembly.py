@@ -149,6 +149,13 @@ def plan_privacy(
             why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
             fix="remove clip_quantile, or set method.clipping=flat",
         )
+    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
+    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
+            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
+            fix="remove clip_quantile, or set method.hold_out=0",
+        )
     calibration = None
     sigma = privacy.noise_multiplier
     if sigma is None:
