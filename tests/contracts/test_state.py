@@ -31,8 +31,7 @@ def everything(case: Case, average: IterateAverage) -> dict[str, dict[str, Tenso
 
 
 @by_any_variant
-@pytest.mark.parametrize("start", ["zero", "factors"])
-@pytest.mark.parametrize("done", [1, 3])
+@pytest.mark.parametrize(("start", "done"), [("zero", 1), ("factors", 3)])
 def test_a_loaded_checkpoint_continues_identically(
     variant: tuple[str, str], start: str, done: int, tmp_path: Path
 ) -> None:

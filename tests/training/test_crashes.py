@@ -54,7 +54,7 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
 def test_kill_9_at_random_moments(method: dict[str, Any], bench: Bench, tmp_path: Path) -> None:
-    """20 kills a method; a run that gets to its end makes room for the next one."""
+    """10 kills a method; a run that gets to its end makes room for the next one."""
     rng = random.Random(method["name"])
     kills = ended = 0
     folder, log = tmp_path / "0", tmp_path / "0.log"
@@ -64,7 +64,7 @@ def test_kill_9_at_random_moments(method: dict[str, Any], bench: Bench, tmp_path
             bench.continue_or_start(folder, method=method)
 
     crashes = 0
-    while kills < 20:
+    while kills < 10:
         code = in_a_child(work, kill_after=rng.uniform(0.02, 0.5))
         assert code in (0, -signal.SIGKILL)
         if code == 0:
