@@ -46,7 +46,7 @@ class SyntheticTexts:
     ) -> None:
         assert settings.synthesis is not None
         self._chosen: SynthesisSettings = settings.synthesis
-        self._data, self._tokenizer = settings.data, tokenizer
+        self._data, self.tokenizer = settings.data, tokenizer
         self._column = text_column(settings.data)
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
@@ -86,7 +86,7 @@ class SyntheticTexts:
 
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
-        found = tokenise([{self._column: text} for text in self.texts], self._data, self._tokenizer)
+        found = tokenise([{self._column: text} for text in self.texts], self._data, self.tokenizer)
         if not found.label_counts.any():
             raise DataError(
                 "no generated text leaves a token to predict",
