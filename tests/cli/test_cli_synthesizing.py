@@ -72,6 +72,8 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
         "2 releases of the Gaussian mechanism with noise multiplier 2, on votes of norm 1 at most",
         "Gaussian mechanism on one vector of votes per record",
         "None compares with a private record",
+        "- What the generator knows, and the words that asked it.",
+        "- People whom a text seems to speak of.",
         "Near copies of public texts (synthesis.file) | 100.0 %",
         "aug-pe: records vote",
     ):

@@ -286,7 +286,9 @@ def test_a_generator_that_dies_charges_nothing_twice(shop: Shop, tmp_path: Path)
     assert read_ledger(folder.ledger).charges == 3
     assert not (folder.release / "adapter_model.safetensors").exists()
     stored = load_file(folder.checkpoint)["ballot/released"]
-    result = shop.resume(folder.root)
+    notes = Notes()
+    result = shop.resume(folder.root, notes)
+    assert notes.asked == ["vary"]  # the release is used, which is paid for
     assert read_ledger(folder.ledger).charges == ROUNDS
     assert torch.equal(load_file(folder.checkpoint)["ballot/released"], stored)
     assert (result.release / "adapter_model.safetensors").exists()
@@ -312,6 +314,24 @@ def test_a_crash_in_the_last_training_trains_again_from_the_last_round(
     broken = shop.resume(tmp_path / "run")
     for name, weights in _adapter(whole.release).items():
         assert torch.equal(weights, _adapter(broken.release)[name])
+
+
+def test_an_interruption_while_texts_are_written_keeps_them(shop: Shop, tmp_path: Path) -> None:
+    folder, synthesis = RunFolder(tmp_path / "run"), {"publish": True, "samples": 40}
+
+    def stop(what: str, number: int) -> None:
+        if number == 6:  # the first call after the last round
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="after text 38"):  # a population of 6, and 32 more
+        shop.start(folder.root, Notes(stop), synthesis=synthesis)
+    assert not folder.texts.exists()
+    told: list[tuple[int, int]] = []
+    notes = Notes()
+    shop.resume(folder.root, notes, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (40, 40)
+    assert set(notes.asked) == {"vary"}
+    assert len(folder.texts.read_text().splitlines()) == 40
 
 
 @pytest.mark.parametrize(

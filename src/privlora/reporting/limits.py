@@ -50,6 +50,10 @@ _WRITTEN = (
     "The generated texts that training leaned on, and what their generator knows. They get no noise and are outside "
     "this statement, so neither they nor the words that asked for them may come from private records."
 )
+_WRITER = (
+    "What the generator knows, and the words that asked it. They get no noise and are outside this statement, so none "
+    "of them may come from private records."
+)
 _INVENTED = (
     "People whom a text seems to speak of. Names and facts are invented, or come from what the generator was trained "
     "on, and may be true of somebody; the statement is about the records alone."
@@ -127,7 +131,7 @@ def not_protected(
         sentences.remove(_USED)
         sentences.insert(1, _INVENTED)
     if written:
-        sentences.insert(1, _WRITTEN)
+        sentences.insert(1, _WRITER if released == "texts" else _WRITTEN)
     return [*_of_federation(statement, federation), *sentences] if federation else sentences
 
 
