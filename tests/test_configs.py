@@ -58,7 +58,9 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     if settings.method.warmup_steps is not None:
         small["method.warmup_steps"] = 2
     if settings.method.name == "popri":
-        small |= {"synthesis.requests": 3, "synthesis.seeds": 8, "synthesis.max_new_tokens": 16}
+        # The small model has no room for the words that a chat is asked in.
+        small |= {"synthesis.requests": 2, "synthesis.seeds": 8, "synthesis.chat": False}
+        small |= {"synthesis.max_new_tokens": 8, "synthesis.epochs": 1}
     return [f"{key}={value}" for key, value in small.items()]
 
 

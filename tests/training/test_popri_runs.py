@@ -170,6 +170,14 @@ def test_settings_that_would_be_ignored_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_request_that_would_be_cut_is_refused_before_a_charge(
+    bench: Bench, tmp_path: Path, tuned: Tuned
+) -> None:
+    with pytest.raises(ConfigError, match="a request for texts has 70 tokens"):
+        start(bench, tmp_path / "run", random_prompt="a" * 70)
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 0
+
+
 def test_an_adapter_that_nothing_trained_is_refused(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="epochs=0"):
         bench.start(tmp_path / "run", method="aug-pe", privacy=PRIVACY, synthesis={"epochs": 0})

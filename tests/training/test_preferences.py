@@ -256,6 +256,19 @@ def test_what_cannot_be_tuned_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         PreferenceTuner(state, tiny_tokenizer(), SETTINGS)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_request_that_would_be_cut_is_refused(chat: bool) -> None:
+    """Its answers would be drawn for one prompt and preferred for another, or for none. The context has 64 tokens."""
+    made = tuned()
+    made.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tuner = PreferenceTuner(made.state, made.tokenizer, SETTINGS, chat=chat)
+    tuner.refuse_long(["a" * 54], 10)
+    tuner.refuse_long(["a" * 32], 500)
+    for request, room in (("a" * 55, 10), ("a" * 33, 500)):
+        with pytest.raises(ConfigError, match="a request for texts"):
+            tuner.refuse_long(["a", request], room)
+
+
 def test_without_trl_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preferences, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'privlora\[preferences\]'"):

@@ -87,8 +87,10 @@ def popri(parts: Parts) -> Poll:
         batch_size=chosen.dpo_batch_size,
     )
     tuner = PreferenceTuner(parts, texts.tokenizer, dpo, chat=generator.chat, seed=settings.run.seed)
+    requests = generator.requests(chosen.requests)
+    tuner.refuse_long(requests, chosen.max_new_tokens)
     proposer = POPri(
-        generator.requests(chosen.requests),
+        requests,
         chosen.answers,
         generator.samples,
         tuner.tune,

@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -113,6 +113,27 @@ class PreferenceTuner:
                 fix="lower synthesis.dpo_learning_rate",
             )
         self._state.move_to(found, memory="reset")
+
+    def refuse_long(self, requests: Iterable[str], max_new_tokens: int) -> None:
+        """Raise ConfigError for a request of which writers would cut off a part, so that it could not be tuned on."""
+        model: Any = self._adapter.model
+        context = getattr(model.config, "max_position_embeddings", None)
+        if context is None:
+            return
+        longest = max(context - max_new_tokens, context // 2)
+        for request in set(requests):
+            if self._chat:
+                turn = self._written({"prompt": request, "chosen": "", "rejected": ""})["prompt"]
+                request = self._tokenizer.apply_chat_template(
+                    turn, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                )
+            tokens = len(self._tokenizer(request, add_special_tokens=not self._chat)["input_ids"])
+            if tokens > longest:
+                raise ConfigError(
+                    f"a request for texts has {tokens} tokens; the model's context of {context} leaves it {longest}",
+                    why="preferences between answers to half a request would tune the model on something else",
+                    fix="write a shorter synthesis.random_prompt, lower max_new_tokens, or set synthesis.chat to false",
+                )
 
     def _trained(self, preferences: list[Preference]) -> dict[str, Tensor]:
         """The point after the round, as the coordinates' state_dict has it."""
