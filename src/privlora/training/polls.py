@@ -15,6 +15,7 @@ from typing import Final
 
 from privlora.randomness import counter_generator
 from privlora.synthesis.aug_pe import AugPE
+from privlora.synthesis.generators import FileGenerator
 from privlora.synthesis.rounds import Proposer
 from privlora.synthesis.votes import Encoder, NearestVotes
 from privlora.training.assembly import Parts
@@ -46,8 +47,12 @@ def aug_pe(parts: Parts) -> Poll:
     assert ballot is not None
     assert settings.synthesis is not None
     chosen = settings.synthesis
+    population = texts.population
+    if isinstance(texts.generator, FileGenerator) and not ballot.rounds:  # before anything is charged
+        each = chosen.seeds * chosen.variations + chosen.lookahead * len(population)
+        texts.generator.refuse_fewer(settings.privacy.steps * each)
     proposer = AugPE(
-        texts.population,
+        population,
         texts.generator,
         ballot.embed,
         keep=chosen.seeds,
