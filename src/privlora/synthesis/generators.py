@@ -222,6 +222,15 @@ class FileGenerator(_Resumable):
         return cls([text_of(record, column, i) for i, record in enumerate(records, start=1)], seed=seed)
 
     def random(self, count: int) -> list[str]:
+        self.refuse_fewer(count)
+        self._given += count
+        return self._texts[self._given - count : self._given]
+
+    def vary(self, texts: Sequence[str]) -> list[str]:
+        return self.random(len(texts))
+
+    def refuse_fewer(self, count: int) -> None:
+        """Raise DataError where fewer than ``count`` texts are left."""
         left = len(self._texts) - self._given
         if count > left:
             raise DataError(
@@ -229,11 +238,6 @@ class FileGenerator(_Resumable):
                 "needed",
                 fix="give a larger public file, or lower synthesis.seeds or variations, or raise evolve_every",
             )
-        self._given += count
-        return self._texts[self._given - count : self._given]
-
-    def vary(self, texts: Sequence[str]) -> list[str]:
-        return self.random(len(texts))
 
 
 def checked_texts(answer: object, count: int) -> list[str]:

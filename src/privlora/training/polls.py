@@ -15,7 +15,7 @@ from typing import Final
 
 from privlora.randomness import counter_generator
 from privlora.synthesis.aug_pe import AugPE
-from privlora.synthesis.generators import PromptedGenerator
+from privlora.synthesis.generators import FileGenerator, PromptedGenerator
 from privlora.synthesis.popri import POPri
 from privlora.synthesis.rounds import Proposer
 from privlora.synthesis.votes import Encoder, NearestVotes, similarity_scores
@@ -49,8 +49,12 @@ def aug_pe(parts: Parts) -> Poll:
     assert ballot is not None
     assert settings.synthesis is not None
     chosen = settings.synthesis
+    population = texts.population
+    if isinstance(texts.generator, FileGenerator) and not ballot.rounds:  # before anything is charged
+        each = chosen.seeds * chosen.variations + chosen.lookahead * len(population)
+        texts.generator.refuse_fewer(settings.privacy.steps * each)
     proposer = AugPE(
-        texts.population,
+        population,
         texts.generator,
         ballot.embed,
         keep=chosen.seeds,
