@@ -50,6 +50,7 @@ def public_gradients(
             for unit, text in enumerate(batch.record_index.tolist()):
                 one = captured.some(slice(unit, unit + 1))
                 rows[text] = unit_vectors(space, one, space.dtype)[0].to(rows)
+            del captured, one  # before the next ones are made
     return PublicGradients(rows, adapter.device)
 
 
