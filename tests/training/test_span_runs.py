@@ -167,7 +167,8 @@ def test_where_memory_is_short_public_gradients_lie_in_a_file(
         parts = build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
         seen.append(step_of(parts, 0.0).take([0, 1, 2]).release.vector[0][0])
     assert torch.equal(*seen)
-    assert list(tmp_path.iterdir()) == []  # the file ends with the process, whatever ends that
+    # The file ends with the process, whatever ends that. Torch may leave an empty folder of its own.
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

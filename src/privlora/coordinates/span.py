@@ -25,7 +25,7 @@ from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 
 _UNITS = 16  # whose gradients are laid end to end at a time
-_BYTES = 2**28  # of gradients beside those of public texts, unless an eighth of theirs is more
+_BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
 _NUMBER = 4  # bytes of one of a unit's
 
 

@@ -57,9 +57,13 @@ def public_gradients(
             for unit, text in enumerate(batch.record_index.tolist()):
                 one = captured.some(slice(unit, unit + 1))
                 rows[text] = unit_vectors(space, one, space.dtype)[0].to(rows)
+<<<<<<< HEAD
             done += len(batch.record_index)
             if told is not None:
                 told(done, len(texts))
+=======
+            del captured, one  # before the next ones are made
+>>>>>>> engine
     return PublicGradients(rows, adapter.device)
 
 

@@ -110,6 +110,7 @@ class Step:
                         adapter, batch, summed=not self.mechanism.needs_examples
                     )
                     self.mechanism.accumulate(captured)
+                    del captured  # before the next ones are made
                     losses.append(unit_losses)
         except BaseException:
             self.mechanism.discard()
