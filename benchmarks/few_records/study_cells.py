@@ -65,12 +65,13 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """name, method: of the table, and its settings. steps: T. init: of the adapter."""
+    """name, method: of the table, and its settings. steps: T. init: of the adapter. first_rate: where a search begins."""
 
     name: str
     method: Mapping[str, Any] = field(default_factory=dict)
     steps: int = STEPS
     init: str | None = None
+    first_rate: float = 0.002
 
 
 ROWS: dict[str, Row] = {

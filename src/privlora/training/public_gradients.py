@@ -57,13 +57,10 @@ def public_gradients(
             for unit, text in enumerate(batch.record_index.tolist()):
                 one = captured.some(slice(unit, unit + 1))
                 rows[text] = unit_vectors(space, one, space.dtype)[0].to(rows)
-<<<<<<< HEAD
             done += len(batch.record_index)
             if told is not None:
                 told(done, len(texts))
-=======
             del captured, one  # before the next ones are made
->>>>>>> engine
     return PublicGradients(rows, adapter.device)
 
 
@@ -79,9 +76,8 @@ def room_for(count: int, entries: int, dtype: torch.dtype, device: torch.device)
             return torch.zeros(count, entries, dtype=dtype, device=place)
     try:
         with tempfile.TemporaryFile() as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # a write to a page that a full disk lacks would end the process
+            # A write to a page that a full disk lacks would end the process.
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             stored = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))  # grows where it is shorter
     except OSError as error:
