@@ -93,7 +93,7 @@ def broken(name: str, what: str, apply: Break | None) -> Row:
     return {"method": name, "mutant": what, "violated": found.violated, **asdict(found)}
 
 
-def audits(parts: list[str]) -> Iterator[tuple[str, Callable[[], Row]]]:
+def audits(parts: list[str], methods: list[str], runs: int) -> Iterator[tuple[str, Callable[[], Row]]]:
     if "mutants" in parts:
         for mutant in MUTANTS:
             yield "mutants", lambda mutant=mutant: broken(*mutant)
@@ -108,20 +108,21 @@ def audits(parts: list[str]) -> Iterator[tuple[str, Callable[[], Row]]]:
         for name in METHODS:
             if "steps" in parts:
                 yield "one_step", lambda name=name, target=target: one_step(name, target)
-    for target, trials in ((8.0, 1300), (3.0, 4300)):
-        for name in METHODS[:2]:
-            if "runs" in parts:
-                yield "whole_runs", lambda name=name, e=target, n=trials: whole_runs(name, e, n)
+    for name in methods:
+        if "runs" in parts:
+            yield "whole_runs", lambda name=name: whole_runs(name, 8.0, runs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", default=["mutants", "steps", "runs"])
+    parser.add_argument("--runs", type=int, default=3000, help="whole runs in each world")
+    parser.add_argument("--methods", nargs="+", default=METHODS[:2], help="of the whole runs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tables = json.loads(arguments.output.read_text()) if arguments.output.exists() else {"delta": DELTA}
-    for table, audit in audits(arguments.parts):
+    for table, audit in audits(arguments.parts, arguments.methods, arguments.runs):
         started = time.process_time()
         row = audit()
         row["share"] = row["epsilon_lower"] / row["epsilon_claimed"]

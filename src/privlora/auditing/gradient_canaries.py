@@ -129,9 +129,7 @@ def alignments(
     products, energies = [], []
     for chunk in torch.arange(canaries.count).split(_CHUNK):
         captured, factors = bounded(mechanism, canaries.captured(adapter, chunk))
-        if (
-            captured.columns is not None
-        ):  # what enters the sum, which may be no linear function of the gradient
+        if captured.columns is not None:  # what enters the sum: perhaps no linear function of the gradient
             inner = captured.columns @ flattened(released).to(captured.columns)
         else:
             if not sides:
