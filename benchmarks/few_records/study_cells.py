@@ -65,7 +65,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """name, method: of the table, and its settings. steps: T. init: the adapter's. first_rate: where a search begins."""
+    """name, method: of the table, and its settings. steps: T. first_rate: where a search begins."""
 
     name: str
     method: Mapping[str, Any] = field(default_factory=dict)
