@@ -2,8 +2,8 @@
 
 A cell is one training from start to end with the product's own parts on M records, beside public texts of a
 neighbouring kind. Every method gets what such texts have to give for free: all start from one model, which was tuned on
-half of them without privacy; the spans of methods that lean on public texts are made of the other half. What a cell
-leaves is what the trained model makes of held-out records.
+them without privacy. The spans of methods that lean on public texts are made of some of the same. What a cell leaves is
+what the trained model makes of held-out records.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RATE, STEPS, DELTA, RANK, TOKENS = 0.2, 10, 1e-5, 8, 64
 SEEDS_KEPT, VARIATIONS = 100, 1  # K and L - 1: N = 200 texts
 PUBLIC_STEPS, PUBLIC_BATCH, PUBLIC_RATE, PUBLIC_RANK = 300, 64, 0.003, 32
 EVALUATION = 400  # records that are reported on
-_HALF = 1160  # of the public texts: as many tune the common start as there are for spans
+PUBLIC = 2300  # texts that tune the common start, the first of which make spans
 _LETTERS = 300  # more than TOKENS tokens are
 _LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _IN_MEMORY = "(in memory)"
@@ -65,31 +65,37 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """name, method: of the table, and its settings. steps: T. first_rate: where a search begins."""
+    """name, method: of the table, and its settings. steps: T. first_rate: where a search begins.
+
+    noise_alone: with a hundredth of the epsilon.
+    """
 
     name: str
     method: Mapping[str, Any] = field(default_factory=dict)
     steps: int = STEPS
     init: str | None = None
     first_rate: float = 0.002
+    noise_alone: bool = False
 
 
 ROWS: dict[str, Row] = {
     "zero training": Row("adamw", steps=0),
+    "noise alone": Row("span-prism", first_rate=0.004, noise_alone=True),
     "dp-adamw": Row("dp-adamw"),
     "dp-adamw, 50 steps": Row("dp-adamw", steps=50),
     "dp-sgd": Row("dp-sgd"),
-    "prism": Row("prism"),
-    "prism, 50 steps": Row("prism", steps=50),
-    "prism, public start": Row("prism", init="public-gradient"),
+    "prism": Row("prism", first_rate=0.004),
+    "prism, 50 steps": Row("prism", steps=50, first_rate=0.004),
+    "prism, public start": Row("prism", init="public-gradient", first_rate=0.004),
     "pdp-sgd": Row("pdp-sgd"),
     "gep": Row("gep"),
     "b-gep": Row("b-gep"),
     "pe-sgd-fix": Row("pe-sgd-fix"),
+    "pe-sgd-fix, chosen": Row("pe-sgd-fix", {"hold_out": 0.25}),
     "pe-sgd-fix, sgd": Row("pe-sgd-fix", {"optimizer": "sgd"}),
     "pe-sgd": Row("pe-sgd"),
-    "span-prism": Row("span-prism"),
-    "span-prism, sgd": Row("span-prism", {"optimizer": "sgd"}),
+    "span-prism": Row("span-prism", first_rate=0.004),
+    "span-prism, sgd": Row("span-prism", {"optimizer": "sgd"}, first_rate=0.004),
 }
 UNTRAINED = "zero training"
 
@@ -127,10 +133,9 @@ def _every(rows: Sequence[dict[str, str]], count: int) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Texts:
-    """tuning: of the common start. spanning: those that a generator gives out in order. held: what is evaluated."""
+    """public: of the common start and of spans. private: M records. held: what is evaluated."""
 
-    tuning: list[dict[str, str]]
-    spanning: list[dict[str, str]]
+    public: list[dict[str, str]]
     private: list[dict[str, str]]
     held: list[dict[str, str]]
 
@@ -144,14 +149,13 @@ def texts_of(cell: Cell, assets: Path) -> Texts:
     public, beside = read(assets, task.public, "train"), read(assets, task.public, "validation")
     if cell.role == "selection":
         # Small validation sets: what is left of the training texts stands in.
-        spare = (*public[2 * _HALF :], *beside)
+        spare = (*public[PUBLIC:], *beside)
         private, held = spare[:-EVALUATION], spare[-EVALUATION:]
     else:
         private, held = read(assets, task.private, "train"), read(assets, task.private, "validation")
     order = torch.randperm(len(private), generator=torch.Generator().manual_seed(cell.seed)).tolist()
     return Texts(
-        tuning=list(public[: 2 * _HALF : 2]),
-        spanning=list(public[1 : 2 * _HALF : 2]),
+        public=list(public[:PUBLIC]),
         private=[private[i] for i in order[: cell.records]],
         held=_every(held, EVALUATION),
     )
@@ -159,7 +163,7 @@ def texts_of(cell: Cell, assets: Path) -> Texts:
 
 def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings:
     task, row = TASKS[cell.task], ROWS[cell.row]
-    private = {"private": False} if cell.epsilon is None else {"target_epsilon": cell.epsilon}
+    private = {"private": False} if cell.epsilon is None else {"target_epsilon": cell.epsilon * (0.01 if row.noise_alone else 1)}
     adapter: dict[str, Any] = {"r": RANK, "target_modules": list(task.modules)}
     if row.init:
         adapter |= {"init": row.init, "public_text": str(public), "public_texts": 200}
@@ -223,7 +227,7 @@ class Runner:
         row, plan = ROWS[cell.row], None
         with tempfile.TemporaryDirectory(prefix="privlora-study-") as temporary:
             public = Path(temporary) / "public.jsonl"
-            public.write_text("\n".join(map(json.dumps, texts.spanning)), encoding="utf-8")
+            public.write_text("\n".join(map(json.dumps, texts.public)), encoding="utf-8")
             settings = settings_of(cell, folder, Path(temporary) / "run", public)
             held = tokenise(texts.held, settings.data, tokenizer)
             if _place(cell) not in self._before:
@@ -254,12 +258,12 @@ class Runner:
             base = self.assets / "models" / task.model
             model, tokenizer = load_model(ModelSettings(name=str(base)))
             with tempfile.TemporaryDirectory(prefix="privlora-study-") as temporary:
-                settings = tuning_settings(base, Path(temporary) / "run", len(texts.tuning))
+                settings = tuning_settings(base, Path(temporary) / "run", len(texts.public))
                 parts = build_parts(settings, model)
                 with parts.adapter:
                     _train(
                         parts,
-                        load_data(settings, tokenizer, texts.tuning, model=model, all_public=True),
+                        load_data(settings, tokenizer, texts.public, model=model, all_public=True),
                         None,
                     )
                     parts.write_adapter(Path(temporary))
