@@ -163,7 +163,9 @@ def texts_of(cell: Cell, assets: Path) -> Texts:
 
 def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings:
     task, row = TASKS[cell.task], ROWS[cell.row]
-    private = {"private": False} if cell.epsilon is None else {"target_epsilon": cell.epsilon * (0.01 if row.noise_alone else 1)}
+    private: dict[str, Any] = {"private": False}
+    if cell.epsilon is not None:
+        private = {"target_epsilon": cell.epsilon * (0.01 if row.noise_alone else 1)}
     adapter: dict[str, Any] = {"r": RANK, "target_modules": list(task.modules)}
     if row.init:
         adapter |= {"init": row.init, "public_text": str(public), "public_texts": 200}
