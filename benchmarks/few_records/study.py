@@ -68,9 +68,12 @@ class Study:
         return score(self.rows[key])
 
     def rate(self, task: str, row: str, epsilon: float | None) -> float:
-        """Of the grid: from the row's first guess on, the next one is tried as long as it is better."""
+        """Of the grid: from the row's first guess on, the next one is tried as long as it is better. With noise alone
+        that of the row whose noise it is."""
         if row == UNTRAINED:
             return 0.0
+        if ROWS[row].noise_alone:
+            return self.rate(task, ROWS[row].name, epsilon)
 
         def loss(rate: float) -> float:
             return mean(
