@@ -1,11 +1,11 @@
 """Methods for few records at equal privacy: held-out loss over numbers of records, epsilons and seeds.
 
-    python benchmarks/few_records/study.py --assets ASSETS --cache CACHE
-    python benchmarks/few_records/study.py --assets ASSETS --cache CACHE --records 50 1600 --epsilons 1 none
+    python benchmarks/few_records/comparison.py --assets ASSETS --cache CACHE
+    python benchmarks/few_records/comparison.py --assets ASSETS --cache CACHE --records 50 1600 --epsilons 1 none
 
-Each finished cell is a line of benchmarks/results/few_records/study.jsonl, and cells that are there are not run again,
-so a command can be stopped and repeated, and cells can be added. CACHE keeps the models that all methods start from.
-Without ASSETS nothing is run. `study_tables.py` makes the tables and figures.
+Each finished cell is a line of benchmarks/results/few_records/comparison.jsonl, and cells that are there are not run
+again, so a command can be stopped and repeated, and cells can be added. CACHE keeps the models that methods start from.
+Without ASSETS nothing is run. `comparison_tables.py` makes the tables and figures.
 
 ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Learning rates are chosen on public text
 alone, for all methods alike: for each row and epsilon at 200 records, by a run with another seed whose records and
@@ -24,10 +24,10 @@ from statistics import mean
 from typing import Any
 
 import torch
-from study_cells import ROWS, TASKS, UNTRAINED, Cell, Runner
+from comparison_cells import ROWS, TASKS, UNTRAINED, Cell, Runner
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "study.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "comparison.jsonl"
 SEEDS, SELECTION_SEEDS = (0, 1, 2, 3, 4), (100,)
 CHOOSING = 200  # records of the runs that choose a rate
 

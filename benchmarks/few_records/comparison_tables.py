@@ -1,9 +1,9 @@
 """Tables and the figure of the study of few records, from its finished cells.
 
-    python benchmarks/few_records/study_tables.py --figure docs/figures/few-records-study.png
+    python benchmarks/few_records/comparison_tables.py --figure docs/figures/few-records.png
 
-Writes the tables beside the results, as study.md. A value is the mean over seeds of the held-out loss in nats, ± its
-standard error; a seed is other records, other batches and other noise.
+Writes the tables beside the results, as comparison.md. A value is the mean over seeds of the held-out loss in nats, ±
+its standard error; a seed is other records, other batches and other noise.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+from comparison import RESULTS, Rows, read_rows, score
+from comparison_cells import ROWS, UNTRAINED
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from study import RESULTS, Rows, read_rows, score
-from study_cells import ROWS, UNTRAINED
 
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
 
 OURS, NOISE = "span-prism", "noise alone"
+DENSE = ("prism", "prism, 50 steps", "prism, public start", "dp-adamw", "dp-adamw, 50 steps", "dp-sgd")
 _COLOURS = {OURS: ACCENT, "prism": SECOND, "dp-adamw": THIRD, "pe-sgd-fix": FOURTH}
 _MARKERS = {OURS: "s", "prism": "o", "dp-adamw": "^", "pe-sgd-fix": "D"}
 
@@ -94,7 +95,18 @@ class Table:
             hardest = self.hardest.get((row, middle))
             change = "" if hardest is None else f"{hardest.mean:+.3f}"
             lines.append(f"| {row} | {self.rates[row]:g} |{cells} {change} |")
-        return "\n".join([*lines, ""])
+        return "\n".join([*lines, "", *self.leads(), ""])
+
+    def leads(self) -> list[str]:
+        """How far ahead our row is of the best row that adds noise in all coordinates of an adapter."""
+        found = []
+        for m in self.records:
+            rivals = {row: self.values[row, m] for row in DENSE if (row, m) in self.values}
+            if rivals and (OURS, m) in self.values:
+                best = min(rivals, key=lambda row: rivals[row].mean)
+                lead = self.values[OURS, m].ahead_of(rivals[best])
+                found.append(f"M = {m}: {OURS} is {lead} ahead of {best}.")
+        return found
 
 
 def tables_of(rows: Rows) -> list[Table]:
@@ -172,7 +184,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     chosen = parser.parse_args()
     tables = tables_of(read_rows(chosen.results))
-    text = "# Few records\n\nMade by benchmarks/few_records/study_tables.py.\n\n"
+    text = "# Few records\n\nMade by benchmarks/few_records/comparison_tables.py.\n\n"
     text += "\n".join(table.to_markdown() for table in tables)
     chosen.results.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
