@@ -7,9 +7,9 @@ Each finished cell is a line of benchmarks/results/few_records/comparison.jsonl,
 again, so a command can be stopped and repeated, and cells can be added. CACHE keeps the models that methods start from.
 Without ASSETS nothing is run. `comparison_tables.py` makes the tables and figures.
 
-ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Learning rates are chosen on public text
-alone, for all methods alike: for each row and epsilon at 200 records, by a run with another seed whose records and
-held-out texts are public ones, on one grid a factor of 2 wide around a first guess, up or down as long as that helps.
+ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Learning rates are chosen on other texts,
+which count as public, for all methods alike: those of a task by runs of the *other* task at 200 records with another
+seed, for each row and epsilon, on a grid a factor of 2 wide from a first guess on, up or down as long as that helps.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Study:
             return mean(
                 self.run(
                     Cell(
-                        task=task,
+                        task=TASKS[task].rates_of,
                         row=row,
                         records=CHOOSING,
                         epsilon=epsilon,

@@ -48,18 +48,18 @@ _IN_MEMORY = "(in memory)"
 
 @dataclass(frozen=True)
 class Task:
-    """model: below models/. private, public: below data/. clip_norm: of rows that clip flat."""
+    """model: below models/. private, public: below data/. rates_of: the task on which learning rates are chosen."""
 
     model: str
     private: str
     public: str
+    rates_of: str
     modules: Sequence[str] = ("q_proj", "v_proj")
 
 
 TASKS = {
-    "abstracts": Task("reviews1M", "pubmed", "biorxiv"),
-    "reviews": Task("reviews1M", "sentiment_domains", "glue/sst2"),
-    "reviews, stories260K": Task("stories260K", "sentiment_domains", "glue/sst2"),
+    "abstracts": Task("reviews1M", "pubmed", "biorxiv", rates_of="reviews"),
+    "reviews": Task("reviews1M", "sentiment_domains", "glue/sst2", rates_of="abstracts"),
 }
 
 
@@ -102,7 +102,7 @@ UNTRAINED = "zero training"
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """records: M. epsilon: None without privacy. rate: learning rate. role: selection, on public text, or report."""
+    """records: M. epsilon: None without privacy. rate: learning rate. role: selection or report."""
 
     task: str
     row: str
@@ -141,23 +141,14 @@ class Texts:
 
 
 def texts_of(cell: Cell, assets: Path) -> Texts:
-    """Of a selection run all are public: its records and held-out texts are public ones that nothing else sees.
-
-    Which M records are private goes by the seed.
-    """
+    """Which M records are private goes by the seed. Runs that choose a rate are scored on records of their own."""
     task = TASKS[cell.task]
-    public, beside = read(assets, task.public, "train"), read(assets, task.public, "validation")
-    if cell.role == "selection":
-        # Small validation sets: what is left of the training texts stands in.
-        spare = (*public[PUBLIC:], *beside)
-        private, held = spare[:-EVALUATION], spare[-EVALUATION:]
-    else:
-        private, held = read(assets, task.private, "train"), read(assets, task.private, "validation")
+    private, held = read(assets, task.private, "train"), read(assets, task.private, "validation")
     order = torch.randperm(len(private), generator=torch.Generator().manual_seed(cell.seed)).tolist()
     return Texts(
-        public=list(public[:PUBLIC]),
+        public=list(read(assets, task.public, "train")[:PUBLIC]),
         private=[private[i] for i in order[: cell.records]],
-        held=_every(held, EVALUATION),
+        held=_every(held[cell.role == "report" :: 2], EVALUATION),
     )
 
 

@@ -34,14 +34,14 @@ class _Runner:
 
 
 @pytest.mark.parametrize("steps", [-2, 0, 3])
-def test_a_rate_is_sought_on_public_text_alone_from_the_first_guess_on(
+def test_a_rate_is_sought_on_another_task_from_the_first_guess_on(
     comparison: Any, tmp_path: Path, steps: int
 ) -> None:
     best = comparison.ROWS["dp-adamw"].first_rate * 2.0**steps
     runner = _Runner(best)
     study = comparison.Study(tmp_path / "out.jsonl", runner)
     assert study.rate("abstracts", "dp-adamw", 1.0) == best
-    assert {cell.role for cell in runner.ran} == {"selection"}
+    assert {(cell.task, cell.role) for cell in runner.ran} == {("reviews", "selection")}
     assert {cell.seed for cell in runner.ran}.isdisjoint(comparison.SEEDS)
 
 
