@@ -171,7 +171,7 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
             "expected_batch_size": RATE * cell.records,
             "public_dataset_size": cell.records,
         },
-        "method": {"name": row.name, "learning_rate": cell.rate, **row.method},
+        "method": {"name": row.name, "learning_rate": cell.rate or 1e-3, **row.method},
         "run": {"output": str(folder), "seed": cell.seed},
     }
     if METHODS[row.name].public_texts:
