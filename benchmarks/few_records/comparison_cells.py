@@ -48,18 +48,18 @@ _IN_MEMORY = "(in memory)"
 
 @dataclass(frozen=True)
 class Task:
-    """model: below models/. private, public: below data/. rates_of: the task on which learning rates are chosen."""
+    """model: below models/. private, public: below data/. other: a task whose rates may be taken."""
 
     model: str
     private: str
     public: str
-    rates_of: str
+    other: str
     modules: Sequence[str] = ("q_proj", "v_proj")
 
 
 TASKS = {
-    "abstracts": Task("reviews1M", "pubmed", "biorxiv", rates_of="reviews"),
-    "reviews": Task("reviews1M", "sentiment_domains", "glue/sst2", rates_of="abstracts"),
+    "abstracts": Task("reviews1M", "pubmed", "biorxiv", other="reviews"),
+    "reviews": Task("reviews1M", "sentiment_domains", "glue/sst2", other="abstracts"),
 }
 
 

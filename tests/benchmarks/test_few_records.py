@@ -33,15 +33,16 @@ class _Runner:
         return {"loss": 1.0 + abs(cell.rate - self.best), "hardest": -0.1}
 
 
+@pytest.mark.parametrize(("rates", "task"), [("own", "abstracts"), ("other", "reviews")])
 @pytest.mark.parametrize("steps", [-2, 0, 3])
-def test_a_rate_is_sought_on_another_task_from_the_first_guess_on(
-    comparison: Any, tmp_path: Path, steps: int
+def test_a_rate_is_sought_by_runs_that_are_not_reported(
+    comparison: Any, tmp_path: Path, steps: int, rates: str, task: str
 ) -> None:
     best = comparison.ROWS["dp-adamw"].first_rate * 2.0**steps
     runner = _Runner(best)
-    study = comparison.Study(tmp_path / "out.jsonl", runner)
+    study = comparison.Study(tmp_path / "out.jsonl", runner, rates)
     assert study.rate("abstracts", "dp-adamw", 1.0) == best
-    assert {(cell.task, cell.role) for cell in runner.ran} == {("reviews", "selection")}
+    assert {(cell.task, cell.role) for cell in runner.ran} == {(task, "selection")}
     assert {cell.seed for cell in runner.ran}.isdisjoint(comparison.SEEDS)
 
 
