@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,8 @@ import typer
 from rich.console import Console
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.training import Stopped
+from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 
 
@@ -61,19 +65,39 @@ def demo(
     federated: Annotated[
         bool, typer.Option("--federated", help="Five clinics: each alone, and all together.")
     ] = False,
+    few: Annotated[
+        bool, typer.Option("--few", help="A clinic with 120 notes: PRISM against PE-SGD.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train privately and otherwise on generated records, and show what each model gives away."""
+    if federated and few:
+        raise ConfigError("--federated and --few are two demos", fix="give one of them")
     # Made before stdout is redirected; the demo prints tables and colours.
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    with quiet_libraries():
+    with quiet_libraries(), _stopped():
         if federated:
             from privlora.demo.federated import main as together
 
             result = together(output, console)
+        elif few:
+            from privlora.demo.few import main as compared
+
+            result = compared(output, console)
         else:
             from privlora.demo.run import main
 
             result = main(output, console)
     if as_json:
         emit(result)
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[None]:
+    """Inside, an interruption ends in one line; a demo's notes are generated, so that nothing is worth resuming."""
+    from privlora.training.loop import Interrupted
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Stopped("the demo is not whole; run it again for all of it") from None
