@@ -259,6 +259,24 @@ def test_every_trial_starts_from_the_same_state(
         assert not torch.equal(outcome.losses[0], outcome.losses[2])
 
 
+def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def astray(parts: Parts, *_: Any) -> Any:
+        if parts.hyper.learning_rate != 1e-3:
+            raise torch.linalg.LinAlgError
+        return step(parts, *_)
+
+    step = trials.trial_step
+    monkeypatch.setattr(trials, "trial_step", astray)
+    chosen = settings(file, method={"learning_rate": None})
+    public = PublicStart(tiny_tokenizer())
+    texts = split_texts(chosen, model, public, "span-prism", lambda *_: None)
+    noises = [Noise(1.5, chosen.privacy, 12.0)]
+    rows = [with_row(chosen, "prism")]
+    (found,) = try_rows(rows, noises, texts, model, public, draws=1, told=lambda *_: None)
+    assert found["prism"].learning_rate == 1e-3
+    assert found["prism"].losses.isfinite().all()
+
+
 def test_a_file_that_runs_out_gives_half_of_its_texts(model: Any, file: Path) -> None:
     public = PublicStart(tiny_tokenizer())
     chosen = settings(file, synthesis={"seeds": 20, "rehearsal_texts": 100})  # 40 span, 8 are left
@@ -268,6 +286,23 @@ def test_a_file_that_runs_out_gives_half_of_its_texts(model: Any, file: Path) ->
     spanning = public.texts(chosen, model, find_row("span-prism")).as_records(found.spanning)
     every = set.union(*digests, {text.digest for text in spanning})
     assert len(every) == 48  # none stands in two places
+
+
+def test_a_model_writes_as_many_texts_more(model: Any, file: Path) -> None:
+    words = {
+        "generator": "model",
+        "file": None,
+        "chat": False,
+        "random_prompt": "note: ",
+        "max_new_tokens": 8,
+    }
+    chosen = settings(file, synthesis=words)
+    public, told = PublicStart(tiny_tokenizer()), []
+    found = split_texts(chosen, model, public, "span-prism", lambda *work: told.append(work))
+    first = public.texts(chosen, model, find_row("span-prism")).texts
+    assert list(found.spanning) == first  # those of the run
+    assert 8 <= len(found.records) <= len(found.held) <= 16
+    assert ("writing public texts", 32, 32) in told
 
 
 def test_a_warm_start_is_the_one_that_was_rehearsed(

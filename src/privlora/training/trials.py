@@ -227,7 +227,10 @@ def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step
 
 def _held_losses(parts: Parts, texts: Texts, noise: Noise, draw: int) -> Tensor:
     """Of what the run would export, (held,); infinite where training went astray."""
-    trial_step(parts, texts.records, noise, draw).take_many(noise.privacy.steps)
+    try:
+        trial_step(parts, texts.records, noise, draw).take_many(noise.privacy.steps)
+    except torch.linalg.LinAlgError:  # a matrix that is not finite has no decomposition
+        return torch.full((len(texts.held),), float("inf"), dtype=torch.float64)
     parts.install_result()
     losses = record_losses(parts.adapter.model, texts.held)
     parts.coordinates.install()
