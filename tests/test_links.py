@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from privlora.methods import METHODS, VOTE_METHODS
+from privlora.methods import CHOICES, METHODS, VOTE_METHODS
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,7 +18,7 @@ def test_every_method_is_named() -> None:
     )
     assert re.findall(r"`([^`]+)`", row)[1:] == [*METHODS, *VOTE_METHODS]
     table = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in table for name in {**METHODS, **VOTE_METHODS})
+    assert all(f"| `{name}` |" in table for name in {**METHODS, **VOTE_METHODS, **CHOICES})
 
 
 def test_links_lead_somewhere() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
+from privlora.methods import CHOICES
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
@@ -22,6 +23,7 @@ from privlora.reporting.texts import publish_texts
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.checkpoint import NO_RUN
+from privlora.training.choosing import because, choose, keep_choice, plan_run, read_choice
 from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
 from privlora.training.final_texts import Progress, final_texts
 from privlora.training.identity import identify, keep_identity, refuse_others
@@ -313,19 +315,21 @@ def train_run(
     generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
+    on_choice: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists.
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
-    `fine_tune`. on_data: told what the records are, which is private, once they are found fit. progress: told (done,
-    all) while texts are written, where they are the release (synthesis.publish).
+    `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
+    which row the run takes and why, where method.name stands for several. progress: told (done, all) while texts are
+    written, where they are the release (synthesis.publish).
     """
     settings.refuse_a_federation()
     RunFolder(Path(settings.run.output)).refuse_if_used()
     settings = settings.located()
     _check_sources(settings, records, evaluation)
-    plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
+    plan = plan_run(settings, model)
     return _run(
         settings,
         plan,
@@ -337,6 +341,7 @@ def train_run(
         observer,
         on_data,
         progress,
+        on_choice,
         fresh=True,
     )
 
@@ -445,6 +450,7 @@ def _run(
     observer: Observer | None,
     on_data: Callable[[DataSummary], None] | None,
     progress: Progress | None,
+    on_choice: Callable[[str], None] | None = None,
     *,
     fresh: bool,
 ) -> Result:
@@ -458,12 +464,20 @@ def _run(
     identity = identify(data, model)
     if not fresh:
         refuse_others(folder, identity)
+    chosen = None
+    if fresh and plan is not None and settings.method.name in CHOICES:
+        told = (lambda *_: None) if observer is None else observer.on_public_work
+        chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, generator, told)
+        settings, plan = chosen.settings, replace(plan, method=chosen.settings.method.name)
+        if on_choice is not None:
+            on_choice(because(chosen.facts))
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer, generator))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
+                keep_choice(folder, chosen)
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, observer=observer)
@@ -472,7 +486,7 @@ def _run(
             if settings.synthesis is not None and settings.synthesis.publish:
                 run_id = NO_RUN if summary is None else summary.run_id
                 texts = final_texts(parts, folder, run_id, progress)
-                report = gather(parts, summary, read_lines(folder.evaluations))
+                report = gather(parts, summary, read_lines(folder.evaluations), choice=read_choice(folder))
                 with base_alone(model, parts.adapter) as base:
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:

@@ -464,6 +464,34 @@ VOTE_METHODS: dict[str, Method] = {
 training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A name that stands for one of several rows: which of them a run takes, it finds on public texts before it begins.
+
+    rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
+    accountant, so the noise is the same whichever is taken.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    rows: tuple[str, ...]
+
+
+CHOICES: dict[str, Choice] = {
+    choice.name: choice
+    for choice in (
+        Choice(
+            name="auto",
+            summary="the one of its rows that does better in short rehearsals on public texts, before a run begins",
+            reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
+            rows=("prism", "span-prism"),
+        ),
+    )
+}
+"""Names in the place of a row. Runs resolve them first (``training.choosing``), so nothing else knows them."""
+
+
 def find_method(name: str) -> Method:
     """The row called ``name``, which releases gradients. Raises ConfigError."""
     row = find_row(name)
@@ -479,10 +507,17 @@ def find_method(name: str) -> Method:
 def find_row(name: str) -> Method:
     """The row called ``name``, whatever it releases. Raises ConfigError."""
     rows = {**METHODS, **VOTE_METHODS}
+    if name in CHOICES:
+        among = CHOICES[name].rows
+        raise ConfigError(
+            f"method {name!r} stands for {' or '.join(among)}, and nothing chooses between them here",
+            why="the choice is made on public texts before a run of `privlora train` or `synthesize` begins",
+            fix=f"set method.name to one of {', '.join(among)}",
+        )
     if name not in rows:
         raise ConfigError(
             f"method.name: unknown method {named(name)}",
-            fix=f"one of {', '.join(rows)} (privlora methods)",
+            fix=f"one of {', '.join([*rows, *CHOICES])} (privlora methods)",
         )
     return rows[name]
 

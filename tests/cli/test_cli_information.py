@@ -12,7 +12,7 @@ import pytest
 from cli_cases import call
 from rich.console import Console
 
-from privlora.methods import METHODS, VOTE_METHODS
+from privlora.methods import CHOICES, METHODS, VOTE_METHODS
 from privlora.training.loop import Interrupted
 
 ROWS = {**METHODS, **VOTE_METHODS}
@@ -23,7 +23,12 @@ def test_every_row_of_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -
     for row in ROWS.values():
         assert f"{row.name}: {row.summary}" in shown
         assert f"optimizers  {row.optimizer} (default)" in shown
-    listed = call(capsys, "methods", "--json").json["methods"]
+    for choice in CHOICES.values():
+        assert f"{choice.name}: {choice.summary}\n  rows        {', '.join(choice.rows)}" in shown
+        assert set(choice.rows) <= set(METHODS)
+    found = call(capsys, "methods", "--json").json
+    assert [choice["name"] for choice in found["choices"]] == list(CHOICES)
+    listed = found["methods"]
     assert [row["name"] for row in listed] == list(ROWS)
     assert [row["private"] for row in listed] == [row.private for row in ROWS.values()]
 

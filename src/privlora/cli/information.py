@@ -21,10 +21,15 @@ from privlora.training.files import RunFolder
 def methods(as_json: JsonOption = False) -> None:
     """Print the table of methods."""
     with quiet_libraries():
-        from privlora.methods import METHODS, VOTE_METHODS
+        from privlora.methods import CHOICES, METHODS, VOTE_METHODS
     rows = [*METHODS.values(), *VOTE_METHODS.values()]
     if as_json:
-        emit({"methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows]})
+        emit(
+            {
+                "methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows],
+                "choices": [asdict(choice) for choice in CHOICES.values()],
+            }
+        )
         return
     for row in rows:
         optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
@@ -40,6 +45,12 @@ def methods(as_json: JsonOption = False) -> None:
             f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
             f"  settings    {settings}\n"
             f"  reference   {row.reference}",
+        )
+    for choice in CHOICES.values():
+        out().print(
+            f"{choice.name}: {choice.summary}\n"
+            f"  rows        {', '.join(choice.rows)}\n"
+            f"  reference   {choice.reference}",
         )
 
 

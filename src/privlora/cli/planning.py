@@ -12,7 +12,7 @@ from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions
 from privlora.cli.console import JsonOption, accounting, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
-from privlora.errors import PrivacyError
+from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import aes_instructions
 from privlora.training.model_names import refuse_unknown_model
 
@@ -30,20 +30,34 @@ def plan(
     cross_check: Annotated[
         bool, typer.Option("--cross-check", help="Also epsilon by the RDP and PRV accountants.")
     ] = False,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise",
+            help="Also rehearse PRISM and a row of public texts on the group synthesis, for several numbers of "
+            "records. Loads the model.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
-    settings = load_settings(config, overrides or ())
+    asked = settings = load_settings(config, overrides or ())
     refuse_unknown_model(settings.model.name)
     if settings.federation is not None:
+        if advise:
+            raise ConfigError("--advise does not go with a federation", fix="leave it out")
         _plan_federation(settings, cross_check, as_json)
         return
     with quiet_libraries():
         from privlora.cli.memory import estimate_memory
-        from privlora.methods import find_row
+        from privlora.methods import CHOICES, find_row
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy
+        from privlora.training.choosing import rows_of_choice
 
+        choice = CHOICES.get(settings.method.name)
+        if choice is not None:
+            settings = rows_of_choice(settings)[-1]  # the one that needs more memory; all else is the same
         method = find_row(settings.method.name)
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
@@ -63,16 +77,27 @@ def plan(
                 "projections": planned.event.projections,
             }
         limits = not_protected(statement, hyper.init, written=settings.synthesis is not None)
+        advice = None
+        if advise:
+            from privlora.cli.advising import advise_on
+
+            advice = advise_on(asked, planned)
     content = {
         **_facts(settings, hyper, planned),
+        **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
         "memory": memory.to_dict() if memory is not None else None,
         "not_protected": limits,
+        **({} if advice is None else {"advice": advice}),
     }
     if as_json:
         emit(content)
-    else:
-        _show(content, planned, memory)
+        return
+    _show(content, planned, memory)
+    if advice is not None:
+        from privlora.cli.advising import show_advice
+
+        show_advice(advice)
 
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
@@ -184,6 +209,10 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
 
 def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
+    if "rows" in content:
+        settings = [
+            f"which is {' or '.join(content['rows'])}, as rehearsals on public texts say; costs no epsilon"
+        ]
     votes = content["releases"] == "votes"
     rows = [
         ("method", ", ".join([content["method"], *settings])),

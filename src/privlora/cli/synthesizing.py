@@ -14,6 +14,7 @@ from privlora.cli.training import (
     OverridesArgument,
     explained_stops,
     observed,
+    show_choice,
     show_data,
     show_texts,
 )
@@ -43,11 +44,11 @@ def synthesize(
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import synthesize_run
-        from privlora.training.assembly import plan_privacy
+        from privlora.training.choosing import plan_run
 
         if source is None:
             with accounting(settings.privacy.steps):
-                plan = plan_privacy(settings)[0] if settings.privacy.private else None
+                plan = plan_run(settings)
             result = observed(
                 folder,
                 plan,
@@ -55,6 +56,7 @@ def synthesize(
                     settings,
                     observer=observer,
                     on_data=show_data,
+                    on_choice=show_choice,
                     progress=observer.on_texts,
                 ),
             )

@@ -54,12 +54,14 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
-        from privlora.training.assembly import plan_privacy
+        from privlora.training.choosing import plan_run
 
         with accounting(settings.privacy.steps):
-            plan = plan_privacy(settings)[0] if settings.privacy.private else None
+            plan = plan_run(settings)
         result = observed(
-            folder, plan, lambda observer: train_run(settings, observer=observer, on_data=show_data)
+            folder,
+            plan,
+            lambda observer: train_run(settings, observer=observer, on_data=show_data, on_choice=show_choice),
         )
     _show(folder, result, as_json)
 
@@ -147,6 +149,11 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
 def show_data(summary: DataSummary) -> None:
     """To whoever may see the records."""
     err().print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+
+
+def show_choice(why: str) -> None:
+    """Which row a run takes, where ``method.name`` stands for several."""
+    err().print(f"chosen: {why}")
 
 
 def _show(folder: RunFolder, result: Result, as_json: bool) -> None:

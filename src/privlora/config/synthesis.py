@@ -46,6 +46,7 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
 OF_METHOD: Final[dict[str, str]] = {
     **dict.fromkeys(("nearest", "threshold", "selection", "lookahead"), "aug-pe"),
     **dict.fromkeys(("requests", "answers", "rejected"), "popri"),
+    **dict.fromkeys(("rehearsal_texts", "rehearsals"), "auto"),
     **dict.fromkeys(("dpo_beta", "dpo_learning_rate", "dpo_epochs", "dpo_batch_size"), "popri"),
 }
 """Setting -> the method that reads it; with others it would be ignored."""
@@ -139,6 +140,11 @@ class SynthesisSettings(Group):
     epochs: int = Field(default=4, ge=0)
     """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon. 0 with popri: the adapter is
     the one that preferences tuned."""
+    rehearsal_texts: int = Field(default=400, ge=16)
+    """auto: public texts beside the population, half of which stand for records while the others are held out. Of a
+    file that has fewer left, the population gives some away."""
+    rehearsals: int = Field(default=3, ge=1)
+    """auto: with how many draws of noise each row is rehearsed at its best learning rate."""
     samples: int | None = Field(default=None, ge=1)
     """privlora synthesize: how many texts are released; null for as many as a population has."""
     publish: bool = False

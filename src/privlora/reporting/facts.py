@@ -40,8 +40,10 @@ def gather(
     summary: LedgerSummary | None,
     evaluations: Sequence[Mapping[str, Any]],
     federation: Mapping[str, Any] | None = None,
+    choice: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place."""
+    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place.
+    ``choice``: why the run took its method, where it was chosen on public texts."""
     privacy = privacy_facts(summary)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -50,7 +52,7 @@ def gather(
         "noise": _noise(parts, summary),
         "evaluation": evaluation_rows(evaluations),
         "adapter": _adapter(parts),
-        "method": _method(parts),
+        "method": _method(parts) | ({} if choice is None else {"choice": dict(choice)}),
         "versions": versions(),
         "not_protected": not_protected(
             privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None

@@ -14,6 +14,7 @@ from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, pr
 from privlora.reporting.page import render
 from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.assembly import Parts
+from privlora.training.choosing import read_choice
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
 CARD_NAME, HTML_NAME = "README.md", "report.html"
@@ -36,7 +37,9 @@ def publish(
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
     parts.write_adapter(folder.release)
-    write_report(folder, gather(parts, summary, read_lines(folder.evaluations), federation))
+    write_report(
+        folder, gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
+    )
     if summary is not None:
         set_times(folder.release, summary.created)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from privlora.config import OPTIMIZER_SETTINGS
 from privlora.pages.numbers import number, rounded_up
+from privlora.training.choosing import because
 
 Report = Mapping[str, Any]
 
@@ -243,6 +244,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     rows = [
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
+        *([("Chosen", because(method["choice"]))] if "choice" in method else []),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
         *_public_texts(method.get("public_texts")),
         *_span(method.get("span")),

@@ -221,6 +221,11 @@ class FileGenerator(_Resumable):
         records = load_records(path)
         return cls([text_of(record, column, i) for i, record in enumerate(records, start=1)], seed=seed)
 
+    @property
+    def left(self) -> int:
+        """Texts that were not used."""
+        return len(self._texts) - self._given
+
     def random(self, count: int) -> list[str]:
         self.refuse_fewer(count)
         self._given += count
@@ -231,7 +236,7 @@ class FileGenerator(_Resumable):
 
     def refuse_fewer(self, count: int) -> None:
         """Raise DataError where fewer than ``count`` texts are left."""
-        left = len(self._texts) - self._given
+        left = self.left
         if count > left:
             raise DataError(
                 f"synthesis.file has {len(self._texts)} different texts, {left} of which are not used, and {count} are "

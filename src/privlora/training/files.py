@@ -69,6 +69,11 @@ class RunFolder:
         return self.release / "privacy_report.json"
 
     @property
+    def choice(self) -> Path:
+        """Why the run took its row, where method.name stood for several."""
+        return self.release / "choice.json"
+
+    @property
     def sampled(self) -> Path:
         """Texts that are written so far, of a run that releases them."""
         return self.private / "texts.safetensors"

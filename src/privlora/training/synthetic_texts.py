@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,9 +88,18 @@ class SyntheticTexts:
         kept = deduplicate(population.texts) if self._distinct else range(len(population))
         self._population = Population([population.texts[i] for i in kept])
 
+    def more(self, count: int) -> list[str]:
+        """So many fresh texts beside the population, or as many as a file has left."""
+        left = getattr(self.generator, "left", count)
+        return self.generator.random(min(count, left))
+
+    def as_records(self, texts: Sequence[str]) -> Examples:
+        """Any texts, as records are tokenised."""
+        return tokenise([{self._column: text} for text in texts], self._data, self.tokenizer)
+
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
-        found = tokenise([{self._column: text} for text in self.texts], self._data, self.tokenizer)
+        found = self.as_records(self.texts)
         if not found.label_counts.any():
             raise DataError(
                 "no generated text leaves a token to predict",
