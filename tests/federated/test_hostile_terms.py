@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.config import PhaseSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.client import Client
-from privlora.federated.desk import Desk
+from privlora.federated.desk import Desk, read_terms
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_plan, public_settings, server_plan, with_local_method
@@ -393,3 +395,68 @@ def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path)
     assert client.answer(request).refused is None
     loaded = client.session(request).workplace.settings.model
     assert (loaded.name, loaded.revision) == ("org/base", own)
+
+
+def naming(first: str, second: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Terms that name files, by what is said of them."""
+    client, others = {"name": NAMES[0], "path": first}, [{"name": name} for name in NAMES[1:]]
+    gradient = {"init": "public-gradient", "public_text": second}
+    return {
+        "federation.clients": {
+            "federation": {"clients": [client, *others]},
+            "data": {"evaluation": None},
+        },
+        "data.evaluation, federation.clients": {
+            "federation": {"clients": [client, *others]},
+            "data": {"evaluation": second},
+        },
+        "data.path, data.evaluation, federation.clients": {
+            "federation": {"clients": 3},
+            "data": {"path": first, "evaluation": [second]},
+        },
+        "data.evaluation, adapter.init, adapter.public_text": {
+            "data": {"evaluation": first},
+            "adapter": gradient,
+        },
+        "adapter.init": {"adapter": {"init": first}},
+        "data.evaluation, synthesis.file": {
+            "data": {"evaluation": first},
+            "synthesis": {"generator": "file", "file": second},
+        },
+    }
+
+
+@pytest.mark.parametrize("named", naming("", ""))
+def test_terms_ask_nothing_about_files_of_this_machine(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings are refused where two names are of one file: a server that named them learnt whether it is there."""
+    looked: list[str] = []
+    for name in ("stat", "lstat"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda path, *a, real=real, **k: looked.append(str(path)) or real(path, *a, **k)
+        )
+    place = tmp_path / "patients"
+    place.mkdir()
+    (place / "there").write_text("{}\n")
+    (place / "alias").symlink_to(place / "there")
+    looked.clear()
+    told = public_settings(with_local_method(settings_of("tan", NAMES))).to_yaml()
+    limits = Limits(max_epsilon=1e6, max_delta=0.1)
+    client = Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
+    client.workplaces = {run: Workplace(read_terms(told)) for run in ("r0", "r1", "r2")}
+
+    def joined(run: str, text: str) -> bool:
+        request = Request(NAMES[0], "join", 0, values={"run": run, "settings": text})
+        return client.answer(request).refused is None
+
+    assert joined("r0", told)
+    for run, second in (("r1", "alias"), ("r2", "nowhere")):
+        raw = yaml.safe_load(told)
+        for group, values in naming(str(place / "there"), str(place / second))[named].items():
+            raw[group] = {**raw.get(group, {}), **values}
+        with pytest.raises(PrivacyError, match=f"the server's settings name files: {named}. "):
+            read_terms(yaml.safe_dump(raw))
+        assert not joined(run, yaml.safe_dump(raw))
+    assert not [path for path in looked if path.startswith(str(place))]
