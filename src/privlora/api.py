@@ -326,6 +326,12 @@ def train_run(
     written, where they are the release (synthesis.publish).
     """
     settings.refuse_a_federation()
+    if settings.synthesis is not None and settings.synthesis.source is not None:
+        raise ConfigError(
+            "synthesis.source names a finished run, and this run would train on records of its own",
+            why="its release would be taken for that of the finished run, and what it cost forgotten",
+            fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
+        )
     RunFolder(Path(settings.run.output)).refuse_if_used()
     settings = settings.located()
     _check_sources(settings, records, evaluation)

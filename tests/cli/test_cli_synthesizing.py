@@ -13,8 +13,11 @@ from cli_cases import call, record, refuses, run_settings, tree, write_config, w
 from safetensors.torch import load_file, save_file
 
 from privlora.accounting import read_ledger
+from privlora.api import resume_run, train_run
 from privlora.cli import main
 from privlora.config import load_settings
+from privlora.errors import ConfigError, RunError
+from privlora.training.files import RunFolder
 
 VOTES = {"steps": 2, "sample_rate": 1.0, "expected_batch_size": None}
 TEXTS = {"generator": "file", "column": "body", "seeds": 3, "variations": 1}
@@ -135,9 +138,10 @@ def test_an_adapter_that_was_trained_before_is_asked_at_no_cost(
     finished: Path, folder: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = {"max_new_tokens": 12, "random_prompt": "Ada came in with"}
-    config = write_config(
-        folder, run_settings(model, folder, synthesis=chosen, data={"path": "not-there.jsonl"})
-    )
+    # With it a figure would tell how many texts are near copies of what may be the records under another name.
+    evaluation = write_records(folder / "said-to-be-public.jsonl")
+    data = {"path": "not-there.jsonl", "evaluation": str(evaluation)}
+    config = write_config(folder, run_settings(model, folder, synthesis=chosen, data=data))
     argv = ["synthesize", config, "--from", finished / "run", "synthesis.samples=40"]
     ended = call(capsys, *argv, "--json")
     assert ended.code == 0, ended.err
@@ -147,6 +151,7 @@ def test_an_adapter_that_was_trained_before_is_asked_at_no_cost(
     assert own.run_id == theirs.run_id
     assert ended.json["epsilon"] == theirs.epsilon()
     assert "asking its adapter cost nothing more" in (release / "README.md").read_text()
+    assert "data.evaluation" not in (release / "privacy_report.json").read_text()
     again = call(capsys, "budget", finished / "run", folder / "run", "--json")
     assert again.json["epsilon"] == theirs.epsilon()
     # Half done: the texts that are there are gone on with, and the same seed writes the same others.
@@ -169,7 +174,7 @@ def test_other_methods_train_and_their_adapter_writes(
     report = json.loads((folder / "run/release/privacy_report.json").read_text())
     assert report["texts"]["from"] == "adapter"
     assert "step 3/3" in ended.err
-    assert "texts 5/5" in ended.err
+    assert "texts to release: " in ended.err
     assert re.search(r"figures:  5 texts, perplexity \S+ under the base model", ended.out)
     assert load_settings(folder / "run/private/config.resolved.yaml").synthesis.publish  # type: ignore[union-attr]
 
@@ -287,6 +292,24 @@ def test_train_refuses_settings_that_release_texts(
 ) -> None:
     config = write_config(folder, settings(model, folder))
     refuses(capsys, folder, ["train", config, "synthesis.publish=true"], "use `privlora synthesize`")
+
+
+def test_a_run_that_trains_takes_no_finished_run_for_itself(
+    finished: Path, voted: Path, folder: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, settings(model, folder))
+    named = ["synthesis.publish=true", f"synthesis.source={finished / 'run'}"]
+    refuses(capsys, folder, ["synthesize", config, *named], "synthesis.source is for --from alone")
+    with pytest.raises(ConfigError, match=r"synthesis\.source names a finished run"):
+        train_run(load_settings(config, named))
+    # Nor on a resume, which would put that run's ledger in the place of its own.
+    shutil.copytree(voted / "run", folder / "run")
+    kept = RunFolder(folder / "run")
+    kept.settings.write_text(load_settings(kept.settings, named).to_yaml())
+    before = kept.ledger.read_bytes()
+    with pytest.raises(RunError, match="trained on records of its own"):
+        resume_run(folder / "run")
+    assert kept.ledger.read_bytes() == before
 
 
 def test_what_needs_gradients_refuses_votes(

@@ -164,7 +164,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     machine = Machine(tmp_path_factory.mktemp("whole"), killed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("privlora.reporting.publication.gather", lambda *_: {})
-        patch.setattr("privlora.reporting.publication._write_report", lambda folder, report: None)
+        patch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
         machine.go()
     return machine
 

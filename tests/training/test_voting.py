@@ -113,6 +113,8 @@ class Watch:
 
     def on_evaluation(self, step: int, loss: float) -> None: ...
 
+    def on_public_work(self, what: str, done: int, total: int) -> None: ...
+
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("votes have no loss")
 

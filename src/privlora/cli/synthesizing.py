@@ -75,6 +75,12 @@ def _publishing(settings: Settings, source: Path | None) -> Settings:
             fix="add the group synthesis, as `synthesis: {generator: model, preset: clinical-note}`",
         )
     updates: dict[str, Any] = {"publish": True}
+    if source is None and settings.synthesis.source is not None:
+        raise ConfigError(
+            "synthesis.source is for --from alone",
+            why="a run that trains has a release of its own",
+            fix="remove it, or give the finished run as --from RUN",
+        )
     if source is not None:
         updates["source"] = str(source.expanduser().resolve())
     return settings.model_copy(update={"synthesis": settings.synthesis.model_copy(update=updates)})

@@ -67,6 +67,12 @@ def texts_of_finished_run(
         check_same_run(report["statement"], summary)
     if fresh:
         folder.refuse_if_used()
+    elif folder.identity.exists() or folder.checkpoint.exists():
+        raise RunError(
+            f"{str(folder.root)!r} trained on records of its own, and its settings name a finished run as source",
+            why="that run's ledger would take the place of its own, and what it cost would be forgotten",
+            fix="restore the settings that it was started with",
+        )
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     refuse_another_model(source, model)
     with unchanged_afterwards(model):

@@ -77,6 +77,8 @@ def _public_sets(settings: Settings, column: str) -> dict[str, list[str]]:
     chosen, data, lora = settings.synthesis, settings.data, settings.adapter
     assert chosen is not None
     found: dict[str, list[str]] = {}
+    if chosen.source is not None:  # no private record is at hand to be told from what is said to be public
+        return found
     if chosen.file is not None:
         found["synthesis.file"] = _texts(load_records(chosen.file), chosen.column)
     if lora.public_text is not None:
