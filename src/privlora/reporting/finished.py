@@ -45,6 +45,13 @@ def texts_of_finished_run(
     chosen = settings.synthesis
     assert chosen is not None
     assert chosen.source is not None
+    source, folder = RunFolder(Path(chosen.source).expanduser()), RunFolder(Path(settings.run.output))
+    if not fresh and (folder.identity.exists() or folder.checkpoint.exists()):
+        raise RunError(
+            f"{str(folder.root)!r} trained on records of its own, and its settings name a finished run as source",
+            why="that run's ledger would take the place of its own, and what it cost would be forgotten",
+            fix="restore the settings that it was started with",
+        )
     if chosen.generator != "model":
         raise ConfigError(
             f"the adapter of a finished run is asked, and generator={chosen.generator} asks another writer",
@@ -52,7 +59,6 @@ def texts_of_finished_run(
             fix="set synthesis.generator=model",
         )
     text_column(settings.data)
-    source, folder = RunFolder(Path(chosen.source).expanduser()), RunFolder(Path(settings.run.output))
     report = read_report(source.report)
     _refuse_without_adapter(source, report)
     base_name = report["adapter"]["base_model"]
@@ -67,12 +73,6 @@ def texts_of_finished_run(
         check_same_run(report["statement"], summary)
     if fresh:
         folder.refuse_if_used()
-    elif folder.identity.exists() or folder.checkpoint.exists():
-        raise RunError(
-            f"{str(folder.root)!r} trained on records of its own, and its settings name a finished run as source",
-            why="that run's ledger would take the place of its own, and what it cost would be forgotten",
-            fix="restore the settings that it was started with",
-        )
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     refuse_another_model(source, model)
     with unchanged_afterwards(model):
