@@ -241,13 +241,13 @@ def make_case(
     if state == "moved":
         mechanism = case.mechanism(seed=7)
         for seed in (1, 2, 3):
-            case.step(mechanism, uneven_examples(seed))
+            case.step(mechanism, uneven_examples(seed)[:3])
     return case
 
 
-def poisoned_model(dtype: torch.dtype = torch.float32) -> Any:
-    """A tiny Llama two of whose tokens have a NaN and an infinite embedding."""
-    model = tiny_model("llama", dtype=dtype)
+def poisoned_model(dtype: torch.dtype = torch.float32, layers: int = 1) -> Any:
+    """A tiny Llama two of whose tokens have a NaN and an infinite embedding. One layer has groups of two modules."""
+    model = tiny_model("llama", dtype=dtype, layers=layers)
     embeddings = model.get_input_embeddings().weight.data
     embeddings[NAN_TOKEN], embeddings[INF_TOKEN] = float("nan"), float("inf")
     return model

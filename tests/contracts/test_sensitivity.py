@@ -85,7 +85,7 @@ def test_one_record(variant: tuple[str, str], state: str, tmp_path: Path) -> Non
     changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3)
     assert min(changes[:6]) > case.reached(0.9999)  # every ordinary row is clipped to C: the bound is reached
     assert max(changes[6:]) < 1e-6  # no label, one token, empty, NaN, inf: nothing but rounding
-    check_remove_one(case, examples, list(range(len(examples) - 2)), clip_norm=1.0)
+    check_remove_one(case, examples, list(range(6)), clip_norm=1.0)
 
 
 @by_space
@@ -114,7 +114,7 @@ def test_one_user(variant: tuple[str, str], tmp_path: Path) -> None:
 
 @by_space
 def test_one_record_where_a_module_is_used_twice(variant: tuple[str, str], tmp_path: Path) -> None:
-    model = poisoned_model()
+    model = poisoned_model(layers=2)
     model.model.layers[1] = model.model.layers[0]
     case = make_case(variant, tmp_path, model=model)
     changes = check_remove_one(case, uneven_examples(), list(range(6)), clip_norm=1e-3)
@@ -138,7 +138,7 @@ def test_whole_gradients_are_bounded_before_they_are_projected(
 ) -> None:
     # r = n, where a projection leaves all of a gradient: else units at 0.47 C would hide norms of half their size.
     measure_whole_gradients_alone(monkeypatch)
-    model = poisoned_model()
+    model = poisoned_model(layers=2)
     if twice:
         block = model.model.layers[1] = model.model.layers[0]
         for last in (block.self_attn.o_proj, block.mlp.down_proj):

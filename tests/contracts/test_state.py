@@ -18,7 +18,7 @@ from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 def some_steps(case: Case, average: IterateAverage, count: int, seed: int) -> None:
     mechanism = case.mechanism(seed=seed)
     for i in range(count):
-        case.step(mechanism, uneven_examples(i))
+        case.step(mechanism, uneven_examples(i)[:3])
         average.update()
 
 

@@ -250,8 +250,8 @@ def test_a_trainable_parameter_beside_the_adapter_is_refused_by_name(
 ) -> None:
     case = make_case(variant, tmp_path)
     case.feed(case.mechanism(), uneven_examples())
-    case.adapter.model.model.layers[1].input_layernorm.weight.requires_grad_(True)
-    with pytest.raises(PrivacyError, match=r"model\.layers\.1\.input_layernorm\.weight.*not privatised"):
+    case.adapter.model.model.layers[0].input_layernorm.weight.requires_grad_(True)
+    with pytest.raises(PrivacyError, match=r"model\.layers\.0\.input_layernorm\.weight.*not privatised"):
         case.feed(case.mechanism(), uneven_examples())
 
 
