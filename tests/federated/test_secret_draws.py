@@ -20,15 +20,16 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import ledger
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
+from privlora.federated import local
 from privlora.federated.history import Aside, Round
-from privlora.federated.messages import Request
+from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
 from privlora.federated.progress import RoundProgress
 from privlora.federated.rounds import NOTHING_LACKED
 from privlora.federated.rounds import SECRET as SECRET_WORDS
 from privlora.federated.run import federate
-from privlora.federated.session import Session
+from privlora.federated.session import Session, Work
 from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
 from privlora.mechanisms.updates import ClippedUpdate
 
@@ -131,6 +132,44 @@ def test_what_a_trusted_server_leaves_is_the_same_whoever_was_drawn(tmp_path: Pa
         for file, content in files.items():
             assert others[file] == content, (name, file)
         assert also == shown
+
+
+@pytest.mark.parametrize("place", ["Session.begin", "Work.reply", "local.train_locally"])
+def test_an_error_of_any_kind_is_a_client_that_does_not_answer(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not end the run, from which it would follow whom the server drew. Of training that clients of a process
+    share, none of them answers."""
+    federation = Federation(
+        tmp_path, settings_of("fedavg", NAMES, federation=SECRET), owners(len(NAMES))
+    ).join()
+    kind, _, name = place.partition(".")
+    broken: Any = {"Session": Session, "Work": Work, "local": local}[kind]
+    works = getattr(broken, name)
+
+    def raises(self: Any, *given: Any) -> Any:
+        of = given[0].client if name == "begin" else self.request.client if name == "reply" else NAMES[0]
+        if of == NAMES[0]:
+            raise ZeroDivisionError("Zanzibar")
+        return works(self, *given)
+
+    monkeypatch.setattr(broken, name, raises)
+    replies = federation.exchange.send([federation.request(each) for each in NAMES[:2]])
+    refused = {reply.client: reply.refused for reply in replies}
+    assert refused == {NAMES[0]: REFUSED, NAMES[1]: REFUSED if kind == "local" else None}
+    assert f"{NAMES[0]} refuses 'train' of round 1: ZeroDivisionError at client.py:" in caplog.text
+    assert "Zanzibar" not in caplog.text  # what others raise may quote a record
+
+
+def test_clients_are_not_drawn_otherwise_than_the_ledger_charges(tmp_path: Path) -> None:
+    """Settings that changed since the ledger was begun, and that clients joined all the same."""
+    federation = Federation(tmp_path, settings_of("fedavg", NAMES, federation=SECRET), owners(len(NAMES)))
+    other = settings_of("fedavg", NAMES, federation={**SECRET, "clients_per_round": 3})
+    federation.settings = with_local_method(other)
+    with pytest.raises(PrivacyError, match="drawn in another way than the ledger's plan says"):
+        federation.run()
+    assert federation.exchange.requests("join")
+    assert not federation.exchange.requests("train")
 
 
 class Rounds:

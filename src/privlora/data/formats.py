@@ -36,6 +36,9 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
 _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{},]', re.DOTALL)
 """What a JSON text is nested by; strings as a whole, one that is never closed to the end of the text."""
 
+_MARK: Final = "\ufeff"
+"""Of the byte order; spreadsheet programs begin a file with it."""
+
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
 
@@ -56,12 +59,11 @@ def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
         "text": _read_lines,
         "paragraphs": _read_paragraphs,
     }
-    # utf-8-sig: spreadsheet programs write a byte order mark, which does not belong to the first column's name.
     # surrogateescape: else nothing could be read of the lines around one that is not UTF-8.
-    how: dict[str, str] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    how: dict[str, str] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
         with gzip.open(file, "rt", **how) if zipped else open(file, **how) as stream:  # type: ignore[call-overload]
-            yield from readers[format](stream, file, broken)
+            yield from readers[format](_unmarked(stream), file, broken)
     except (gzip.BadGzipFile, zlib.error, EOFError):
         broken(DataError(f"{file} is not a whole gzip file", fix="copy or compress it again"))
     except OSError as error:
@@ -73,11 +75,21 @@ def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
         )
 
 
+def _unmarked(stream: TextIO) -> Iterator[str]:
+    """Lines without the marks at their beginning, which belong to no text.
+
+    Of every line, and not of the first alone: where such files were joined, a record would change when the one before
+    it is removed.
+    """
+    for line in stream:
+        yield line.lstrip(_MARK)
+
+
 def _no_utf8(where: str) -> DataError:
     return DataError(f"{where} is not UTF-8 text", fix="convert it, for example with iconv -t UTF-8")
 
 
-def _read_jsonl(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     for number, line in _lines(stream, file, broken):
         where = f"{file}, line {number}"
         try:
@@ -90,8 +102,8 @@ def _read_jsonl(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
             yield from _objects(record, where, broken)
 
 
-def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
-    content = stream.read()
+def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
+    content = "".join(stream)
     if not content.strip():
         return
     if _NO_UTF8.search(content):
@@ -198,7 +210,7 @@ def _objects(record: object, where: str, broken: Broken) -> Iterator[Record]:
     )
 
 
-def _read_csv(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     rows = _rows(stream, file, broken)
     _, header = next(rows, (1, None))
     if header is None:  # an empty file, or one of which no row says anything
@@ -221,7 +233,7 @@ def _read_csv(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
         )
 
 
-def _rows(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:
+def _rows(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:
     """Rows with the number of their last line; None for one that is broken.
 
     A wrong quote may have drawn whole rows into a broken one, so reading goes on at its second line.
@@ -259,7 +271,7 @@ def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
         csv.field_size_limit(limit)
 
 
-def _taking(stream: TextIO, ahead: deque[str], taken: list[str]) -> Iterator[str]:
+def _taking(stream: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
     """Lines, those ``ahead`` first; each is also put into ``taken``."""
     while line := ahead.popleft() if ahead else next(stream, ""):
         taken.append(line)
@@ -300,7 +312,7 @@ def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Recor
             )
 
 
-def _lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
+def _lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, with their numbers."""
     for number, line in enumerate(stream, start=1):
         if _NO_UTF8.search(line):
@@ -309,12 +321,12 @@ def _lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, st
             yield number, line
 
 
-def _read_lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     for _, line in _lines(stream, file, broken):
         yield {"text": line.rstrip("\r\n")}
 
 
-def _read_paragraphs(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     for blank, group in itertools.groupby(enumerate(stream, start=1), key=lambda line: not line[1].strip()):
         if blank:
             continue

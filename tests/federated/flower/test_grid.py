@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from privlora.errors import RunError
 from privlora.federated.flower.grid import CLOCKS, PATIENCE, EmbeddedGrid, GridExchange
 from privlora.federated.flower.records import message_type, write_reply
 from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
+
+FLOWER = logging.getLogger("flwr")
 
 
 def echo(requests: Sequence[Request]) -> list[Reply]:
@@ -198,6 +201,29 @@ def test_where_draws_are_secret_no_line_says_whose_answer_failed(
         grid.change = lambda message: [_failed(message)]
         list(over.send([request("a", "join", 0)]))
         assert "a (node 1) answered with an error" in caplog.text
+
+
+def test_where_draws_are_secret_what_flower_logs_of_them_is_said_aside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its own grid says that messages were too large, or could not be sent."""
+
+    class Talking(Faulty):
+        def send_and_receive(self, messages: Iterable[Message], **given: object) -> list[Message]:
+            FLOWER.warning("not all of %d messages could be pushed", len(sent := list(messages)))
+            return super().send_and_receive(sent, **given)  # type: ignore[arg-type]
+
+    for secret in (True, False):
+        grid, aside = Talking(["a", "b"]), list[str]()
+        over = GridExchange(grid, 10, aside=aside.append if secret else None)
+        over.names()
+        for kind, hidden in (("join", False), ("train", secret)):
+            caplog.clear()
+            assert len(list(over.send([request("a", kind)]))) == 1
+            line = "not all of 1 messages could be pushed"
+            assert (line in caplog.text, aside) == (not hidden, [f"Flower: {line}"] if hidden else [])
+    FLOWER.warning("afterwards")
+    assert "afterwards" in caplog.text
 
 
 @pytest.mark.parametrize(("said", "words"), [("", BAD_CONFIG), ("souht", OTHER_NAME)])

@@ -18,6 +18,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privlora.errors import ConfigError, RunError, nearest
+from privlora.federated.flower.logs import aside_of_flower
 from privlora.federated.flower.records import (
     NAME,
     Arrays,
@@ -195,7 +196,10 @@ class GridExchange:
             return
         arrays: Arrays = {}  # what all are sent is written once, however many they are
         messages = [self._message(node, request, timeout, arrays) for node, request in sent.items()]
-        for message in self.grid.send_and_receive(messages, timeout=timeout):
+        secret = any(request.kind in TRAINING for request in sent.values())
+        with aside_of_flower(self._aside if secret else None):
+            answers = self.grid.send_and_receive(messages, timeout=timeout)
+        for message in answers:
             node = message.metadata.src_node_id
             if node not in sent or message.has_error():
                 asked = sent.get(node)
