@@ -5,7 +5,7 @@
 
 Each finished cell is a line of benchmarks/results/few_records/comparison.jsonl, and cells that are there are not run
 again, so a command can be stopped and repeated, and cells can be added. CACHE keeps the models that methods start from.
-Without ASSETS nothing is run. `comparison_tables.py` makes the tables and figures.
+Without ASSETS nothing is run. `comparison_tables.py` makes the tables.
 
 ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Learning rates are chosen for all methods
 alike, for each row and epsilon, by a run at 200 records with another seed, scored on held-out records that are not

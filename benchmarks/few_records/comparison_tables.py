@@ -1,6 +1,6 @@
-"""Tables and the figure of the study of few records, from its finished cells.
+"""Tables of the study of few records, from its finished cells.
 
-    python benchmarks/few_records/comparison_tables.py --figure docs/figures/few-records.png
+    python benchmarks/few_records/comparison_tables.py
 
 Writes the tables beside the results, as comparison.md. A value is the mean over seeds of the held-out loss in nats, ±
 its standard error; a seed is other records, other batches and other noise.
@@ -14,16 +14,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from comparison import RESULTS, Rows, read_rows, score
-from comparison_cells import ROWS, UNTRAINED
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from comparison_cells import UNTRAINED
 
-from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
-
-OURS, NOISE = "span-prism", "noise alone"
+OURS = "span-prism"
 DENSE = ("prism", "prism, 50 steps", "prism, public start", "dp-adamw", "dp-adamw, 50 steps", "dp-sgd")
-_COLOURS = {OURS: ACCENT, "prism": SECOND, "dp-adamw": THIRD, "pe-sgd-fix": FOURTH}
-_MARKERS = {OURS: "s", "prism": "o", "dp-adamw": "^", "pe-sgd-fix": "D"}
 
 
 @dataclass(frozen=True)
@@ -137,59 +131,17 @@ def tables_of(rows: Rows) -> list[Table]:
     return found
 
 
-@in_style
-def picture(tables: list[Table]) -> Figure:
-    """The gain over the untouched model against the number of records, a panel for each private table."""
-    private = [table for table in tables if table.epsilon is not None]
-    figure, panels = grid(1, len(private), 4.8 * len(private), 3.9)
-    for axes, table in zip(panels, private, strict=True):
-        _panel(axes, table, next((t for t in tables if (t.task, t.epsilon) == (table.task, None)), None))
-    return figure
-
-
-def _panel(axes: Axes, table: Table, without: Table | None) -> None:
-    for row in [row for row in ROWS if row in table.rows]:
-        at = [m for m in table.records if (row, m) in table.values]
-        gains = [table.untrained - table.values[row, m].mean for m in at]
-        errors = [table.values[row, m].error for m in at]
-        axes.errorbar(
-            at,
-            gains,
-            yerr=errors,
-            label=row,
-            color=_COLOURS.get(row, MUTED),
-            marker=_MARKERS.get(row, "." if row != NOISE else "x"),
-            linestyle="-" if row in _COLOURS else ":",
-            capsize=2,
-        )
-    axes.axhline(0, color=MUTED, linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xticks(table.records, [str(m) for m in table.records])
-    axes.minorticks_off()
-    axes.set_title(table.title)
-    axes.set_xlabel("private records")
-    axes.set_ylabel("fall of the held-out loss [nats]")
-    if without is not None:
-        gain = without.untrained - min(v.mean for (_, m), v in without.values.items() if m == 200)
-        axes.axhline(gain, color=MUTED, linestyle="--", linewidth=0.8)
-        axes.annotate("best without privacy, M = 200", (table.records[0], gain), fontsize=7, va="bottom")
-    axes.legend(fontsize=7)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--figure", type=Path)
     chosen = parser.parse_args()
     tables = tables_of(read_rows(chosen.results))
     text = "# Few records\n\nMade by benchmarks/few_records/comparison_tables.py.\n\n"
     text += "\n".join(table.to_markdown() for table in tables)
     chosen.results.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
-    if chosen.figure is not None:
-        chosen.figure.write_bytes(png(picture(tables)))
 
 
 if __name__ == "__main__":

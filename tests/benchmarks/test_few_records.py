@@ -83,3 +83,13 @@ def test_tables_hold_means_and_standard_errors_best_first(comparison: Any) -> No
         "| prism | 0.004 | 4.0000 ± 0.5774 | -1.000 |",
     ]
     assert lines[-1] == "M = 200: span-prism is +2.0000 (+2.4 SE) ahead of prism."
+
+
+def test_the_page_quotes_what_came_out(comparison: Any) -> None:
+    tables = importlib.import_module("comparison_tables").tables_of(comparison.read_rows(comparison.RESULTS))
+    page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
+    for table in tables:
+        if table.epsilon is not None:
+            rows = [line for line in table.to_markdown().splitlines() if line.startswith("| ")]
+            assert all(line in page for line in rows)
+            assert f"{table.untrained:.4f}" in page
