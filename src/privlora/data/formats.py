@@ -109,19 +109,16 @@ def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Re
     if _NO_UTF8.search(content):
         broken(_no_utf8(str(file)))  # what holds such bytes is no valid text; the rest is
     try:
-        try:
-            records = json.loads(content, parse_int=_number)
-        except RecursionError:
-            _refuse_no_json(content)  # whether the whole is JSON follows from no depth
+        records = json.loads(content, parse_int=_number)
+    except RecursionError:
+        if _is_json(content):  # whether the whole is JSON follows from no depth
             yield from _read_items(content, file, broken)
-            return
+        else:
+            broken(_no_json(str(file)))
+        return
     except ValueError as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        broken(
-            DataError(
-                f"{file}{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl"
-            )
-        )
+        broken(_no_json(f"{file}{where}"))
         return
     if not isinstance(records, list):
         broken(_no_list(file))
@@ -136,9 +133,13 @@ def _no_list(file: Path) -> DataError:
     )
 
 
-def _refuse_no_json(content: str) -> None:
-    """Raise ValueError for what is no JSON, however deeply it is nested: brackets are read from the innermost on, each
-    with null in the place of what it holds in brackets."""
+def _no_json(where: str) -> DataError:
+    return DataError(f"{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl")
+
+
+def _is_json(content: str) -> bool:
+    """However deeply it is nested: brackets are read from the innermost on, each with null in the place of what it
+    holds in brackets."""
     levels: list[list[str]] = [[]]
     begin = 0
     for token in _TOKEN.finditer(content):
@@ -148,22 +149,20 @@ def _refuse_no_json(content: str) -> None:
             begin = token.start()
         elif token[0] in "]}":
             levels[-1].append(content[begin : token.end()])
-            _refuse_flat("".join(levels.pop()))
-            if not levels:
-                raise ValueError("a bracket that nothing opened")
+            if not _is_flat_json("".join(levels.pop())) or not levels:
+                return False
             levels[-1].append("null")
             begin = token.end()
     levels[-1].append(content[begin:])
-    _refuse_flat("".join(levels.pop()))
-    if levels:
-        raise ValueError("a bracket that nothing closes")
+    return _is_flat_json("".join(levels.pop())) and not levels
 
 
-def _refuse_flat(text: str) -> None:
+def _is_flat_json(text: str) -> bool:
     try:
         json.loads(text, parse_int=_number)
     except ValueError:
-        raise ValueError("no JSON") from None  # json's own counts lines of this part
+        return False
+    return True
 
 
 def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
