@@ -276,9 +276,7 @@ def test_another_base_model_is_refused(
     config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
     argv: list[object] = ["synthesize", config, "--from", finished / "run"]
     other = shutil.copytree(model, folder / "other")
-    refuses(
-        capsys, folder, [*argv, f"model.name={other}"], "an adapter of 'model0', and model.name", quiet=False
-    )
+    refuses(capsys, folder, [*argv, f"model.name={other}"], f"of {model.name!r}, and model.name", quiet=False)
     twin = shutil.copytree(model, folder / "twin" / model.name)
     weights = load_file(twin / "model.safetensors")
     save_file(
