@@ -77,7 +77,7 @@ def composed_once() -> Iterator[Callable[..., Any]]:
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the report and its plots, which take seconds; the adapter is still written."""
     monkeypatch.setattr("privlora.reporting.publication.gather", lambda *_: {})
-    monkeypatch.setattr("privlora.reporting.publication._write_report", lambda folder, report: None)
+    monkeypatch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
 
 
 @pytest.fixture

@@ -57,6 +57,10 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
         small["privacy.target_epsilon"] = 0.5  # the less epsilon, the less there is to compute
     if settings.method.warmup_steps is not None:
         small["method.warmup_steps"] = 2
+    if settings.method.name == "popri":
+        # The small model has no room for the words that a chat is asked in.
+        small |= {"synthesis.requests": 2, "synthesis.seeds": 8, "synthesis.chat": False}
+        small |= {"synthesis.max_new_tokens": 8, "synthesis.epochs": 1}
     return [f"{key}={value}" for key, value in small.items()]
 
 
@@ -78,6 +82,8 @@ def test_the_command_that_runs_it_stands_at_its_top(config: Path) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_it_runs(config: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = load_settings(config)
+    if settings.method.name == "popri":
+        pytest.importorskip("trl", reason="without the extra preferences")
     ended = call(capsys, command(settings), config, *overrides(settings, model, tmp_path), "--json")
     assert ended.code == 0, ended.err
     release = Path(ended.json["adapter"])

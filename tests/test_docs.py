@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 import privlora.methods
 from privlora.api import train_run
+from privlora.cli import main
 from privlora.config import load_settings
 from privlora.demo import model_path, private_records
 from privlora.federated.run import federate
@@ -57,6 +60,31 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.epsilon is not None
     assert 0 < result.epsilon <= 3
     assert (result.release / "report.html").exists()
+
+
+def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of the page, in its order, on a small model."""
+    monkeypatch.chdir(tmp_path)
+    (yaml,) = blocks("docs/synthesize.md", "yaml")
+    Path("texts.yaml").write_text(yaml, encoding="utf-8")
+    shutil.copy(ROOT / "configs/non-private.yaml", "open.yaml")
+    records = private_records(60, 1)
+    Path("notes.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    steps = ["privacy.steps=2", "privacy.expected_batch_size=6", "privacy.public_dataset_size=60"]
+    small = [f"model.name={model_path()}", "data.max_length=40", *steps]
+    few = ["synthesis.seeds=4", "synthesis.max_new_tokens=20", "synthesis.samples=12", "privacy.delta=1e-3"]
+    commands = [line[2:] for block in blocks("docs/synthesize.md", "console") for line in block.splitlines()]
+    assert len(commands) == 5
+    for line in commands:
+        program, *argv = shlex.split(line)
+        assert program == "privlora"
+        more = few if "texts.yaml" in argv else ["privacy.public_dataset_size=12"]
+        assert main([*argv, *small, *more]) == 0, line
+    assert len(Path("runs/texts/release/synthetic.jsonl").read_text(encoding="utf-8").splitlines()) == 12
+    assert (
+        Path("runs/more/release/ledger.jsonl").read_bytes()
+        == Path("runs/adapter/release/ledger.jsonl").read_bytes()
+    )
 
 
 def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

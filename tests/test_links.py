@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from privlora.methods import METHODS
+from privlora.methods import CHOICES, METHODS, VOTE_METHODS
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,9 +16,9 @@ def test_every_method_is_named() -> None:
         for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
         if "| `methods` |" in line
     )
-    assert re.findall(r"`([^`]+)`", row)[1:] == list(METHODS)
+    assert re.findall(r"`([^`]+)`", row)[1:] == [*METHODS, *VOTE_METHODS, *CHOICES]
     table = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in table for name in METHODS)
+    assert all(f"| `{name}` |" in table for name in {**METHODS, **VOTE_METHODS, **CHOICES})
 
 
 def test_links_lead_somewhere() -> None:

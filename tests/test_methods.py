@@ -146,7 +146,7 @@ def test_rows_have_defaults_of_their_own() -> None:
 
 _ADAM = {"beta1": 0.9, "beta2": 0.999}
 _ADAMW = {**_ADAM, "weight_decay": 0.0}
-_SPAN = {"alpha": 1.0, "ridge": 1e-6, "top_k": 0}
+_SPAN = {"alpha": 1.0, "ridge": 1e-6, "top_k": 0, "hold_out": 0.0}
 _PRISM = {"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0, "right_weight": 1.0}
 RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     **{("prism", optimizer): _PRISM for optimizer in ("rank", "scalar", "sgd")},
@@ -173,7 +173,7 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
         for row, space in {
             "pdp-sgd": {"ridge": 0.0, "top_k": 50},
             "gep": {"top_k": 50, "embedding_clip": 1.0, "residual_clip": 0.2},
-            "b-gep": {"alpha": 0.5, "ridge": 0.0, "top_k": 50},
+            "b-gep": {"alpha": 0.5, "ridge": 0.0, "top_k": 50, "hold_out": 0.0},
         }.items()
         for o, own in (("adamw", _ADAMW), ("sgd", {"beta1": 0.0}))
     },
@@ -216,7 +216,31 @@ def test_every_default_is_what_it_was() -> None:
                     expected = {**RESOLVED[name, optimizer], **changed}
                 chosen = MethodSettings(name=name, optimizer=optimizer)
                 found = row.resolve(chosen, init, 10, private=private).settings
-                assert list(found.items()) == [(key, expected[key]) for key in RESOLVED[name, optimizer]]
+                keys = list(RESOLVED[name, optimizer])
+                if name == "span-prism" and private:
+                    keys = [key for key in keys if key not in ("alpha", "ridge", "top_k")]  # chosen
+                wanted = {**expected, **({"hold_out": 0.25} if name == "span-prism" and private else {})}
+                assert list(found.items()) == [(key, wanted[key]) for key in keys]
+
+
+def test_what_is_not_given_is_chosen_where_public_gradients_are_held_out() -> None:
+    def settings(name: str, *, private: bool = True, **given: Any) -> dict[str, float]:
+        chosen = MethodSettings(name=name, **given)
+        found = METHODS[name].resolve(chosen, None, 10, private=private).settings
+        return {key: found[key] for key in ("alpha", "ridge", "top_k", "hold_out") if key in found}
+
+    assert settings("span-prism") == {"hold_out": 0.25}
+    assert settings("span-prism", ridge=3.0) == {"ridge": 3.0, "hold_out": 0.25}
+    assert settings("span-prism", hold_out=0.0) == {"alpha": 1.0, "ridge": 1.0, "top_k": 0, "hold_out": 0.0}
+    assert settings("span-prism", private=False)["hold_out"] == 0.0
+    assert settings("span-prism", alpha=0.5, ridge=3.0, top_k=0)["hold_out"] == 0.0
+    assert settings("pe-sgd", hold_out=0.2, alpha=1.0) == {"alpha": 1.0, "hold_out": 0.2}
+    with pytest.raises(ConfigError, match=r"hold_out=0.2 has nothing to choose.*or leave one of them out"):
+        settings("pe-sgd", hold_out=0.2, alpha=1.0, ridge=0.0, top_k=5)
+    with pytest.raises(ConfigError, match=r"nothing to choose: there is no noise.*set method.hold_out=0"):
+        settings("pe-sgd", hold_out=0.2, private=False)
+    with pytest.raises(ConfigError, match="no setting 'hold_out'"):
+        settings("gep", hold_out=0.2)
 
 
 def test_prisms_defaults_follow_the_start_and_the_noise() -> None:

@@ -95,6 +95,17 @@ def test_audits_are_quoted() -> None:
         area, lower = row["area"], row["epsilon_lower"]
         quoted = f"{area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f})"
         assert f"{quoted} | {row['correct']} of {row['judged']} | {lower:.2f} |" in text, row["method"]
+    few = result("auditing/few_records.json")
+    for target in (1.0, 3.0, 8.0):
+        rows = [row for row in few["one_step"] if round(row["epsilon_claimed"], 6) == target]
+        cells = [
+            f"{target:g}",
+            f"{rows[0]['trials']:,}",
+            *(f"{row['share']:.0%}".replace("%", " %") for row in rows),
+        ]
+        assert f"| {' | '.join(cells)} |" in text
+    for row in few["whole_runs"]:
+        assert f"{row['share']:.0%} for `{row['method']}` ({row['trials']:,} runs)".replace("%", " %") in text
     runs = result("auditing/one_run.json")["rows"]
     seconds = [row["cpu_seconds"] for row in runs if row["noise"] == 1.0]
     quoted = f"({len(seconds)} audits; {min(seconds):.0f} to {max(seconds):.0f} CPU seconds each)"

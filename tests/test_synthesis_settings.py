@@ -52,6 +52,7 @@ def test_a_run_has_none_unless_it_says_so() -> None:
         {"generator": "callable", "callable": "my.texts:writers.write"},
         {"random_prompt": "a note", "variation_prompt": "like {text}, but {tone}", "tones": ["calm"]},
         {"preset": "clinical-note", "chat": False, "prefix_share": 0.25, "similarity_limit": None},
+        {"warm_start_epochs": 2, "warm_start_learning_rate": 0.1},
     ],
 )
 def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> None:
@@ -78,6 +79,7 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
         ({"generator": "callable", "callable": "a:b", "top_p": 0.5}, "top_p is read"),
         ({"timeout": 5}, "timeout is read for generator=endpoint and callable only"),
         ({"preset": "text", "random_prompt": "a"}, "two kinds of text"),
+        ({"warm_start_learning_rate": 0.1}, "goes with warm_start_epochs"),
         ({"tones": ["calm"]}, "tones goes with random_prompt"),
         ({"preset": "text", "variation_prompt": "{text}"}, "variation_prompt goes with random_prompt"),
         ({"random_prompt": "a", "variation_prompt": "b {tone}"}, "no place for the text"),

@@ -66,10 +66,14 @@ MIXTURES: dict[str, Callable[..., hf.PretrainedConfig]] = {
 }
 
 
-def tiny_model(family: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def tiny_model(
+    family: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2
+) -> Any:
     """A random model in evaluation mode; the large initial weights make every token matter to the others."""
     torch.manual_seed(seed)
-    model = hf.AutoModelForCausalLM.from_config({**FAMILIES, **MIXTURES}[family](initializer_range=0.3))
+    config = {**FAMILIES, **MIXTURES}[family](initializer_range=0.3)
+    config.num_hidden_layers = layers
+    model = hf.AutoModelForCausalLM.from_config(config)
     return model.to(dtype).eval()
 
 

@@ -1,12 +1,18 @@
 """How much of the true gradient is left in one private step, by where the noise goes: cosines at one state.
 
-    python benchmarks/few_records/cosine.py --assets ASSETS [--pairs NAME ...] [--epsilon 1] [--draws 10]
+    python benchmarks/few_records/cosine.py --assets ASSETS [--pairs NAME ...] [--rows NAME ...] [--epsilon 1]
+                                            [--draws 10]
 
 A pair is a model, private texts and public ones of a similar kind. Every method starts from the same seed and makes
 the same warm start on the public texts, so that no factor is zero; then batches are drawn from the private texts, and
 each release is decoded and held against the unclipped mean gradient of its own batch, in the coordinates of the
 adapter. 10 steps at a sampling rate of 0.2, as in PE-SGD (Zou et al. 2026). Nothing is trained after the warm start.
-Writes benchmarks/results/few_records/cosine.json. Without ASSETS nothing is run.
+
+The row GRID holds all settings of a span against each other: all 400 private gradients are taken once, and 300 batches
+with their noise are worked out from inner products alone, which is the same mechanism in N numbers. It says what the
+setting that is chosen on public gradients keeps, what it forecast, and what the best of the grid would keep.
+
+Adds to benchmarks/results/few_records/cosine.json. Without ASSETS nothing is run.
 """
 
 from __future__ import annotations
@@ -28,8 +34,9 @@ from torch import Tensor
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import Settings, settings_from
-from privlora.coordinates import SpanSpace
+from privlora.coordinates import ReleaseLaw, SpanCoordinates, SpanSpace
 from privlora.coordinates.span import flattened, unit_vectors
+from privlora.coordinates.span_choice import ALPHAS, RIDGES, choose_setting
 from privlora.data.batching import micro_batches
 from privlora.data.sampling import PoissonSampler
 from privlora.mechanisms import GaussianMechanism
@@ -60,6 +67,9 @@ PAIRS = {
     "reviews1M, pubmed from biorxiv": Pair("reviews1M", "pubmed", "biorxiv"),
     "reviews1M, reviews from sst2": Pair("reviews1M", "sentiment_domains", "glue/sst2"),
     "stories260K, reviews from sst2": Pair("stories260K", "sentiment_domains", "glue/sst2"),
+    "stories260K, pubmed from biorxiv": Pair("stories260K", "pubmed", "biorxiv"),
+    "babyllama105, pubmed from biorxiv": Pair("babyllama105", "pubmed", "biorxiv"),
+    "babyllama105, reviews from sst2": Pair("babyllama105", "sentiment_domains", "glue/sst2"),
 }
 
 
@@ -84,11 +94,22 @@ ROWS = {
     "orthonormal, top 20": Row("pe-sgd-fix", {"alpha": 0.5, "ridge": 0.0, "top_k": 20}),
     "orthonormal, top 5": Row("pe-sgd-fix", {"alpha": 0.5, "ridge": 0.0, "top_k": 5}),
     "inner products": Row("pe-sgd-fix", {"alpha": 0.0}),
+    "pe-sgd, chosen": Row("pe-sgd-fix", {"hold_out": 0.25}),
     "prism": Row("prism", {"clipping": "flat"}),
+    "span-prism, as in the paper": Row("span-prism", {"ridge": 1e-6, "hold_out": 0.0}),
     "span-prism, ridge 1": Row("span-prism", {"ridge": 1.0}),
     "span-prism, ridge 3": Row("span-prism", {"ridge": 3.0}),
     "span-prism, orthonormal, top 5": Row("span-prism", {"alpha": 0.5, "ridge": 0.0, "top_k": 5}),
+    "span-prism, chosen": Row("span-prism", {"hold_out": 0.25}),
 }
+for _title in ("span-prism, ridge 1", "span-prism, ridge 3"):
+    ROWS[_title].settings["hold_out"] = 0.0
+GRID = {
+    "grid": Row("pe-sgd-fix", {"hold_out": 0.25}),
+    "grid, span-prism": Row("span-prism", {"hold_out": 0.25}),
+}
+BATCHES = 300
+DIRECTIONS = (3, 5, 10, 20, 30, 50, 75, 100, 150, TEXTS)
 
 
 def texts_of(assets: Path, folder: str, count: int) -> list[dict[str, str]]:
@@ -161,6 +182,72 @@ def cosines(
     }
 
 
+def grid(
+    row: Row, model: Any, tokenizer: Any, folder: Path, records: Any, public: Path, sigma: float
+) -> dict[str, Any]:
+    """What every setting of the span keeps, and the one that is chosen: see the top of this file."""
+    settings = settings_of(row, folder, public)
+    parts = build_parts(settings, model, PublicStart(tokenizer))
+    space = parts.coordinates
+    assert isinstance(space, SpanCoordinates)
+    with parts.adapter:
+        warm_start(parts)
+        examples = tokenise(records, settings.data, tokenizer)
+        space.prepare()
+        gradients = private_gradients(parts, examples, list(range(len(examples))))
+        public_gradients = space.span.gradients
+        gram, products = public_gradients.gram(), public_gradients.times(gradients).mT
+    law = ReleaseLaw(sigma, 1.0, settings.privacy.b, "normalized")
+    started = time.process_time()
+    chosen = choose_setting(gram, law)
+    seconds = time.process_time() - started
+    assert chosen is not None
+    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+    roots = torch.where(values > 1e-12 * values[0], values, torch.inf).rsqrt()
+    seen = roots[:, None] * (vectors.mT @ products)  # (N, records), orthonormal
+    generator = torch.Generator().manual_seed(0)
+    batches = (torch.rand(BATCHES, len(examples), generator=generator) < RATE).double()
+    noise = sigma * torch.randn(BATCHES, len(values), generator=generator, dtype=torch.float64)
+    among = gradients @ gradients.mT
+    lengths, sums = (batches @ among * batches).sum(dim=1).sqrt(), batches @ seen.mT
+
+    def kept(alpha: float, ridge: float, directions: int) -> Tensor:
+        shifted = values + ridge * values.mean()
+        encode = values.sqrt() * shifted**-alpha * (torch.arange(len(values)) < directions)
+        columns = encode[:, None] * seen
+        summed = batches @ (columns / columns.norm(dim=0)).mT
+        decoded = (summed + noise) * (encode > 0) * values.sqrt() * shifted ** (alpha - 1)
+        return (decoded * sums).sum(dim=1) / decoded.norm(dim=1) / lengths
+
+    def said(alpha: float, ridge: float, directions: int) -> dict[str, Any]:
+        found = kept(alpha, ridge, directions)
+        return {
+            "alpha": alpha,
+            "ridge": ridge,
+            "directions": directions,
+            "cosine": float(found.mean()),
+            "error": float(found.std()) / BATCHES**0.5,
+        }
+
+    whole = [said(a, r, k) for a in ALPHAS for r in RIDGES for k in DIRECTIONS]
+    count, one = len(examples), among.diagonal().mean()
+    return {
+        "paper": said(1.0, 1e-6, TEXTS),
+        "chosen": {
+            **said(chosen.alpha, chosen.ridge, chosen.directions),
+            "forecast": chosen.cosine,
+            "kappa": chosen.kappa,
+            "cpu_seconds": seconds,
+        },
+        "best": max(whole, key=lambda point: point["cosine"]),
+        "private_agreement": float((among.sum() / count - one) / (count - 1) / one),
+        "public_agreement": float(
+            (gram.sum() / len(gram) - gram.diagonal().mean()) / (len(gram) - 1) / gram.diagonal().mean()
+        ),
+    }
+
+
 def step_of(parts: Parts, examples: Any, sigma: float) -> Step:
     privacy = parts.settings.privacy
     mechanism = GaussianMechanism(
@@ -176,13 +263,18 @@ def step_of(parts: Parts, examples: Any, sigma: float) -> Step:
 
 def mean_gradient(parts: Parts, examples: Any, drawn: list[int]) -> Tensor:
     """The unclipped mean over the batch, in the adapter's own coordinates: (p,) float64."""
+    return private_gradients(parts, examples, drawn).mean(dim=0)
+
+
+def private_gradients(parts: Parts, examples: Any, drawn: list[int]) -> Tensor:
+    """In the adapter's own coordinates: (records, p) float64, in any order."""
     space = parts.coordinates.inner if isinstance(parts.coordinates, SpanSpace) else parts.coordinates
-    total = torch.zeros(space.entries(), dtype=torch.float64)
+    rows = []
     with training_passes(parts.adapter.model, counter_generator(0)):
         for batch in micro_batches(drawn, examples, max_tokens=4096):
             captured, _ = micro_batch_gradients(parts.adapter, batch)
-            total += unit_vectors(space, captured).sum(dim=0)
-    return total / len(drawn)
+            rows.append(unit_vectors(space, captured).double())
+    return torch.cat(rows)
 
 
 def main() -> None:
@@ -192,6 +284,7 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser.add_argument("--rows", nargs="+", choices=[*ROWS, *GRID], default=[*ROWS, *GRID])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--draws", type=int, default=10)
     chosen = parser.parse_args()
@@ -203,30 +296,32 @@ def main() -> None:
 
     torch.set_num_threads(1)
     plan = calibrate_noise_multiplier(PoissonSampling(RATE), STEPS, chosen.epsilon, DELTA)
-    results: dict[str, Any] = {
+    results: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"pairs": {}}
+    if results.get("epsilon", chosen.epsilon) != chosen.epsilon:
+        raise SystemExit(f"{chosen.out} is of epsilon {results['epsilon']}: give another --out")
+    results |= {
         "epsilon": chosen.epsilon,
         "noise_multiplier": plan.noise_multiplier,
         "records": RECORDS,
         "machine": describe_machine(),
-        "pairs": {},
     }
     for name in chosen.pairs:
         pair = PAIRS[name]
         folder = chosen.assets / "models" / pair.model
         records = texts_of(chosen.assets, pair.private, RECORDS)
-        of_pair = results["pairs"][name] = {}
+        of_pair = results["pairs"].setdefault(name, {})
         with tempfile.TemporaryDirectory() as temporary:
             public = Path(temporary) / "public.jsonl"
             lines = (json.dumps(record) for record in texts_of(chosen.assets, pair.public, TEXTS))
             public.write_text("\n".join(lines), encoding="utf-8")
-            for title, row in ROWS.items():
+            for title in chosen.rows:
+                row = {**ROWS, **GRID}[title]
                 model, tokenizer = load_model(settings_of(row, folder, public).model)
-                of_pair[title] = cosines(
-                    row, model, tokenizer, folder, records, public, plan.noise_multiplier, chosen.draws
-                )
+                given = (row, model, tokenizer, folder, records, public, plan.noise_multiplier)
+                of_pair[title] = grid(*given) if title in GRID else cosines(*given, chosen.draws)
                 print(name, "|", title, of_pair[title], flush=True)
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+                chosen.out.parent.mkdir(parents=True, exist_ok=True)
+                chosen.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

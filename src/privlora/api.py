@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,17 @@ from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
+from privlora.methods import CHOICES
 from privlora.reporting import publish
+from privlora.reporting.facts import gather
+from privlora.reporting.finished import texts_of_finished_run
+from privlora.reporting.texts import publish_texts
+from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.files import RunFolder, no_run, write_atomically
+from privlora.training.checkpoint import NO_RUN
+from privlora.training.choosing import because, choose, keep_choice, plan_run, read_choice
+from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
+from privlora.training.final_texts import Progress, final_texts
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
@@ -307,20 +315,63 @@ def train_run(
     generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
+    on_choice: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists.
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
-    `fine_tune`. on_data: told what the records are, which is private, once they are found fit.
+    `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
+    which row the run takes and why, where method.name stands for several. progress: told (done, all) while texts are
+    written, where they are the release (synthesis.publish).
     """
     settings.refuse_a_federation()
+    if settings.synthesis is not None and settings.synthesis.source is not None:
+        raise ConfigError(
+            "synthesis.source names a finished run, and this run would train on records of its own",
+            why="its release would be taken for that of the finished run, and what it cost forgotten",
+            fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
+        )
     RunFolder(Path(settings.run.output)).refuse_if_used()
     settings = settings.located()
     _check_sources(settings, records, evaluation)
-    plan = plan_privacy(settings, model)[0] if settings.privacy.private else None
+    plan = plan_run(settings, model)
     return _run(
-        settings, plan, model, tokenizer, records, evaluation, generator, observer, on_data, fresh=True
+        settings,
+        plan,
+        model,
+        tokenizer,
+        records,
+        evaluation,
+        generator,
+        observer,
+        on_data,
+        progress,
+        on_choice,
+        fresh=True,
     )
+
+
+def synthesize_run(settings: Settings, **given: Any) -> Result:
+    """Start a run whose release is a data set of generated texts; what ``privlora synthesize`` does.
+
+    ``settings`` have the group ``synthesis``; with synthesis.source the adapter of that finished run is asked, at no
+    further cost. given: as of ``train_run``; of a finished run model, tokenizer and progress alone.
+
+    Raises what ``train_run`` does.
+    """
+    if settings.synthesis is None:
+        raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
+    publishing = settings.synthesis.model_copy(update={"publish": True})
+    settings = settings.model_copy(update={"synthesis": publishing})
+    if publishing.source is None:
+        return train_run(settings, **given)
+    return _of_finished_run(settings.located(), **given)
+
+
+def _of_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
+    folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)
+    return _result(folder, summary, 0 if summary is None else summary.charges)
 
 
 def resume_run(
@@ -333,6 +384,7 @@ def resume_run(
     generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
@@ -343,6 +395,8 @@ def resume_run(
     settings = _settings_of(folder, evaluation)
     if settings.federation is not None:
         raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
+    if settings.synthesis is not None and settings.synthesis.source is not None:
+        return _of_finished_run(settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False)
     _check_sources(settings, records, evaluation)
     if (
         generator is None
@@ -354,7 +408,17 @@ def resume_run(
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
     return _run(
-        settings, plan, model, tokenizer, records, evaluation, generator, observer, on_data, fresh=False
+        settings,
+        plan,
+        model,
+        tokenizer,
+        records,
+        evaluation,
+        generator,
+        observer,
+        on_data,
+        progress,
+        fresh=False,
     )
 
 
@@ -391,6 +455,8 @@ def _run(
     generator: Any,
     observer: Observer | None,
     on_data: Callable[[DataSummary], None] | None,
+    progress: Progress | None,
+    on_choice: Callable[[str], None] | None = None,
     *,
     fresh: bool,
 ) -> Result:
@@ -404,18 +470,33 @@ def _run(
     identity = identify(data, model)
     if not fresh:
         refuse_others(folder, identity)
+    chosen = None
+    if fresh and plan is not None and settings.method.name in CHOICES:
+        told = (lambda *_: None) if observer is None else observer.on_public_work
+        chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, generator, told)
+        settings, plan = chosen.settings, replace(plan, method=chosen.settings.method.name)
+        if on_choice is not None:
+            on_choice(because(chosen.facts))
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer, generator))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
+                keep_choice(folder, chosen)
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, observer=observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
-            publish(folder, parts, summary)
+            if settings.synthesis is not None and settings.synthesis.publish:
+                run_id = NO_RUN if summary is None else summary.run_id
+                texts = final_texts(parts, folder, run_id, progress)
+                report = gather(parts, summary, read_lines(folder.evaluations), choice=read_choice(folder))
+                with base_alone(model, parts.adapter) as base:
+                    publish_texts(folder, report, texts, settings, base, tokenizer, summary)
+            else:
+                publish(folder, parts, summary)
     return _result(folder, summary, settings.privacy.steps)
 
 

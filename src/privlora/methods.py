@@ -110,8 +110,10 @@ class Method:
     space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
     defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
     nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
-    they are or evolve from step to step. revision: raised when defaults change, so that no study takes runs with the
-    old ones for runs with the new.
+    they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
+    after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
+    texts, which then is the one that is trained, by trl. revision: raised when defaults change, so that no study
+    takes runs with the old ones for runs with the new.
     """
 
     name: str
@@ -131,6 +133,8 @@ class Method:
     init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
     public_texts: Literal["fixed", "evolving"] | None = None
+    releases: Literal["gradients", "votes"] = "gradients"
+    tunes_writer: bool = False
     revision: int = 0
 
     def __post_init__(self) -> None:
@@ -170,7 +174,9 @@ class Method:
     ) -> dict[str, float]:
         """All settings of one of the row's optimizers: given, else the row's for such a run, else the optimizer's own.
 
-        Raises ConfigError for a given one that the optimizer does not have.
+        Where hold_out is above 0, what it chooses before each step, which is what was not given, is left out.
+
+        Raises ConfigError for a given one that the optimizer does not have, or if hold_out has nothing to choose.
         """
         kind = SPACES[self.space].optimizers[optimizer]
         own = {**kind.settings, **kind.space_settings}
@@ -184,12 +190,26 @@ class Method:
         row = {**self.settings, **self.init_settings.get(init or self.init, {})}
         if not private:
             row |= self.noiseless_settings
-        return {name: given.get(name, row.get(name, default)) for name, default in own.items()}
+        complete = {name: given.get(name, row.get(name, default)) for name, default in own.items()}
+        free = [name for name in _CHOSEN if name not in given]
+        if not complete.get("hold_out"):
+            return complete
+        if not free and "hold_out" not in given:
+            return {**complete, "hold_out": 0.0}
+        if not free or not private:
+            raise ConfigError(
+                f"method.hold_out={complete['hold_out']:g} has nothing to choose"
+                + ("" if private else ": there is no noise"),
+                why=f"it is for those of {', '.join(_CHOSEN)} that are not given, by what noise leaves of the gradient",
+                fix="set method.hold_out=0" + (", or leave one of them out" if private else ""),
+            )
+        return {name: value for name, value in complete.items() if name not in free}
 
     def resolve(
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
     ) -> Hyperparameters:
         """The settings that a run uses: what was chosen, else this row's defaults. Raises ConfigError."""
+        private = private and self.releases == "gradients"  # what follows votes trains without noise
         given = {name: value for name, value in chosen.model_dump().items() if value is not None}
         optimizer = self.choose_optimizer(chosen.optimizer)
         clipping = given.get("clipping", self.clipping)
@@ -242,6 +262,7 @@ class Hyperparameters:
 
 
 _OF_SPANS = ("normalized", "flat")
+_CHOSEN = ("alpha", "ridge", "top_k")  # by method.hold_out
 
 METHODS: dict[str, Method] = {
     row.name: row
@@ -369,8 +390,10 @@ METHODS: dict[str, Method] = {
             init="w0-subspace",
             clipping="normalized",
             clippings=_OF_SPANS,
-            settings={"ridge": 1.0},
+            settings={"hold_out": 0.25, "ridge": 1.0},
+            noiseless_settings={"hold_out": 0.0},
             public_texts="evolving",
+            revision=1,
         ),
         Method(
             name="pdp-sgd",
@@ -413,14 +436,90 @@ METHODS: dict[str, Method] = {
 }
 
 
+VOTE_METHODS: dict[str, Method] = {
+    row.name: row
+    for row in (
+        Method(
+            name="aug-pe",
+            summary="records vote for the nearest public texts, which evolve; then ordinary AdamW on the last of them",
+            reference="Xie et al. 2024 (Aug-PE); Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            public_texts="evolving",
+            releases="votes",
+        ),
+        Method(
+            name="popri",
+            summary="records score the model's texts, and it learns what they prefer; then AdamW on its new texts",
+            reference="Hou et al. 2025 (POPri); Rafailov et al. 2023 (DPO); Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            public_texts="fixed",
+            releases="votes",
+            tunes_writer=True,
+        ),
+    )
+}
+"""Rows whose private phase is rounds of votes on public texts. Their space and optimizer are those of the ordinary
+training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A name that stands for one of several rows: which of them a run takes, it finds on public texts before it begins.
+
+    rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
+    accountant, so the noise is the same whichever is taken.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    rows: tuple[str, ...]
+
+
+CHOICES: dict[str, Choice] = {
+    choice.name: choice
+    for choice in (
+        Choice(
+            name="auto",
+            summary="the one of its rows that does better in short rehearsals on public texts, before a run begins",
+            reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
+            rows=("prism", "span-prism"),
+        ),
+    )
+}
+"""Names in the place of a row. Runs resolve them first (``training.choosing``), so nothing else knows them."""
+
+
 def find_method(name: str) -> Method:
-    """The row called ``name``. Raises ConfigError."""
-    if name not in METHODS:
+    """The row called ``name``, which releases gradients. Raises ConfigError."""
+    row = find_row(name)
+    if row.releases != "gradients":
+        raise ConfigError(
+            f"method {name!r} releases votes on public texts and no gradients, which are needed here",
+            why="it has no private steps to federate, diagnose or attack",
+            fix=f"one of {', '.join(METHODS)}; `privlora train`, `synthesize` and `compare` take {name}",
+        )
+    return row
+
+
+def find_row(name: str) -> Method:
+    """The row called ``name``, whatever it releases. Raises ConfigError."""
+    rows = {**METHODS, **VOTE_METHODS}
+    if name in CHOICES:
+        among = CHOICES[name].rows
+        raise ConfigError(
+            f"method {name!r} stands for {' or '.join(among)}, and nothing chooses between them here",
+            why="the choice is made on public texts before a run of `privlora train` or `synthesize` begins",
+            fix=f"set method.name to one of {', '.join(among)}",
+        )
+    if name not in rows:
         raise ConfigError(
             f"method.name: unknown method {named(name)}",
-            fix=f"one of {', '.join(METHODS)} (privlora methods)",
+            fix=f"one of {', '.join([*rows, *CHOICES])} (privlora methods)",
         )
-    return METHODS[name]
+    return rows[name]
 
 
 def build(
@@ -445,7 +544,7 @@ def build(
     complete = method.optimizer_settings(chosen, settings or {}, init)
     scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
     space = SPACES[method.space]
-    of_space = {name: complete[name] for name in space.optimizers[chosen].space_settings}
+    of_space = {name: complete.get(name) for name in space.optimizers[chosen].space_settings}  # None: chosen
     coordinates = space.start(
         adapter, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces, **of_space
     )

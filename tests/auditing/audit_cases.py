@@ -12,10 +12,12 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
 from privlora.auditing.one_step import StepAudit, audit_step
-from privlora.coordinates import PublicGradients, SpanSpace, Vector, WishartCoordinates
+from privlora.coordinates import Coordinates, PublicGradients, SpanSpace, Vector, WishartCoordinates
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
+from privlora.optimizers import Optimizer
+from privlora.training.state import TrainState
 
 Setting = tuple[GaussianMechanism, GradientCanaries, GradientCanaries]
 
@@ -29,12 +31,10 @@ def setting(
     targets: Sequence[str] = ("q_proj", "up_proj", "v_proj"),
 ) -> Setting:
     """A mechanism of the method, other units that are short, and a canary. seed: of noise; None is the system's."""
-    model = tiny_llama(num_hidden_layers=1, vocab_size=32)
-    adapter = LowRankAdapter(model, rank=2, target_modules=list(targets))
-    coordinates, _ = build(METHODS[name], adapter)
+    coordinates, _ = built(name, targets)
+    adapter = coordinates.adapter
     if isinstance(coordinates, SpanSpace):
-        rows = torch.randn(6, coordinates.inner.entries(), generator=torch.Generator().manual_seed(3))
-        coordinates.refresh = lambda: PublicGradients(rows)
+        coordinates.refresh = lambda: public_rows(coordinates)
     if seed is not None and isinstance(coordinates, WishartCoordinates):  # repeatable, unlike in a run
         coordinates.load_state_dict(coordinates.state_dict() | {"key": torch.tensor([0, 7])})
     mechanism = GaussianMechanism(
@@ -49,6 +49,45 @@ def setting(
     generator = torch.Generator().manual_seed(2)
     short = draw_canaries(adapter, others, generator, norm=0.02)
     return mechanism, short, draw_canaries(adapter, 1, generator)
+
+
+def built(name: str, targets: Sequence[str]) -> tuple[Coordinates, Optimizer]:
+    model = tiny_llama(num_hidden_layers=1, vocab_size=32)
+    return build(METHODS[name], LowRankAdapter(model, rank=2, target_modules=list(targets)))
+
+
+def public_rows(space: SpanSpace) -> PublicGradients:
+    """Six, which no text has."""
+    rows = torch.randn(6, space.inner.entries(), generator=torch.Generator().manual_seed(3))
+    return PublicGradients(rows)
+
+
+def playing(
+    name: str, sigma: float, *, rate: float, seed: int | None = None
+) -> tuple[TrainState, GaussianMechanism, GradientCanaries]:
+    """What whole runs of one adapted layer are played with."""
+    coordinates, optimizer = built(name, ["q_proj"])
+    if isinstance(coordinates, SpanSpace):
+        coordinates.refresh = lambda: public_rows(coordinates)
+    mechanism = GaussianMechanism(
+        coordinates,
+        clip_norm=1.0,
+        event=StepEvent(PoissonSampling(rate), sigma, coordinates.event_layers),
+        expected_batch_size=8.0,
+        ledger=Uncharged(),
+        noise=NoiseSource(seed),
+        clipping=METHODS[name].clipping,
+    )
+    canary = draw_canaries(coordinates.adapter, 1, torch.Generator().manual_seed(2))
+    return TrainState(coordinates=coordinates, optimizer=optimizer), mechanism, canary
+
+
+def opposite(canary: GradientCanaries, count: int) -> GradientCanaries:
+    """``count`` units whose gradients are minus that of the one canary."""
+    rows = torch.arange(count)
+    left = [-u.expand(count, -1) for u in canary.left]
+    right = [v.expand(count, -1) for v in canary.right]
+    return GradientCanaries(count, [rows for _ in left], left, right, [s.expand(count) for s in canary.sizes])
 
 
 def scale_noise(mechanism: GaussianMechanism, factor: Callable[[], float]) -> None:
@@ -128,6 +167,28 @@ def tensor_without_noise(mechanism: GaussianMechanism) -> None:
     coordinates.standard_normal = first_quiet  # type: ignore[method-assign]
 
 
+def columns_not_normalised(mechanism: GaussianMechanism) -> None:
+    """Units enter as long as they are: the column of coefficients is never divided by its norm."""
+    mechanism._clip_weights = lambda captured, lengths: torch.ones_like(lengths)  # type: ignore[method-assign]
+
+
+def residual_not_noised(mechanism: GaussianMechanism) -> None:
+    """Noise reaches the coordinates in the span alone, and what lies beside it goes out as it is."""
+    coordinates = mechanism.coordinates
+    noised = coordinates.standard_normal
+
+    def span_alone(draw: Callable[[tuple[int, ...]], torch.Tensor]) -> Vector:
+        along, *beside = noised(draw)
+        return [along, *[tuple(torch.zeros_like(t) for t in parts) for parts in beside]]
+
+    coordinates.standard_normal = span_alone  # type: ignore[method-assign]
+
+
+def parts_with_a_charge_each(mechanism: GaussianMechanism) -> None:
+    """Each of the two parts is bounded by C, as if each had a noise of its own that is charged for itself."""
+    mechanism._clip_weights = lambda captured, lengths: torch.full_like(lengths, 2**0.5)  # type: ignore[method-assign]
+
+
 def fixed_seed(mechanism: GaussianMechanism) -> None:
     """Noise comes from a seed that every process has."""
     mechanism.noising.noise = NoiseSource(insecure_seed=0)
@@ -174,4 +235,10 @@ MUTATIONS = {
     "realised divisor": Mutation(realised_divisor),
     "tensor without noise": Mutation(tensor_without_noise),
     "fixed seed": Mutation(fixed_seed, twin=True),
+}
+# Of methods that lean on public texts; those of ``gep`` concern what lies beside the span.
+SPAN_MUTATIONS = {
+    "column not normalised": Mutation(columns_not_normalised),
+    "residual not noised": Mutation(residual_not_noised),
+    "parts charged apart": Mutation(parts_with_a_charge_each),
 }

@@ -39,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings["privacy"]["public_dataset_size"] = 12
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("privlora.reporting.publication.gather", lambda *_: {})
-            patch.setattr("privlora.reporting.publication._write_report", lambda folder, report: None)
+            patch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
             train_run(settings_from(settings, source="test"))
     return folder
 

@@ -12,17 +12,25 @@ import pytest
 from cli_cases import call
 from rich.console import Console
 
-from privlora.methods import METHODS
+from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+from privlora.training.loop import Interrupted
+
+ROWS = {**METHODS, **VOTE_METHODS}
 
 
 def test_every_row_of_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "methods").out
-    for row in METHODS.values():
+    for row in ROWS.values():
         assert f"{row.name}: {row.summary}" in shown
         assert f"optimizers  {row.optimizer} (default)" in shown
-    listed = call(capsys, "methods", "--json").json["methods"]
-    assert [row["name"] for row in listed] == list(METHODS)
-    assert [row["private"] for row in listed] == [row.private for row in METHODS.values()]
+    for choice in CHOICES.values():
+        assert f"{choice.name}: {choice.summary}\n  rows        {', '.join(choice.rows)}" in shown
+        assert set(choice.rows) <= set(METHODS)
+    found = call(capsys, "methods", "--json").json
+    assert [choice["name"] for choice in found["choices"]] == list(CHOICES)
+    listed = found["methods"]
+    assert [row["name"] for row in listed] == list(ROWS)
+    assert [row["private"] for row in listed] == [row.private for row in ROWS.values()]
 
 
 def test_a_report_is_written_again(
@@ -38,7 +46,12 @@ def test_a_report_is_written_again(
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("privlora.demo.run", []), ("privlora.demo.federated", ["--federated"])]
+    ("name", "options"),
+    [
+        ("privlora.demo.run", []),
+        ("privlora.demo.federated", ["--federated"]),
+        ("privlora.demo.few", ["--few"]),
+    ],
 )
 def test_the_demo_is_wired(
     name: str,
@@ -58,3 +71,24 @@ def test_the_demo_is_wired(
     ended = call(capsys, "demo", *options, "--output", tmp_path, "--json")
     assert ended.json == {"output": str(tmp_path), "loss": None}
     assert ended.err == "live\n"
+
+
+def test_one_demo_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = call(capsys, "demo", "--few", "--federated")
+    assert ended.code == 2
+    assert "--federated and --few are two demos" in ended.err
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt(), Interrupted(3)])
+def test_ctrl_c_in_a_demo_is_one_line(
+    kind: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise kind
+
+    module = types.ModuleType("privlora.demo.few")
+    monkeypatch.setattr(module, "main", stop, raising=False)
+    monkeypatch.setitem(sys.modules, "privlora.demo.few", module)
+    ended = call(capsys, "demo", "--few")
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.err == "interrupted: the demo is not whole; run it again for all of it\n"

@@ -19,6 +19,7 @@ from privlora.cli.commands import app
 COMMANDS = [
     "demo",
     "train",
+    "synthesize",
     "federate",
     "resume",
     "plan",

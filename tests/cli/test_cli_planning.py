@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import call, run_settings, write_config
+from cli_cases import call, refuses, run_settings, write_config, write_records
 from scipy.stats import binom
 from transformers import AutoModelForCausalLM
 
+import privlora.training.models
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
+from privlora.training import trials
+from privlora.training.assembly import Parts
+from privlora.training.trials import Noise, Texts
 
 
 @pytest.fixture
@@ -155,3 +159,54 @@ def test_a_projection_that_is_clipped_before(
     text = call(capsys, "plan", config, "method.name=wishart-m2").out
     assert "not known for this method" in text
     assert "dense updates" in text
+
+
+@pytest.fixture
+def choosing(model: Path, tmp_path: Path) -> Path:
+    write_records(tmp_path / "public.jsonl", 40, first=100)
+    synthesis = {"generator": "file", "file": str(tmp_path / "public.jsonl"), "seeds": 6, "rehearsals": 1}
+    given = run_settings(
+        model,
+        tmp_path,
+        privacy={"steps": 1},
+        adapter={"target_modules": ["q_proj"]},
+        method={"name": "auto", "learning_rate": 0.01},
+        synthesis=synthesis,
+    )
+    return write_config(tmp_path, given)
+
+
+def test_a_choice_is_planned_without_the_model(
+    choosing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(privlora.training.models, "load_model", lambda *_: pytest.fail("not asked for"))
+    found = call(capsys, "plan", choosing, "--json").json
+    assert (found["method"], found["rows"]) == ("auto", ["prism", "span-prism"])
+    assert found["noise_to_batch"] == 0.5
+    assert found["memory"]["public_bytes"] > 0  # of the row that needs more
+    assert "auto, which is prism or span-prism" in call(capsys, "plan", choosing).out
+
+
+def test_advice_says_from_how_many_records_on(
+    choosing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int) -> torch.Tensor:
+        few = noise.records < 200
+        return torch.full((len(texts.held),), 1.0 + (few == (parts.method.name == "prism")))
+
+    monkeypatch.setattr(trials, "_held_losses", losses)
+    advice = call(capsys, "plan", choosing, "--advise", "--json").json["advice"]
+    assert [line["records"] for line in advice["table"]] == [40, 50, 100, 200, 400]  # 1600 is above 1 / delta
+    assert [line["rows"][0]["name"] for line in advice["table"]] == ["span-prism"] * 3 + ["prism"] * 2
+    assert advice["overtakes"] == 200
+    shown = call(capsys, "plan", choosing, "--advise")
+    assert "prism overtakes span-prism at 200 records" in shown.out
+    assert "rehearsing on public texts: 10 of 10" in shown.err
+
+
+def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(
+        capsys, config.parent, ["plan", config, "--advise"], "an advice needs public texts to rehearse on"
+    )
+    named = ["plan", config, "method.name=auto"]
+    refuses(capsys, config.parent, named, "method 'auto' needs public texts to rehearse on")

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
-from privlora.coordinates import Coordinates, ProjectedCoordinates, Vector, WishartCoordinates
+from privlora.coordinates import (
+    Coordinates,
+    ProjectedCoordinates,
+    PublicGradients,
+    Vector,
+    WishartCoordinates,
+)
+from privlora.coordinates.span import SpanSpace
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.mechanisms import (
@@ -32,7 +39,7 @@ from privlora.mechanisms import (
 )
 from privlora.mechanisms.charges import Charges
 from privlora.methods import METHODS, Method, build
-from privlora.optimizers import Optimizer
+from privlora.optimizers import Optimizer, SpanOptimizer
 from privlora.training.assembly import lean_on
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.state import TrainState
@@ -176,6 +183,27 @@ class Case:
         return torch.cat([(a.double() @ b.double().mT).flatten() for a, b in self.coordinates.factors()])
 
 
+def lean_once(coordinates: Coordinates, optimizer: Optimizer) -> None:
+    """Lean on public texts, whose gradients are taken once at each state, however often a test prepares there."""
+    lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
+    if not isinstance(coordinates, SpanSpace):
+        return
+    assert coordinates.refresh is not None
+    assert isinstance(optimizer, SpanOptimizer)
+    take, kept, forget = coordinates.refresh, dict[bytes, PublicGradients](), optimizer.take_scores
+
+    def refresh() -> PublicGradients:
+        key = b"".join(tensor.numpy().tobytes() for tensor in coordinates.state_dict().values())
+        if key in kept:
+            forget()
+        else:
+            kept.clear()
+            kept[key] = take()
+        return kept[key]
+
+    coordinates.refresh = refresh
+
+
 def share_projections(of: Coordinates, to: Coordinates) -> None:
     """Let ``to`` go on with the projections of ``of``, which no run would: its own are secret, and used once."""
     if isinstance(to, WishartCoordinates):
@@ -207,19 +235,19 @@ def make_case(
     coordinates, optimizer = build(
         row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype
     )
-    lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
+    lean_once(coordinates, optimizer)
     coordinates.prepare()
     case = Case(row, adapter, coordinates, optimizer)
     if state == "moved":
         mechanism = case.mechanism(seed=7)
         for seed in (1, 2, 3):
-            case.step(mechanism, uneven_examples(seed))
+            case.step(mechanism, uneven_examples(seed)[:3])
     return case
 
 
-def poisoned_model(dtype: torch.dtype = torch.float32) -> Any:
-    """A tiny Llama two of whose tokens have a NaN and an infinite embedding."""
-    model = tiny_model("llama", dtype=dtype)
+def poisoned_model(dtype: torch.dtype = torch.float32, layers: int = 1) -> Any:
+    """A tiny Llama two of whose tokens have a NaN and an infinite embedding. One layer has groups of two modules."""
+    model = tiny_model("llama", dtype=dtype, layers=layers)
     embeddings = model.get_input_embeddings().weight.data
     embeddings[NAN_TOKEN], embeddings[INF_TOKEN] = float("nan"), float("inf")
     return model

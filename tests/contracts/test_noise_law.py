@@ -95,7 +95,7 @@ def test_it_is_drawn_once_however_many_micro_batches(variant: tuple[str, str], t
 def test_its_scale_does_not_know_the_realised_batch_size(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     draws = []
-    for size in (0, 1, 200):
+    for size in (0, 1, 40):
         examples = uneven_examples(lengths=[3] * size)[:size]
         noisy, silent = (case.mechanism(sigma=s, clip_norm=0.01, seed=3) for s in (1.0, 0.0))
         for mechanism in (noisy, silent):
@@ -174,7 +174,7 @@ def test_every_entry_lies_on_a_grid_that_no_record_moves(variant: tuple[str, str
 
 @by_space
 def test_modules_of_one_shape_have_noise_of_their_own(variant: tuple[str, str], tmp_path: Path) -> None:
-    case = make_case(variant, tmp_path, targets=r".*layers\.[01]\.self_attn\.q_proj")
+    case = make_case(variant, tmp_path, targets=r".*self_attn\.(q|o)_proj")
     (group,) = case.adapter.groups
     assert len(group.sites) == 2
     if isinstance(case.coordinates, EncodedSpace):

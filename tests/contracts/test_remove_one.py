@@ -1,7 +1,7 @@
 """Remove-one sensitivity by brute force: rows of the table x families x dtypes x starts x ways to clip x company.
 
 The whole product would be thousands of cases. Tested are all that it takes for every pair of values of two of them to
-meet (``all_pairs``), and every start of every space in both dtypes on two families.
+meet (``all_pairs``), and every start of every space in both dtypes, on two families by turns.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from method_cases import (
     RANK,
     Case,
     flat,
+    lean_once,
     measure_whole_gradients_alone,
     with_token,
     write_factors,
 )
-from tiny_models import PUBLIC_TEXTS, random_example, tiny_model
+from tiny_models import random_example, tiny_model
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
@@ -34,7 +35,6 @@ from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE, Subspaces
 from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
-from privlora.training.assembly import lean_on
 from privlora.training.public_start import mean_gradient_subspaces
 
 ADAPTER = "adapter"  # the folder of one that was trained before
@@ -91,12 +91,13 @@ def all_pairs(possible: list[Cell]) -> list[Cell]:
 
 
 def every_start(families: tuple[str, ...]) -> list[Cell]:
-    """One row of each space from each of its starts; the ways to clip take turns. Spans start as what they span."""
+    """One row of each space from each of its starts; families and ways to clip take turns. Spans start as what they
+    span."""
     rows = {row.space: row for row in reversed(ROWS) if not row.public_texts}.values()
+    starts = [(row, start, dtype) for row in rows for start, dtype in product(STARTS[row.space], DTYPES)]
     cells = [
-        (row, start, family, dtype)
-        for row in rows
-        for start, family, dtype in product(STARTS[row.space], families, DTYPES)
+        (row, start, families[(i + i // 2) % len(families)], dtype)
+        for i, (row, start, dtype) in enumerate(starts)
     ]
     turns = [
         Cell(row.name, start, family, dtype, row.clippings[i % len(row.clippings)])
@@ -119,11 +120,13 @@ def batch() -> tuple[list[Any], list[Any]]:
 
 
 USER, LONG, ORDINARY = 0, 3, range(4)
+BAD = (4, 5)
+FINITE = (*ORDINARY, 6)
 
 
 @cache
 def model_of(family: str, dtype: str) -> Any:
-    model = tiny_model(family, dtype=getattr(torch, dtype))
+    model = tiny_model(family, dtype=getattr(torch, dtype), layers=1)
     # Where embeddings are tied to the head, a NaN among them would be in every record's loss.
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(head.weight.detach().clone())
@@ -163,7 +166,7 @@ def case_of(cell: Cell, folder: Path) -> Iterator[Case]:
             lora_alpha=2.0 * rank,
             subspaces=subspaces_of(cell.family, cell.dtype) if init == PUBLIC_GRADIENT else None,
         )
-        lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
+        lean_once(coordinates, optimizer)
         yield Case(row, adapter, coordinates, optimizer)
 
 
@@ -191,13 +194,16 @@ def test_no_unit_moves_the_sum_by_more_than_c(
     if METHODS[cell.row].space == "wishart":
         measure_whole_gradients_alone(monkeypatch)
     with case_of(cell, tmp_path) as case:
-        whole = clipped(case, records, units, cell.clipping)
-        for k in range(len(units)):
-            rest = units[:k] + units[k + 1 :]
-            # Another company, and another split: everybody at once, two at a time, or each alone.
-            moved = float((whole - clipped(case, records, rest, cell.clipping, (10**6, 40, 1)[k % 3])).norm())
-            assert moved <= 1, (k, moved)
-            assert moved > least(cell, k) if k in ORDINARY else moved < 0.1, (k, moved)
+        # Beside a unit that is not finite each is computed by itself, which takes long, so only some leave those.
+        for present, leaving in ((FINITE, FINITE), (range(len(units)), (USER, *BAD))):
+            whole = clipped(case, records, [units[k] for k in present], cell.clipping)
+            for k in leaving:
+                rest = [units[i] for i in present if i != k]
+                # Another company, and another split: everybody at once, two at a time, or each alone.
+                split = (10**6, 40, 1)[k % 3]
+                moved = float((whole - clipped(case, records, rest, cell.clipping, split)).norm())
+                assert moved <= 1, (k, moved)
+                assert moved > least(cell, k) if k in ORDINARY else moved < 0.1, (k, moved)
         case.step(case.mechanism(seed=7), [records[i] for i in (0, 3)])
         ordinary = [units[k] for k in ORDINARY]
         whole = clipped(case, records, ordinary, cell.clipping)

@@ -52,16 +52,30 @@ def check_remove_one(
     tolerance: float = 1e-6,
     **more: Any,
 ) -> list[float]:
-    """Norms of the change of the sum when each unit leaves, in units of C."""
+    """Norms of the change of the sum when each unit leaves, in units of C.
+
+    Beside a unit that is not finite each of a micro-batch is computed by itself, which takes ten times as long: such
+    units, and the first one, leave all others, and the finite ones leave each other.
+    """
     options: dict[str, Any] = {"clip_norm": clip_norm, "clipping": clipping, **more}
-    whole = case.clipped_sum(examples, units, **options)
-    assert torch.isfinite(whole).all()
-    changes = []
-    for left_out in range(len(units)):
-        rest = units[:left_out] + units[left_out + 1 :]
-        changes.append(float((whole - case.clipped_sum(examples, rest, **options)).norm()) / clip_norm)
-    assert max(changes) <= 1 + tolerance
-    return changes
+    bad = [k for k, unit in enumerate(units) if not is_finite(examples, unit)]
+    finite = [k for k in range(len(units)) if k not in bad]
+    changes: dict[int, float] = {}
+    for present, leaving in ((finite, finite), (range(len(units)), [0, *bad] if bad else [])):
+        if not leaving:
+            continue
+        whole = case.clipped_sum(examples, [units[k] for k in present], **options)
+        assert torch.isfinite(whole).all()
+        for left_out in leaving:
+            rest = case.clipped_sum(examples, [units[k] for k in present if k != left_out], **options)
+            changes[left_out] = float((whole - rest).norm()) / clip_norm
+            assert changes[left_out] <= 1 + tolerance
+    return [changes[k] for k in range(len(units))]
+
+
+def is_finite(examples: list[Example], unit: Any) -> bool:
+    """Whether none of the unit's records holds a token whose embedding is not."""
+    return not any(np.isin(examples[k].input_ids, (NAN_TOKEN, INF_TOKEN)).any() for k in np.atleast_1d(unit))
 
 
 @by_case
@@ -71,7 +85,7 @@ def test_one_record(variant: tuple[str, str], state: str, tmp_path: Path) -> Non
     changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3)
     assert min(changes[:6]) > case.reached(0.9999)  # every ordinary row is clipped to C: the bound is reached
     assert max(changes[6:]) < 1e-6  # no label, one token, empty, NaN, inf: nothing but rounding
-    check_remove_one(case, examples, list(range(len(examples))), clip_norm=1.0)
+    check_remove_one(case, examples, list(range(6)), clip_norm=1.0)
 
 
 @by_space
@@ -100,7 +114,7 @@ def test_one_user(variant: tuple[str, str], tmp_path: Path) -> None:
 
 @by_space
 def test_one_record_where_a_module_is_used_twice(variant: tuple[str, str], tmp_path: Path) -> None:
-    model = poisoned_model()
+    model = poisoned_model(layers=2)
     model.model.layers[1] = model.model.layers[0]
     case = make_case(variant, tmp_path, model=model)
     changes = check_remove_one(case, uneven_examples(), list(range(6)), clip_norm=1e-3)
@@ -124,7 +138,7 @@ def test_whole_gradients_are_bounded_before_they_are_projected(
 ) -> None:
     # r = n, where a projection leaves all of a gradient: else units at 0.47 C would hide norms of half their size.
     measure_whole_gradients_alone(monkeypatch)
-    model = poisoned_model()
+    model = poisoned_model(layers=2)
     if twice:
         block = model.model.layers[1] = model.model.layers[0]
         for last in (block.self_attn.o_proj, block.mlp.down_proj):

@@ -141,12 +141,12 @@ class AfterTheProjection(WishartCoordinates):
 
 
 def adapter() -> LowRankAdapter:
-    return LowRankAdapter(tiny_model(), rank=3, target_modules=TWO)
+    return LowRankAdapter(tiny_model(layers=1), rank=3, target_modules=TWO)
 
 
 @pytest.mark.parametrize("space", [Span, Big])
 def test_a_space_from_outside_keeps_its_word(space: type[Span]) -> None:
-    check_space(space(LowRankAdapter(tiny_model(), rank=6), seed=0))
+    check_space(space(LowRankAdapter(tiny_model(layers=1), rank=6), seed=0))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_space_from_outside_keeps_its_word(space: type[Span]) -> None:
 )
 def test_a_space_that_breaks_its_word_is_told_which(space: type[Span], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
-        check_space(space(LowRankAdapter(tiny_model(), rank=6), seed=0))
+        check_space(space(LowRankAdapter(tiny_model(layers=1), rank=6), seed=0))
 
 
 def small_factors(of: LowRankAdapter) -> list[tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 def some_steps(case: Case, average: IterateAverage, count: int, seed: int) -> None:
     mechanism = case.mechanism(seed=seed)
     for i in range(count):
-        case.step(mechanism, uneven_examples(i))
+        case.step(mechanism, uneven_examples(i)[:3])
         average.update()
 
 
@@ -31,8 +31,7 @@ def everything(case: Case, average: IterateAverage) -> dict[str, dict[str, Tenso
 
 
 @by_any_variant
-@pytest.mark.parametrize("start", ["zero", "factors"])
-@pytest.mark.parametrize("done", [1, 3])
+@pytest.mark.parametrize(("start", "done"), [("zero", 1), ("factors", 3)])
 def test_a_loaded_checkpoint_continues_identically(
     variant: tuple[str, str], start: str, done: int, tmp_path: Path
 ) -> None:

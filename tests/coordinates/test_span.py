@@ -97,16 +97,6 @@ def decoded(space: SpanSpace, vector: Any) -> Tensor:
     return torch.cat([t.double().flatten() for parts in space.decode(vector) for t in parts])
 
 
-def test_products_are_those_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(public_span, "_COLUMNS", 7)
-    g = torch.randn(5, 23, dtype=torch.float64)
-    h, z = torch.randn(3, 23, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    found = PublicGradients(g)
-    torch.testing.assert_close(found.gram(), g @ g.T, rtol=1e-14, atol=1e-13)
-    torch.testing.assert_close(found.times(h), h @ g.T, rtol=1e-14, atol=1e-13)
-    torch.testing.assert_close(found.combined(z), g.T @ z, rtol=1e-14, atol=1e-13)
-
-
 @pytest.mark.parametrize("eta", [1e-6, 0.3])
 def test_columns_are_the_ridge_coefficients_of_the_texts(eta: float) -> None:
     """Z = (K + eta)^-1 G h, with the paper's absolute 1e-6 as well as a large ridge; U turns columns back to texts."""
@@ -333,6 +323,25 @@ def test_public_gradients_are_taken_in_the_order_of_the_texts() -> None:
     for i in range(N):
         alone = public_gradients(space.inner, Examples([PUBLIC_TEXTS[i]], pad_token_id=0), max_tokens=1)
         torch.testing.assert_close(alone.matrix[0], together[i], rtol=1e-4, atol=1e-6)
+
+
+def test_public_texts_go_through_the_model_together_and_units_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as few passes as tokens and the memory of their gradients allow."""
+    space = space_of(dtype=torch.float32)
+    passes: list[int] = []
+    embeddings = space.adapter.model.get_input_embeddings()
+    embeddings.register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
+    space.prepare()
+    assert passes == [N]
+    p = space.span.gradients.matrix.shape[1]
+    monkeypatch.setattr("privlora.coordinates.span._BYTES", 5 * 4 * p)
+    passes.clear()
+    space.prepare()
+    assert max(passes) == 5
+    assert sum(passes) == N
+    passes.clear()
+    micro_batch_gradients(space.adapter, one_batch(uneven_examples()[:3]))
+    assert passes == [1, 1, 1]
 
 
 def test_a_text_that_is_no_number_or_says_nothing_spans_nothing() -> None:

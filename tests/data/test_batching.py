@@ -133,6 +133,14 @@ def test_refuses_a_record_twice(indices: list[int]) -> None:
 def test_refuses_settings() -> None:
     with pytest.raises(ConfigError, match="max_tokens=0"):
         next(micro_batches([0], records(3), max_tokens=0))
+    with pytest.raises(ConfigError, match="max_rows=0"):
+        next(micro_batches([0], records(3), max_tokens=9, max_rows=0))
+
+
+def test_rows_can_be_bounded_by_themselves() -> None:
+    units = [np.array([0, 1, 2]), np.array([3]), np.array([4]), np.array([5])]
+    batches = list(micro_batches(units, records(*[3] * 6), max_tokens=99, max_rows=2))
+    assert [len(b.record_index) for b in batches] == [3, 2, 1]  # a unit stays whole
     with pytest.raises(ConfigError, match="pad_token_id=-1"):
         Examples([], pad_token_id=-1)
 

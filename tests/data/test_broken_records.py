@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pytest
 
+from privlora.data.formats import read_file
 from privlora.data.records import load_records
 from privlora.errors import DataError
 
@@ -91,6 +93,52 @@ def test_what_is_broken_moves_no_record(name: str, number: int, zipped: bool, tm
             load_records(str(path), format=format)  # type: ignore[arg-type]
 
 
+DEEP = b'{"text": "deep", "note": ' + b"[" * 2000 + b"{}" + b"]" * 2000 + b"}"
+NO_JSON = {
+    "an item": b'[{"text": "one"}, {"text": "two}, DEEP]',
+    "an item before": b'[{"text" "one"}, DEEP, {"text": "two"}]',
+    "an item after": b'[{"text": "one"}, DEEP, {"text" "two"}, {"text": "three"}]',
+    "a string that is never closed": b'[{"text": "one"}, DEEP, "]',
+    "a deep item": b'[{"text": "one"}, DEEP1]',
+    "a deep item that holds two": b'[{"text": "one"}, {"note": DEEP DEEP}]',
+    "a deep key": b'[{"text": "one"}, {DEEP: 1}]',
+    "a deep item's end": b'[{"text": "one"}, ' + DEEP[:-9] + b"]",
+    "no item": b'[{"text": "one"},, DEEP]',
+    "a last comma": b'[{"text": "one"}, DEEP,]',
+    "what comes before": b'1[{"text": "one"}, DEEP]',
+    "what comes after": b'[{"text": "one"}, DEEP] 1',
+    "one bracket too many": b'[{"text": "one"}, DEEP]]',
+    "one bracket too few": b'[{"text": "one"}, DEEP',
+    "another bracket": b'[{"text": "one"}, DEEP}',
+    "a number of brackets": b'[{"text": "one"}, DEEP, 1[]]',
+    "no list": b'{"text": "one", "note": DEEP}',
+}
+
+
+@pytest.mark.parametrize("name", list(NO_JSON))
+def test_whether_a_list_is_json_follows_from_no_items_depth(name: str, tmp_path: Path) -> None:
+    """All of a list that is no JSON counts as none, also where one item of it is deep: without that item, too."""
+    path = tmp_path / "a.json"
+    said = set()
+    for deep in (DEEP, b'{"text": "flat"}'):
+        path.write_bytes(b"\n" + NO_JSON[name].replace(b"DEEP", deep))
+        broken: list[DataError] = []
+        with pytest.raises(DataError, match="no records"):
+            load_records(str(path), broken=broken.append)
+        (error,) = broken
+        said.add(error.fix)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"9" * 5000, b'"a \\" ]"', b"\t1e5\r\n"])
+def test_a_deep_item_moves_no_item_beside_it(number: bytes, tmp_path: Path) -> None:
+    """Whatever JSON as Python reads it these hold."""
+    path = tmp_path / "a.json"
+    for items in ([DEEP, b"3", b'{"text": "one", "n": ' + number + b"}"], [b'{"text": "one"}', b"[]", DEEP]):
+        path.write_bytes(b" [ " + b" , ".join(items) + b" ] ")
+        assert [row["text"] for row in load_records(str(path), broken=lambda error: None)] == ["one"]
+
+
 def test_a_row_of_parquet_that_holds_no_value_of_its_column(tmp_path: Path) -> None:
     """Bytes that are no UTF-8 in a column of texts: whoever wrote the file did not look."""
     import pyarrow
@@ -160,3 +208,45 @@ def test_a_header_that_is_broken_is_not_the_next_row(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_no_broken_record(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
         load_records(str(tmp_path / "a.jsonl"), broken=lambda error: None)
+
+
+MARK = b"\xef\xbb\xbf"
+# Of each format: what begins every file, records, and what is none, each with the end of its line.
+MARKED: dict[str, tuple[bytes, list[bytes]]] = {
+    "jsonl": (
+        b"",
+        [b'{"text": "one"}\n', b'{"text": "\xef\xbb\xbftwo"}\r\n', b"no JSON\n", b"\n", b"\xff\n"],
+    ),
+    "text": (b"", [b"one\n", b"t\xef\xbb\xbfwo\r\n", b"\n", b" \n", b"\xff\n"]),
+    "paragraphs": (b"", [b"one\n\n", b"two\n" + MARK + b"lines\n\n", b"\n", b"\xff\n\n", b" \n"]),
+    "csv": (b"text,note\n", [b"one,a\n", b'"two","b\n' + MARK + b'c"\r\n', b"three\n", b"\n", b"\xff,d\n"]),
+}
+
+
+@pytest.mark.parametrize("format", MARKED)
+def test_a_record_is_the_same_wherever_files_with_byte_order_marks_were_joined(
+    format: str, tmp_path: Path
+) -> None:
+    """What is removed takes at most its own record with it, whatever lines begin with a mark."""
+    path, draw = tmp_path / "a", random.Random(format)
+    head, kinds = MARKED[format]
+
+    def read(parts: list[bytes]) -> list[str]:
+        path.write_bytes(draw.choice((b"", MARK)) + head + b"".join(parts))
+        ignored: list[DataError] = []
+        return [str(row["text"]) for row in read_file(path, format, ignored.append)]  # type: ignore[arg-type]
+
+    for _ in range(60):
+        parts = [
+            draw.choice((b"", MARK, MARK + MARK)) + draw.choice(kinds) for _ in range(draw.randint(1, 6))
+        ]
+        alone = [read([part]) for part in parts]
+        assert read(parts) == [text for texts in alone for text in texts], parts
+    assert read([MARK + kinds[0], MARK + kinds[1]])[0] == "one"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_marks_are_no_text_in_a_central_run_either(name: str, tmp_path: Path) -> None:
+    line = b"one\n" if name == "a.txt" else JSONL[0] + b"\n"
+    (tmp_path / name).write_bytes(MARK + line + MARK + line)
+    assert load_records(str(tmp_path / name)) == [{"text": "one"}] * 2

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
+from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.config import Settings
 from privlora.data.formats import Format
 from privlora.errors import DataError
 from privlora.federated.messages import NO_RECORDS, Reply
-from privlora.federated.plans import public_settings
+from privlora.federated.plans import public_settings, with_local_method
+from privlora.federated.reading import own_data
 from privlora.federated.sources import records_of, refuse_missing_sources
 
 NAMES = ["owner-0", "owner-1", "owner-2"]
@@ -169,3 +171,20 @@ def test_clients_of_one_process_are_read_by_their_own_formats_too(tmp_path: Path
     ):
         with pytest.raises(DataError, match="does not say what it is"):
             read(settings("auto"))
+
+
+def test_whatever_a_reader_raises_a_client_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal would tell of what is in its file, and so would words that quote it in a log."""
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise ArithmeticError("Zanzibar")
+
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    monkeypatch.setattr("privlora.data.records.read_file", raises)
+    told = public_settings(with_local_method(settings_of("tan", NAMES)))
+    data = own_data(told, NAMES[0], tiny_model(), tiny_tokenizer(), path=str(tmp_path / "a.jsonl"))
+    assert len(data.units) == 0
+    assert "it trains on none: ArithmeticError" in caplog.text
+    assert "Zanzibar" not in caplog.text

@@ -83,6 +83,17 @@ def test_every_client_has_its_ledgers_budget(tmp_path: Path) -> None:
     assert facts["statement_of"] == "client-1"
 
 
+@pytest.mark.parametrize("most", range(len(NAMES)))
+def test_the_statement_is_of_the_client_that_released_most(most: int, tmp_path: Path) -> None:
+    """Whichever it is: another's would state too small an epsilon for it."""
+    settings = settings_for(NOISE, rule="tan", local_steps=2)
+    charges = tuple(6 if i == most else 2 for i in range(len(NAMES)))
+    facts, _, ledger = facts_of(settings, tmp_path, charges, rounds_with(4, 4, 4))
+    assert facts["statement_of"] == NAMES[most]
+    assert ledger is not None
+    assert ledger.charges == 6
+
+
 def test_rounds_are_the_historys(tmp_path: Path) -> None:
     facts = facts_for("joint", tmp_path, 4, 0, 3)
     rounds = facts["rounds"]

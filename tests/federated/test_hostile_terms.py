@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.config import PhaseSettings, Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.client import Client
-from privlora.federated.desk import Desk
+from privlora.federated.desk import Desk, read_terms
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import Reply, Request, refuse_unlisted
-from privlora.federated.plans import client_plan, public_settings, with_local_method
+from privlora.federated.plans import client_plan, public_settings, server_plan, with_local_method
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate
 
@@ -268,6 +270,7 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
 
     first = client()
     assert joins(first, trusted, "r1")
+    assert (tmp_path / "a/r1/stated.jsonl").exists()
     assert joins(first, trusted, "r1")  # again, after its server stopped
     assert not joins(first, trusted, "r2")
     assert first.answer(Request(NAMES[0], "leave", 3, values={"run": "r1"})).refused is None
@@ -279,6 +282,37 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
     (tmp_path / "a/r1/stated.jsonl").unlink()
     assert joins(client(), trusted, "r1")  # it is written where it is missing
     assert not joins(client(), trusted, "r5")
+
+
+@pytest.mark.parametrize("left", [None, b'{"torn'])
+def test_a_run_that_was_joined_before_what_is_stated_was_kept(left: bytes | None, tmp_path: Path) -> None:
+    """It counts in full, though its server never comes back; where its terms are lost, no other run is joined."""
+    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 7.9, "delta": 1e-4}
+    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
+    limits = Limits(trusts_server=True, max_epsilon=8.0)
+    client = Client(NAMES[0], tmp_path, records=records(0), limits=limits)  # type: ignore[arg-type]
+    assert joins(client, trusted, "r1")
+    stated, content = tmp_path / "r1/stated.jsonl", (tmp_path / "r1/stated.jsonl").read_bytes()
+    stated.unlink() if left is None else stated.write_bytes(left)
+    assert not joins(client, trusted, "r2")
+    assert len(stated.read_bytes().splitlines()) == len(content.splitlines())
+    assert [each.plan for each in client.other_ledgers("r2")] == [server_plan(with_local_method(trusted))]
+    stated.unlink()
+    (tmp_path / "r1/settings.yaml").write_text("model: [")
+    assert not joins(client, trusted, "r3")
+    with pytest.raises(
+        PrivacyError, match=r"r1/settings.yaml' does not say what the run released.*restore it"
+    ):
+        client.other_ledgers("r3")
+
+
+def test_runs_without_noise_and_with_a_ledger_of_their_own_state_nothing(tmp_path: Path) -> None:
+    client = Client(NAMES[0], tmp_path, records=records(0), limits=ANYTHING)  # type: ignore[arg-type]
+    assert joins(client, settings_of("tan", NAMES), "r1")
+    assert joins(client, settings_of("tan", NAMES, privacy={"private": False}), "r2")
+    (tmp_path / "r1/settings.yaml").write_text("model: [")  # its ledger says what was released
+    assert len(client.other_ledgers("r3")) == 1
+    assert not list(tmp_path.glob("*/stated.jsonl"))
 
 
 def test_runs_of_a_small_epsilon_add_up(tmp_path: Path) -> None:
@@ -361,3 +395,68 @@ def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path)
     assert client.answer(request).refused is None
     loaded = client.session(request).workplace.settings.model
     assert (loaded.name, loaded.revision) == ("org/base", own)
+
+
+def naming(first: str, second: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Terms that name files, by what is said of them."""
+    client, others = {"name": NAMES[0], "path": first}, [{"name": name} for name in NAMES[1:]]
+    gradient = {"init": "public-gradient", "public_text": second}
+    return {
+        "federation.clients": {
+            "federation": {"clients": [client, *others]},
+            "data": {"evaluation": None},
+        },
+        "data.evaluation, federation.clients": {
+            "federation": {"clients": [client, *others]},
+            "data": {"evaluation": second},
+        },
+        "data.path, data.evaluation, federation.clients": {
+            "federation": {"clients": 3},
+            "data": {"path": first, "evaluation": [second]},
+        },
+        "data.evaluation, adapter.init, adapter.public_text": {
+            "data": {"evaluation": first},
+            "adapter": gradient,
+        },
+        "adapter.init": {"adapter": {"init": first}},
+        "data.evaluation, synthesis.file": {
+            "data": {"evaluation": first},
+            "synthesis": {"generator": "file", "file": second},
+        },
+    }
+
+
+@pytest.mark.parametrize("named", naming("", ""))
+def test_terms_ask_nothing_about_files_of_this_machine(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings are refused where two names are of one file: a server that named them learnt whether it is there."""
+    looked: list[str] = []
+    for name in ("stat", "lstat"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda path, *a, real=real, **k: looked.append(str(path)) or real(path, *a, **k)
+        )
+    place = tmp_path / "patients"
+    place.mkdir()
+    (place / "there").write_text("{}\n")
+    (place / "alias").symlink_to(place / "there")
+    looked.clear()
+    told = public_settings(with_local_method(settings_of("tan", NAMES))).to_yaml()
+    limits = Limits(max_epsilon=1e6, max_delta=0.1)
+    client = Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
+    client.workplaces = {run: Workplace(read_terms(told)) for run in ("r0", "r1", "r2")}
+
+    def joined(run: str, text: str) -> bool:
+        request = Request(NAMES[0], "join", 0, values={"run": run, "settings": text})
+        return client.answer(request).refused is None
+
+    assert joined("r0", told)
+    for run, second in (("r1", "alias"), ("r2", "nowhere")):
+        raw = yaml.safe_load(told)
+        for group, values in naming(str(place / "there"), str(place / second))[named].items():
+            raw[group] = {**raw.get(group, {}), **values}
+        with pytest.raises(PrivacyError, match=f"the server's settings name files: {named}. "):
+            read_terms(yaml.safe_dump(raw))
+        assert not joined(run, yaml.safe_dump(raw))
+    assert not [path for path in looked if path.startswith(str(place))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,13 +20,16 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import ledger
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import RunError
-from privlora.federated import progress
-from privlora.federated.history import Round
-from privlora.federated.messages import Request
+from privlora.errors import PrivacyError, RunError
+from privlora.federated import local
+from privlora.federated.history import Aside, Round
+from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
 from privlora.federated.progress import RoundProgress
+from privlora.federated.rounds import NOTHING_LACKED
+from privlora.federated.rounds import SECRET as SECRET_WORDS
 from privlora.federated.run import federate
+from privlora.federated.session import Session, Work
 from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
 from privlora.mechanisms.updates import ClippedUpdate
 
@@ -50,8 +54,11 @@ def drawing(patch: pytest.MonkeyPatch, rounds: Sequence[Sequence[int]]) -> None:
     patch.setattr(PoissonSampler, "draw", draw)
 
 
-def left_by(rule: str, rounds: Sequence[Sequence[int]], root: Path) -> tuple[dict[str, bytes], str]:
-    """Files of release/, and what is printed; without all that is drawn at random, and updates of zero."""
+def left_by(
+    rule: str, rounds: Sequence[Sequence[int]], root: Path, fails: Sequence[str] = ()
+) -> tuple[dict[str, bytes], str]:
+    """Files of release/, and what is printed; without all that is drawn at random, and updates of zero. fails: clients
+    that refuse to train."""
     with pytest.MonkeyPatch.context() as patch:
         without_noise(patch)
         drawing(patch, rounds)
@@ -60,7 +67,7 @@ def left_by(rule: str, rounds: Sequence[Sequence[int]], root: Path) -> tuple[dic
         patch.setattr(
             ClippedUpdate, "clipped", lambda self, _: torch.zeros(self.entries, dtype=torch.float64)
         )
-        patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        patch.setattr(Session, "begin", refusing(Session.begin, fails))
         settings = settings_of(rule, NAMES, federation=SECRET, run={"output": str(root), "evaluate_every": 1})
         shown = Console(file=io.StringIO(), record=True, width=200)
         with RoundProgress(shown, private=True) as observer:
@@ -75,11 +82,48 @@ def left_by(rule: str, rounds: Sequence[Sequence[int]], root: Path) -> tuple[dic
     return {path.name: path.read_bytes() for path in done.release.iterdir()}, shown.export_text()
 
 
-@pytest.mark.parametrize(
-    "rule", ["fedavg", "rolora"]
-)  # rolora's messages are of another size in every other round
-def test_what_a_trusted_server_leaves_is_the_same_whoever_was_drawn(rule: str, tmp_path: Path) -> None:
-    found = {name: left_by(rule, rounds, tmp_path / name) for name, rounds in DRAWS.items()}
+def refusing(begin: Callable[..., Any], fails: Sequence[str]) -> Callable[..., Any]:
+    def begins(self: Session, request: Request) -> Any:
+        if request.client in fails:
+            raise RunError("this machine cannot train", fix="mend it")
+        return begin(self, request)
+
+    return begins
+
+
+def of_the_server(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """Lines of its log; those of clients stand elsewhere, where they are on machines of their own."""
+    own = [record for record in caplog.records if record.name != "privlora.federated.client"]
+    return [(record.levelno, record.getMessage()) for record in own if record.name.startswith("privlora")]
+
+
+def test_who_fails_and_how_often_is_said_aside_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that always fails, drawn never, once or always: what the log says is the same."""
+    said = []
+    for name, fails in (("nobody", ()), ("a few", NAMES[1:]), ("all, then nobody", NAMES[:1])):
+        with caplog.at_level(logging.INFO, "privlora"):
+            files, shown = left_by("fedavg", DRAWS[name], tmp_path / name, fails)
+        said.append((of_the_server(caplog), files, shown))
+        caplog.clear()
+        lines = (tmp_path / name / "private/answers.jsonl").read_text().splitlines()
+        aside = [json.loads(line)["said"] for line in lines]
+        assert [line for line in aside if "refuses train" in line] == [
+            f"round {number}: {NAMES[place]} refuses train: its own log says why"
+            for number, drawn in enumerate(DRAWS[name], start=1)
+            for place in drawn
+            if NAMES[place] in fails
+        ]
+        assert aside[-1] == (NOTHING_LACKED if not fails else aside[-1])
+        assert ("never an answer from" in aside[-1]) == bool(fails)
+    assert said[0] == said[1] == said[2]
+    assert (logging.INFO, SECRET_WORDS) in said[0][0]
+
+
+def test_what_a_trusted_server_leaves_is_the_same_whoever_was_drawn(tmp_path: Path) -> None:
+    """Also with rolora, whose messages are of another size in every other round."""
+    found = {name: left_by("rolora", rounds, tmp_path / name) for name, rounds in DRAWS.items()}
     files, shown = found.pop("a few")
     assert {"adapter_model.safetensors", "privacy_report.json", "README.md", "report.html"} < set(files)
     assert "round 2/3" in shown
@@ -88,6 +132,44 @@ def test_what_a_trusted_server_leaves_is_the_same_whoever_was_drawn(rule: str, t
         for file, content in files.items():
             assert others[file] == content, (name, file)
         assert also == shown
+
+
+@pytest.mark.parametrize("place", ["Session.begin", "Work.reply", "local.train_locally"])
+def test_an_error_of_any_kind_is_a_client_that_does_not_answer(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not end the run, from which it would follow whom the server drew. Of training that clients of a process
+    share, none of them answers."""
+    federation = Federation(
+        tmp_path, settings_of("fedavg", NAMES, federation=SECRET), owners(len(NAMES))
+    ).join()
+    kind, _, name = place.partition(".")
+    broken: Any = {"Session": Session, "Work": Work, "local": local}[kind]
+    works = getattr(broken, name)
+
+    def raises(self: Any, *given: Any) -> Any:
+        of = given[0].client if name == "begin" else self.request.client if name == "reply" else NAMES[0]
+        if of == NAMES[0]:
+            raise ZeroDivisionError("Zanzibar")
+        return works(self, *given)
+
+    monkeypatch.setattr(broken, name, raises)
+    replies = federation.exchange.send([federation.request(each) for each in NAMES[:2]])
+    refused = {reply.client: reply.refused for reply in replies}
+    assert refused == {NAMES[0]: REFUSED, NAMES[1]: REFUSED if kind == "local" else None}
+    assert f"{NAMES[0]} refuses 'train' of round 1: ZeroDivisionError at client.py:" in caplog.text
+    assert "Zanzibar" not in caplog.text  # what others raise may quote a record
+
+
+def test_clients_are_not_drawn_otherwise_than_the_ledger_charges(tmp_path: Path) -> None:
+    """Settings that changed since the ledger was begun, and that clients joined all the same."""
+    federation = Federation(tmp_path, settings_of("fedavg", NAMES, federation=SECRET), owners(len(NAMES)))
+    other = settings_of("fedavg", NAMES, federation={**SECRET, "clients_per_round": 3})
+    federation.settings = with_local_method(other)
+    with pytest.raises(PrivacyError, match="drawn in another way than the ledger's plan says"):
+        federation.run()
+    assert federation.exchange.requests("join")
+    assert not federation.exchange.requests("train")
 
 
 class Rounds:
@@ -116,7 +198,7 @@ def test_observers_are_told_who_came_only_where_it_is_no_secret(
         assert bool(one.asked or one.answered or one.down or one.up or one.sent) != trusted
 
 
-def test_an_answer_that_is_dropped_names_nobody_in_the_log(
+def test_an_answer_that_is_dropped_leaves_no_line_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     drawing(monkeypatch, DRAWS["a few"])
@@ -126,10 +208,12 @@ def test_an_answer_that_is_dropped_names_nobody_in_the_log(
         if reply.kind != "train"
         else type(reply)(reply.client, "train", reply.round, {"0.left": torch.zeros(1)})
     )
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         made.run()
-    assert "dropped" in caplog.text
+    assert "dropped" not in caplog.text
     assert "owner-" not in caplog.text
+    aside = (made.folder.private / Aside.NAME).read_text()
+    assert "round 1: the answer of owner-0 is dropped" in aside
 
 
 def test_only_the_clients_own_lines_name_who_refuses(

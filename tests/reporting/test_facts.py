@@ -110,6 +110,14 @@ ALLOWED = {
 
 # Settings that only some optimizers have; public like the rest of the group.
 SOMETIMES = {
+    "method.hold_out",
+    "method.span[].step",
+    "method.span[].alpha",
+    "method.span[].ridge",
+    "method.span[].directions",
+    "method.span[].texts",
+    "method.span[].cosine",
+    "method.span[].kappa",
     "method.alpha",
     "method.ridge",
     "method.top_k",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,17 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return study_from(on_disk(tmp_path_factory.mktemp("study"), **SMALL), "tiny.yaml")
 
 
+@dataclass(frozen=True)
+class Watched:
+    """shares: seed and records of each evaluation."""
+
+    report: StudyReport
+    log: Log
+    shares: list[tuple[int, ...]]
+
+
 @pytest.fixture(scope="module")
-def found(study: Study, tmp_path_factory: pytest.TempPathFactory) -> StudyReport:
-    return run_study(study, tmp_path_factory.mktemp("found"))
-
-
-def test_each_role_sees_its_own_seeds_and_records(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def watched(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     seen: list[tuple[int, ...]] = []
     share = running._share
 
@@ -74,13 +77,24 @@ def test_each_role_sees_its_own_seeds_and_records(
         seen.append((job.cell.seed, *found))
         return found
 
-    monkeypatch.setattr(running, "_share", noted)
     log = Log()
-    run_study(study, tmp_path, watcher=log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "_share", noted)
+        report = run_study(study, tmp_path_factory.mktemp("found"), watcher=log)
+    return Watched(report, log, seen)
+
+
+@pytest.fixture(scope="module")
+def found(watched: Watched) -> StudyReport:
+    return watched.report
+
+
+def test_each_role_sees_its_own_seeds_and_records(watched: Watched) -> None:
+    log = watched.log
     assert log.phases == [("choosing learning rates", 0, 8), ("report runs", 0, 8)]
     assert {row.cell.seed for row in log.rows if row.role == "selection"} == {100}
     assert {row.cell.seed for row in log.rows if row.role == "report"} == {0, 1}
-    assert set(seen) == {(100, 0, 1, 2, 3, 4), (0, 5, 6, 7, 8, 9), (1, 5, 6, 7, 8, 9)}
+    assert set(watched.shares) == {(100, 0, 1, 2, 3, 4), (0, 5, 6, 7, 8, 9), (1, 5, 6, 7, 8, 9)}
     halves = {row.role: row.before["loss"] for row in log.rows if row.cell.task == "one"}
     assert halves["selection"] != halves["report"]
 
@@ -154,9 +168,9 @@ def test_a_finished_study_runs_nothing(
     assert missing_runs(study, found.folder) == 0
 
 
-def test_an_extended_study_runs_what_is_new(
-    study: Study, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_extended_study_runs_what_is_new(tmp_path: Path) -> None:
+    content = on_disk(tmp_path / "study", **{**SMALL, "methods": ["prism"]}, tasks={"one": None})
+    study = study_from(content, "tiny.yaml")
     run_study(study, tmp_path)
     more = study.settings.model_copy(update={"seeds": [0, 1, 2]})
     log = Log()
@@ -166,16 +180,16 @@ def test_an_extended_study_runs_what_is_new(
     changed["base"]["privacy"]["steps"] = 2
     log = Log()
     found = run_study(study_from(changed, "tiny.yaml"), tmp_path, watcher=log)
-    assert len(log.rows) == 16
-    assert found.summary["runs"]["outdated"] == 16 + 4
+    assert len(log.rows) == 4
+    assert found.summary["runs"]["outdated"] == 4 + 1
     run = (tmp_path / log.rows[0].facts["ledger"]).parents[1]
     assert read_ledger(run / "earlier-ledger-1.jsonl").plan.steps == 3
     assert read_ledger(run / "release" / "ledger.jsonl").plan.steps == 2
 
 
-def test_a_run_that_fails_is_recorded_once(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_is_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = on_disk(tmp_path / "study", **{**SMALL, "learning_rate": [0.02], "selection": {}})
+    study = study_from(content, "tiny.yaml")
     train = running.finish_training
 
     def fails(parts: Any, *given: Any, **named: Any) -> None:
@@ -413,7 +427,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
         for task in content["tasks"].values():
             task |= {"data.path": small["data"]["path"], "data.evaluation": small["data"]["evaluation"]}
             task |= {"privacy.public_dataset_size": 40}
-        content |= {"learning_rate": content["learning_rate"][:2], "seeds": content["seeds"][:2], "rank": [2]}
+        content |= {"learning_rate": content["learning_rate"][:2], "seeds": content["seeds"][:1], "rank": [2]}
         content |= {"epsilon": content["epsilon"][:1]}
         content["selection"]["seeds"] = content["selection"]["seeds"][:1]
         found = run_study(study_from(content, file.name), tmp_path / "out" / file.stem)

@@ -54,6 +54,12 @@ def test_probability_is_proportional_to_counts_above_the_threshold() -> None:
     assert len(set(evolution(FOUR, keep=2, selection="probability").kept(np.ones(4)))) == 2
 
 
+def test_fresh_texts_may_stand_beside_what_is_kept() -> None:
+    evolving = evolution(FOUR, fresh=True)
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    assert evolving.population.texts == ["b", "d", "a", "b"]
+
+
 def test_what_is_kept_and_its_variations_are_the_next_population() -> None:
     evolving = evolution(FOUR)
     evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))

@@ -13,7 +13,7 @@ from tiny_models import FAMILIES, tiny_model, tiny_tokenizer, with_lora
 
 from privlora.adapters import LowRankAdapter
 from privlora.errors import ConfigError
-from privlora.synthesis.embeddings import hidden_states, sentence_vectors
+from privlora.synthesis.embeddings import SentenceEmbedding, hidden_states
 
 TEXTS = ["hello", "a", "what is the name of this", "12 and 30"]
 TOKENIZER = tiny_tokenizer()
@@ -88,15 +88,16 @@ def test_adapters_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sentence_transformers_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ConfigError, match="pip install sentence-transformers"):
-        sentence_vectors("tiny", TEXTS)
+        SentenceEmbedding("tiny")
 
 
 def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A progress bar would count texts that may be private."""
+    loaded: list[str] = []
 
     class Model:
         def __init__(self, name: str) -> None:
-            assert name == "tiny"
+            loaded.append(name)
 
         def encode(self, texts: list[str], **how: Any) -> np.ndarray:
             assert how == {
@@ -107,5 +108,17 @@ def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> N
             return np.ones((len(texts), 3))
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
-    found = sentence_vectors("tiny", TEXTS)
-    assert (found.shape, found.dtype) == ((4, 3), np.float32)
+    embed = SentenceEmbedding("tiny")
+    for _ in range(2):  # loaded once, for private records are embedded one by one
+        found = embed(TEXTS)
+        assert (found.shape, found.dtype) == ((4, 3), np.float32)
+    assert loaded == ["tiny"]
+
+
+def test_a_sentence_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise OSError("long advice of a library\non many lines")
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=fail))
+    with pytest.raises(ConfigError, match=r"synthesis.embedding='nowhere' cannot be loaded \(OSError\)"):
+        SentenceEmbedding("nowhere")

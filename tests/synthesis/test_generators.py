@@ -319,3 +319,35 @@ def test_a_fresh_text_stands_where_nothing_follows_on_a_text() -> None:
     assert generator.vary(["a story", "the end"]) == ["something new", "something new"]
     assert [len(asked) for asked in writer.asked] == [2, *[1] * 7, 1]
     assert writer.asked[-1] == [PRESETS["text"].random]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_several_samples_of_each_request(chat: bool) -> None:
+    """In the generator's own words or others, numbered with its other calls."""
+
+    def answer(prompts: Sequence[str]) -> list[str]:
+        return [f"{prompt} text {i} " for i, prompt in enumerate(prompts)]
+
+    writer = StubWriter(answer, chat=chat)
+    generator = PromptedGenerator(writer, WORDS, seed=0)
+    assert generator.samples(["one", "two"], 3) == [
+        ["text 0", "text 1", "text 2"],
+        ["text 3", "text 4", "text 5"],
+    ]
+    assert writer.asked == [["one"] * 3 + ["two"] * 3]
+    again = PromptedGenerator(writer, WORDS, seed=0)
+    again.load_state_dict(generator.state_dict())
+    assert again.samples(["one"], 1) == generator.samples(["one"], 1)
+    assert writer.keys[1] == writer.keys[2] != writer.keys[0]
+    requests = generator.requests(3)
+    tones = ("calm", "loud", "calm")
+    assert requests == ([f"write one Write in a {tone} tone." for tone in tones] if chat else ["Note: "] * 3)
+
+
+def test_an_empty_sample_is_asked_for_again_in_the_same_words() -> None:
+    writer = StubWriter(lambda prompts: ["", "b"] if len(prompts) == 2 else ["a"])
+    assert PromptedGenerator(writer, WORDS, seed=0).samples(["one"], 2) == [["a", "b"]]
+    assert writer.asked == [["one", "one"], ["one"]]
+    assert writer.keys[0] != writer.keys[1]
+    with pytest.raises(GeneratorError, match="stub, call 1"):
+        PromptedGenerator(StubWriter(lambda prompts: [""] * len(prompts)), WORDS, seed=0).samples(["one"], 2)

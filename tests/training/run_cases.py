@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import signal
+import sys
+import time
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,24 @@ class StopAt:
 
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("nobody asked for it")
+
+    def on_public_work(self, what: str, done: int, total: int) -> None: ...
+
+
+def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
+    """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the child may not return into pytest
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @contextmanager

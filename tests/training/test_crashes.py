@@ -6,10 +6,7 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from run_cases import (
     check_after_crash,
     check_finished,
     fingerprint,
+    in_a_child,
     releases,
     side_log,
 )
@@ -54,25 +52,9 @@ def bench() -> Bench:
     return Bench()
 
 
-def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
-    """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - the child may not return into pytest
-            traceback.print_exc(file=sys.__stderr__)
-            os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m["name"])
 def test_kill_9_at_random_moments(method: dict[str, Any], bench: Bench, tmp_path: Path) -> None:
-    """20 kills a method; a run that gets to its end makes room for the next one."""
+    """10 kills a method; a run that gets to its end makes room for the next one."""
     rng = random.Random(method["name"])
     kills = ended = 0
     folder, log = tmp_path / "0", tmp_path / "0.log"
@@ -82,7 +64,7 @@ def test_kill_9_at_random_moments(method: dict[str, Any], bench: Bench, tmp_path
             bench.continue_or_start(folder, method=method)
 
     crashes = 0
-    while kills < 20:
+    while kills < 10:
         code = in_a_child(work, kill_after=rng.uniform(0.02, 0.5))
         assert code in (0, -signal.SIGKILL)
         if code == 0:

@@ -106,6 +106,40 @@ def test_without_privacy_no_epsilon_is_shown(run: Plan | None) -> None:
     assert shown.count("NOT PRIVATE") == 4
 
 
+def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=120)
+    with RichObserver(console, None) as observer:
+        for what in ("writing public texts", "gradients of public texts"):
+            for done in range(5):
+                observer.on_public_work(what, 50 * done, 200)
+                now[0] += 12.0
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "writing public texts: 0 of 200",
+        "writing public texts: 150 of 200",
+        "gradients of public texts: 0 of 200",
+        "gradients of public texts: 150 of 200",
+    ]
+
+
+def test_a_terminal_shows_public_work_beside_the_last_step() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
+    with RichObserver(console, None) as observer:
+        observer.on_public_work("writing public texts", 37, 200)
+        observer.on_step(StepReport(1, 9, 2e-4, 0.5))
+        observer.on_public_work("writing public texts", 38, 200)
+        observer.on_public_work("writing public texts", 200, 200)
+    assert isinstance(console.file, io.StringIO)
+    first, last = (line for line in console.file.getvalue().split("\r") if "writing" in line)
+    assert "step" not in first
+    assert "step 1/9" in last
+    assert "38 of 200" in last
+
+
 def test_the_private_loss_is_marked() -> None:
     assert "loss 1.25" not in show(plan(2), 2)
     assert "PRIVATE training loss 1.2500" in show(plan(2), 2, private_loss=1.25)

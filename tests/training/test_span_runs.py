@@ -14,7 +14,7 @@ from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import settings_from
 from privlora.data.examples import Examples
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS
@@ -103,6 +103,79 @@ def test_scores_are_the_released_coefficients_of_the_texts() -> None:
     step.take([2])
     assert texts.given[1] is not None
     torch.testing.assert_close(texts.given[1].double(), coefficients.abs(), rtol=1e-5, atol=1e-8)
+
+
+def test_a_step_takes_public_texts_together_and_private_units_alone() -> None:
+    model = tiny_model()
+    step = step_of(build_parts(settings("pe-sgd"), model, texts=lambda _: PUBLIC_TEXTS), 1.0)
+    rows: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
+    step.take([0, 1, 2])
+    assert rows == [N, 1, 1, 1]
+
+
+def test_units_are_held_a_few_at_a_time_and_it_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short records many fit in a micro-batch, with more gradients than the public texts have."""
+    seen = []
+    for rows in (100, 2):
+        parts = build_parts(settings("pe-sgd"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+        entries = parts.coordinates.inner.entries()
+        monkeypatch.setattr("privlora.coordinates.span._BYTES", rows * 12 * entries)
+        step = step_of(parts, 0.0)
+        found: list[int] = []
+        accumulate = step.mechanism.accumulate
+
+        def counted(captured: Any, accumulate: Any = accumulate, found: list[int] = found) -> None:
+            found.append(captured.units)
+            accumulate(captured)
+
+        monkeypatch.setattr(step.mechanism, "accumulate", counted)
+        seen.append((step.take([0, 1, 2, 3, 4]).release.vector[0][0], found))
+    assert [found for _, found in seen] == [[5], [2, 2, 1]]
+    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-6, atol=0)
+
+
+def test_public_gradients_can_be_kept_in_half_the_memory() -> None:
+    def built(**run: str) -> Any:
+        given = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": run}
+        return build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        parts = built(public_gradient_dtype=dtype)
+        step_of(parts, 0.0).take([0, 1])
+        found[dtype] = parts.coordinates.span.gradients.matrix
+        assert found[dtype].dtype == getattr(torch, dtype)
+    torch.testing.assert_close(found["bfloat16"].float(), found["float32"], rtol=2**-8, atol=1e-6)
+    wrong = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": {"public_gradient_dtype": "bfloat16"}}
+    wrong["method"] = {"name": "prism"}
+    with pytest.raises(ConfigError, match="'prism' keeps no gradients of public texts"):
+        build_parts(settings_from(wrong, source="test"), tiny_model())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_memory_is_short_public_gradients_lie_in_a_file(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And a step is the same, to the bit."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    given = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": {"public_gradient_dtype": dtype}}
+    seen = []
+    for free in (float("inf"), 0.0):
+        monkeypatch.setattr("privlora.training.public_gradients.free_bytes", lambda _, free=free: free)
+        parts = build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+        seen.append(step_of(parts, 0.0).take([0, 1, 2]).release.vector[0][0])
+    assert torch.equal(*seen)
+    # The file ends with the process, whatever ends that. Torch may leave an empty folder of its own.
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(RunError, match=r"public texts take .* GiB.*public_gradient_dtype=bfloat16"):
+        step_of(parts, 0.0).take([0])
 
 
 @by_name
@@ -204,3 +277,20 @@ def test_clipping_that_scales_everybody_has_no_norm_to_adapt() -> None:
     with pytest.raises(ConfigError, match="clip_quantile cannot be used with normalized clipping"):
         plan_privacy(settings("pe-sgd", clip_quantile=0.5))
     plan_privacy(settings("pe-sgd", {"clipping": "flat"}, clip_quantile=0.5))
+    with pytest.raises(
+        ConfigError, match=r"clip_quantile cannot be used with method.hold_out=0.25.*another scale"
+    ):
+        plan_privacy(settings("pe-sgd", {"clipping": "flat", "hold_out": 0.25}, clip_quantile=0.5))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 20.0])
+def test_the_setting_is_chosen_by_the_plan_and_by_nobodys_record(sigma: float) -> None:
+    taken = []
+    for batch in ([], [0], range(6)):
+        parts = build_parts(
+            settings("pe-sgd", {"hold_out": 0.25}), tiny_model(), texts=lambda _: PUBLIC_TEXTS
+        )
+        step_of(parts, sigma).take(batch)
+        taken.append(parts.coordinates.taken())
+    assert len(taken[0]) == 1
+    assert taken[0] == taken[1] == taken[2]

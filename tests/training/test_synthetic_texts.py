@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_cases import StopAt
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -17,6 +18,8 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.errors import ConfigError, GeneratorError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
+from privlora.training.loop import StepReport
+from privlora.training.step import Step
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVACY: dict[str, Any] = {
@@ -198,6 +201,23 @@ def test_a_warm_start_moves_any_method_and_charges_nothing(tmp_path: Path) -> No
 
 
 @quickly
+def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rates = tiny_model(), []
+    take = Step.take
+
+    def watched(step: Step, *drawn: Any) -> Any:
+        assert callable(step.learning_rate)
+        rates.append(step.learning_rate(1))
+        return take(step, *drawn)
+
+    monkeypatch.setattr(Step, "take", watched)
+    chosen = {**SYNTHESIS, "warm_start_epochs": 1, "warm_start_learning_rate": 0.25}
+    tune(model, tmp_path / "run", generator=Notes(model), synthesis=chosen)
+    assert rates[0] == 0.25
+    assert rates[-1] != 0.25
+
+
+@quickly
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -246,7 +266,68 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     assert any("generated texts" in text for text in report["not_protected"])
     page = (release / "report.html").read_text()
     assert f"{K * L} by a function of the user" in page
-    assert "cough" not in page
+    assert all(b"cough" not in path.read_bytes() for path in release.iterdir())
+
+
+@quickly
+def test_a_generated_text_that_is_a_record_changes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """To look for it would answer a question about the records; and neither is shown."""
+
+    class Guessing(Notes):
+        def random(self, count: int) -> list[str]:
+            return [RECORDS[4]["text"], "My code is 4711, do not tell.", *super().random(count - 2)]
+
+    model = tiny_model()
+    with caplog.at_level("DEBUG"):
+        tune(model, tmp_path / "run", generator=Guessing(model))
+    folder = RunFolder(tmp_path / "run")
+    assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+    seen = [path.read_bytes().decode(errors="replace") for path in folder.release.iterdir()]
+    for text in (*seen, *capfd.readouterr(), caplog.text):
+        assert "4711" not in text
+        assert RECORDS[4]["text"] not in text
+
+
+@quickly
+@pytest.mark.parametrize("wrong", [None, ["half a pair \ud800"] * K, [b"caf\xe9"] * K, [" "] * K])
+def test_texts_that_are_none_are_refused_before_anything_is_charged(wrong: Any, tmp_path: Path) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    notes.random = lambda count: wrong  # type: ignore[method-assign]
+    with pytest.raises(GeneratorError, match=r"call 1 \(random, 3 texts\)"):
+        tune(model, tmp_path / "run", generator=notes)
+    folder = RunFolder(tmp_path / "run")
+    assert read_ledger(folder.ledger).charges == 0
+    resume_run(
+        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
+    )
+    assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+
+
+def test_the_report_says_what_each_step_was_released_along_and_not_where_the_run_broke(
+    tmp_path: Path,
+) -> None:
+    """Steps that were lost before the first checkpoint, and after one, count as the next that was not."""
+    model = tiny_model()
+    method = {"name": "pe-sgd", "learning_rate": 0.05, "hold_out": 0.25, "ridge": 0.3}
+    output = tmp_path / "run"
+    with pytest.raises(GeneratorError):  # before step 4: three are charged and lost
+        tune(model, output, generator=Notes(model, fails_at=5), method=method)
+    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    release = RunFolder(output).release
+    rows = json.loads((release / "privacy_report.json").read_text())["method"]["span"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row.items() >= {"ridge": 0.3, "texts": K * L}.items() for row in rows)
+    assert all(0 < row["directions"] <= K * L and 0 < row["cosine"] < 1 < 10 * row["kappa"] for row in rows)
+    page, card = (release / "report.html").read_text(), (release / "README.md").read_text()
+    assert page.count(f" of {K * L}</td>") == 4
+    assert f"of {K * L} directions; expected cosine" in card
+    before = (release / "privacy_report.json").read_text()
+    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    again = json.loads((release / "privacy_report.json").read_text())
+    assert again["method"] == json.loads(before)["method"]
 
 
 @quickly
@@ -270,14 +351,69 @@ def test_a_crash_before_the_first_checkpoint_warms_up_again(
     assert len(begun) == 1  # over, so there is a checkpoint
 
 
-def test_a_run_that_is_over_is_reported_again(tmp_path: Path) -> None:
+def test_a_run_that_is_over_is_reported_again_and_asks_nobody(tmp_path: Path) -> None:
     model = tiny_model()
     tune(model, tmp_path / "run", generator=Notes(model))
     folder = RunFolder(tmp_path / "run")
-    before = weights(tmp_path / "run")
-    resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    before, again = weights(tmp_path / "run"), Notes(model)
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=again)
     after = weights(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
+    assert not again.asked
+
+
+def test_a_file_that_is_used_up_is_enough_to_report_again(tmp_path: Path) -> None:
+    model, file = tiny_model(), tmp_path / "public.jsonl"
+    used = K * L + (PRIVACY["steps"] - 1) * K * (L - 1)  # the next step would need more
+    lines = [{"text": f"note {i}: a patient had a cough for {i + 2} days."} for i in range(used)]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    from_file = {**SYNTHESIS, "generator": "file", "file": str(file), "similarity_limit": None}
+    tune(model, tmp_path / "run", synthesis=from_file)
+    release = RunFolder(tmp_path / "run").release
+    (release / "report.html").unlink()
+    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
+    assert (release / "report.html").exists()
+
+
+@quickly
+def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> None:
+    class Watching(StopAt):
+        def __init__(self) -> None:
+            super().__init__(step=0)
+            self.told: list[tuple[str, int, int]] = []
+
+        def on_public_work(self, what: str, done: int, total: int) -> None:
+            self.told.append((what, done, total))
+
+        def on_step(self, report: StepReport) -> None:
+            self.told.append(("step", report.step, report.steps))
+
+    watching = Watching()
+    words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
+    tune(
+        tiny_model(),
+        tmp_path / "run",
+        synthesis={**SYNTHESIS, **words, "warm_start_epochs": 1},
+        observer=watching,
+        run={"tokens_per_micro_batch": 40},
+    )
+    texts, gradients = ("writing public texts", "gradients of public texts")
+    kinds = [what for what, _ in groupby(what for what, _, _ in watching.told)]
+    assert kinds[:4] == [texts, "ordinary steps on public texts", gradients, "step"]
+    assert kinds[4:] == [texts, gradients, "step"] * (PRIVACY["steps"] - 1)
+    written = [(done, total) for what, done, total in watching.told if what == texts]
+    assert (0, K) in written
+    assert (2, K) in written  # between two batches of the model
+    assert (K, K) in written
+    assert all(done <= total <= K * L for what, done, total in watching.told if what != "step")
+
+
+@quickly
+def test_without_variations_each_choice_asks_for_fresh_texts_of_the_moved_model(tmp_path: Path) -> None:
+    """L = infinity: the texts are given up where the model that writes them has moved."""
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolution": "fresh"})
+    assert notes.asked == [K * L] * 4
+    assert not any(torch.equal(a, b) for a, b in pairwise(notes.logits))

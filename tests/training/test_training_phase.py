@@ -38,13 +38,13 @@ class Breaks:
 
 def test_training_is_the_last_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, folder = Bench(), tmp_path / "run"
-    planned = api.plan_privacy
+    planned = api.plan_run
 
     def with_votes(*args: Any) -> Any:
-        plan, calibration = planned(*args)
-        return replace(plan, phases=((VOTES, 2), *plan.phases)), calibration
+        plan = planned(*args)
+        return replace(plan, phases=((VOTES, 2), *plan.phases))
 
-    monkeypatch.setattr(api, "plan_privacy", with_votes)
+    monkeypatch.setattr(api, "plan_run", with_votes)
     method = {"name": "dp-adamw", "schedule": "linear"}
     with pytest.raises(PrivacyError, match="lack 2 of their releases"):
         bench.start(folder, method=method, privacy={**PRIVACY, "target_epsilon": 3.0})
@@ -76,9 +76,9 @@ def test_releases_of_earlier_phases_that_a_ledger_lost_are_missed(
 ) -> None:
     """The files of training count the releases before it."""
     bench, folder = Bench(), tmp_path / "run"
-    planned = api.plan_privacy
+    planned = api.plan_run
     monkeypatch.setattr(
-        api, "plan_privacy", lambda *a: (replace((p := planned(*a)[0]), phases=((VOTES, 1), *p.phases)), None)
+        api, "plan_run", lambda *a: replace((p := planned(*a)), phases=((VOTES, 1), *p.phases))
     )
     with pytest.raises(PrivacyError, match="lack 1 of their releases"):
         bench.start(folder)

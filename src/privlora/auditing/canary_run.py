@@ -16,6 +16,7 @@ from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_l
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
+from privlora.methods import find_method
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data, check_sources, fitted, load_data
@@ -126,6 +127,7 @@ def read_state(root: Path) -> CanaryState:
 
 
 def _refuse(settings: Settings, kind: str) -> None:
+    find_method(settings.method.name)  # of votes there is no step that a canary could be in
     privacy = settings.privacy
     if kind not in KINDS:
         raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")

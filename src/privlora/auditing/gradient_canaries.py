@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import Vector
+from privlora.coordinates.span import flattened
 from privlora.errors import ConfigError
 from privlora.mechanisms import GaussianMechanism
 
@@ -124,16 +125,23 @@ def alignments(
     """
     coordinates = mechanism.coordinates
     adapter = coordinates.adapter
-    pulled = coordinates.pull_back(released)
-    sides = [[t for pair in pulled for t in pair[side]] for side in (0, 1)]  # of each site
+    sides: list[list[Tensor]] = []  # of each site
     products, energies = [], []
     for chunk in torch.arange(canaries.count).split(_CHUNK):
         captured, factors = bounded(mechanism, canaries.captured(adapter, chunk))
-        inner = sum(
-            torch.einsum("uab,ab->u", t, x.to(t.dtype)).double()
-            for ts, xs in zip((captured.p, captured.q), sides, strict=True)
-            for t, x in zip(ts, xs, strict=True)
-        )
+        if captured.columns is not None:  # what enters the sum: perhaps no linear function of the gradient
+            inner = captured.columns @ flattened(released).to(captured.columns)
+        else:
+            if not sides:
+                pulled = coordinates.pull_back(released)
+                sides = [[t for pair in pulled for t in pair[side]] for side in (0, 1)]
+            inner = torch.stack(
+                [
+                    torch.einsum("uab,ab->u", t, x.to(t.dtype)).double()
+                    for ts, xs in zip((captured.p, captured.q), sides, strict=True)
+                    for t, x in zip(ts, xs, strict=True)
+                ]
+            ).sum(dim=0)
         products.append((factors * inner).cpu())
         energies.append(coordinates.released_share(captured).cpu())
     scale = mechanism.expected_batch_size / mechanism.clip_norm**2

@@ -32,6 +32,7 @@ from privlora.config import Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.evaluation.batches import evaluating
+from privlora.methods import find_method
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
@@ -156,7 +157,7 @@ def judge_shadows(
         lower, violated = gaussian_epsilon(accuracy_mu(errors, confidence), delta), False
     else:
         violated = _refuted(event, steps, errors, confidence)
-        lower = _epsilon_lower(event, steps, errors, delta, confidence)
+        lower = epsilon_of_errors(event, steps, errors, delta, confidence)
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
@@ -197,8 +198,11 @@ def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) ->
     return 2 * accuracy - 1 > delta_curve([(event, steps)], [0.0], grid=_GRID)[0]
 
 
-def _epsilon_lower(event: StepEvent, steps: int, errors: Errors, delta: float, confidence: float) -> float:
-    """Epsilon of the largest noise multiplier that is refuted, 0 if none is."""
+def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float, confidence: float) -> float:
+    """Epsilon of ``steps`` events with the least noise that so many right guesses call for, 0 if they call for none.
+
+    Of independent trials, as many with the canary as without.
+    """
 
     def with_mu(mu: float) -> StepEvent:
         return replace(event, noise_multiplier=1 / mu)
@@ -230,6 +234,7 @@ def _canary(kind: str, length: int, model: torch.nn.Module, tokenizer: Any, seed
 
 
 def _refuse(settings: Settings, adapters: int, kind: str) -> None:
+    find_method(settings.method.name)  # those of votes take no steps
     if kind not in KINDS:
         raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
     if adapters < _FEWEST:

@@ -103,9 +103,9 @@ def _noise_matrix(coordinates: Coordinates) -> Tensor:
 
 
 def _vectors(coordinates: Coordinates, units: Captured, weights: Tensor) -> Tensor:
-    """to_vector of each weighted sum of the units, (coordinates, sums); weights: (sums, units)."""
-    sums = (coordinates.weighted_sum(units, w) for w in weights)
-    return torch.stack([_flat(coordinates.to_vector(each)) for each in sums], dim=1)
+    """What mechanisms make of each weighted sum of the units, (coordinates, sums); weights: (sums, units)."""
+    sums = (coordinates.partial_sum(units, w) for w in weights)
+    return torch.stack([_flat(coordinates.from_partial(each)) for each in sums], dim=1)
 
 
 def _flat(vector: Vector) -> Tensor:

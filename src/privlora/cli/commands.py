@@ -21,6 +21,7 @@ from privlora.cli.information import demo, methods, report
 from privlora.cli.models import export
 from privlora.cli.planning import plan
 from privlora.cli.resuming import resume
+from privlora.cli.synthesizing import synthesize
 from privlora.cli.training import Stopped, train
 from privlora.errors import PrivloraError
 from privlora.version import __version__
@@ -38,6 +39,7 @@ app = typer.Typer(
 for command in (
     demo,
     train,
+    synthesize,
     federate,
     resume,
     plan,

@@ -187,6 +187,12 @@ def _was_local(adapter: Path, name: str) -> bool:
 
 
 def require_adapter(run: RunFolder) -> None:
+    """Raise RunError for a run that is not finished, or whose release is texts."""
+    if run.texts.exists():
+        raise RunError(
+            f"the run in {str(run.root)!r} released texts, and no adapter",
+            fix=f"train on them: `privlora train` with data.path={run.texts}",
+        )
     if not (run.release / ADAPTER_FILES[1]).exists():
         raise RunError(
             f"the run in {str(run.root)!r} is not finished: it has no adapter",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,29 +13,44 @@ import typer
 from rich.console import Console
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.training import Stopped
+from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 
 
 def methods(as_json: JsonOption = False) -> None:
     """Print the table of methods."""
     with quiet_libraries():
-        from privlora.methods import METHODS
+        from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+    rows = [*METHODS.values(), *VOTE_METHODS.values()]
     if as_json:
-        emit({"methods": [{**asdict(row), "optimizer": row.optimizer} for row in METHODS.values()]})
+        emit(
+            {
+                "methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows],
+                "choices": [asdict(choice) for choice in CHOICES.values()],
+            }
+        )
         return
-    for row in METHODS.values():
+    for row in rows:
         optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
         own = row.optimizer_settings(row.optimizer, {})
         settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
         out().print(
             f"{row.name}: {row.summary}\n"
             f"  private     {'yes' if row.private else 'NO'}\n"
+            f"  releases    {row.releases}\n"
             f"  space       {row.space}\n"
             f"  optimizers  {optimizers}\n"
             f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "
             f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
             f"  settings    {settings}\n"
             f"  reference   {row.reference}",
+        )
+    for choice in CHOICES.values():
+        out().print(
+            f"{choice.name}: {choice.summary}\n"
+            f"  rows        {', '.join(choice.rows)}\n"
+            f"  reference   {choice.reference}",
         )
 
 
@@ -59,19 +76,39 @@ def demo(
     federated: Annotated[
         bool, typer.Option("--federated", help="Five clinics: each alone, and all together.")
     ] = False,
+    few: Annotated[
+        bool, typer.Option("--few", help="A clinic with 120 notes: PRISM against PE-SGD.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train privately and otherwise on generated records, and show what each model gives away."""
+    if federated and few:
+        raise ConfigError("--federated and --few are two demos", fix="give one of them")
     # Made before stdout is redirected; the demo prints tables and colours.
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    with quiet_libraries():
+    with quiet_libraries(), _stopped():
         if federated:
             from privlora.demo.federated import main as together
 
             result = together(output, console)
+        elif few:
+            from privlora.demo.few import main as compared
+
+            result = compared(output, console)
         else:
             from privlora.demo.run import main
 
             result = main(output, console)
     if as_json:
         emit(result)
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[None]:
+    """Inside, an interruption ends in one line; a demo's notes are generated, so that nothing is worth resuming."""
+    from privlora.training.loop import Interrupted
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Stopped("the demo is not whole; run it again for all of it") from None

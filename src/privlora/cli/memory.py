@@ -31,7 +31,7 @@ class MemoryEstimate:
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
         gradient_bytes: per-example gradients of such a micro-batch.
         update_bytes: dense updates, float32, and the weights with them, in the model's dtype; 0 for most methods.
-        public_bytes: the gradients of public texts that a method leans on, float32; 0 for most methods.
+        public_bytes: the gradients of public texts that a method leans on, as they are kept; 0 for most methods.
     """
 
     model_parameters: int
@@ -68,7 +68,11 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     texts = 0 if settings.synthesis is None else settings.synthesis.count
     directions = 0
     if issubclass(kind, EncodedSpace):  # of them an adapter does not know
-        directions = min(int(hyper.settings["top_k"]) or texts, texts)
+        directions = min(
+            int(hyper.settings.get("top_k", 0)) or texts, texts
+        )  # at most, where they are chosen
+    number = 2 if settings.run.public_gradient_dtype == "bfloat16" else 4
+    public = texts * kind.inner_kind.dimension_of(adapter) * number if issubclass(kind, SpanSpace) else 0
     return MemoryEstimate(
         model_parameters=numbers,
         weight_bytes=numbers * dtype.itemsize,
@@ -79,5 +83,5 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         records_per_micro_batch=records,
         gradient_bytes=factors * _GRADIENT_BYTES * records,
         update_bytes=dense * (4 + dtype.itemsize),
-        public_bytes=texts * kind.inner_kind.dimension_of(adapter) * 4 if issubclass(kind, SpanSpace) else 0,
+        public_bytes=public,
     )

@@ -12,7 +12,7 @@ from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions
 from privlora.cli.console import JsonOption, accounting, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
-from privlora.errors import PrivacyError
+from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import aes_instructions
 from privlora.training.model_names import refuse_unknown_model
 
@@ -30,21 +30,35 @@ def plan(
     cross_check: Annotated[
         bool, typer.Option("--cross-check", help="Also epsilon by the RDP and PRV accountants.")
     ] = False,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise",
+            help="Also rehearse PRISM and a row of public texts on the group synthesis, for several numbers of "
+            "records. Loads the model.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
-    settings = load_settings(config, overrides or ())
+    asked = settings = load_settings(config, overrides or ())
     refuse_unknown_model(settings.model.name)
     if settings.federation is not None:
+        if advise:
+            raise ConfigError("--advise does not go with a federation", fix="leave it out")
         _plan_federation(settings, cross_check, as_json)
         return
     with quiet_libraries():
         from privlora.cli.memory import estimate_memory
-        from privlora.methods import find_method
+        from privlora.methods import CHOICES, find_row
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy
+        from privlora.training.choosing import rows_of_choice
 
-        method = find_method(settings.method.name)
+        choice = CHOICES.get(settings.method.name)
+        if choice is not None:
+            settings = rows_of_choice(settings)[-1]  # the one that needs more memory; all else is the same
+        method = find_row(settings.method.name)
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
@@ -63,16 +77,27 @@ def plan(
                 "projections": planned.event.projections,
             }
         limits = not_protected(statement, hyper.init, written=settings.synthesis is not None)
+        advice = None
+        if advise:
+            from privlora.cli.advising import advise_on
+
+            advice = advise_on(asked, planned)
     content = {
         **_facts(settings, hyper, planned),
+        **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
         "memory": memory.to_dict() if memory is not None else None,
         "not_protected": limits,
+        **({} if advice is None else {"advice": advice}),
     }
     if as_json:
         emit(content)
-    else:
-        _show(content, planned, memory)
+        return
+    _show(content, planned, memory)
+    if advice is not None:
+        from privlora.cli.advising import show_advice
+
+        show_advice(advice)
 
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
@@ -107,11 +132,13 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:
     """Numbers that follow from the settings alone."""
     from privlora.mechanisms import split_noise_multiplier
+    from privlora.methods import find_row
 
     privacy = settings.privacy
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
         "method": settings.method.name,
+        "releases": find_row(settings.method.name).releases,
         "hyperparameters": hyper.to_dict(),
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
@@ -182,13 +209,18 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
 
 def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
+    if "rows" in content:
+        settings = [
+            f"which is {' or '.join(content['rows'])}, as rehearsals on public texts say; costs no epsilon"
+        ]
+    votes = content["releases"] == "votes"
     rows = [
         ("method", ", ".join([content["method"], *settings])),
         (
-            "batches",
+            "votes by" if votes else "batches",
             f"Poisson, q {content['sample_rate']:.6g}, on average {content['expected_batch_size']:g}",
         ),
-        ("steps", str(content["steps"])),
+        ("rounds" if votes else "steps", str(content["steps"])),
     ]
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
@@ -196,7 +228,12 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
         rows.insert(0, ("promise", describe(planned)))
         rows += [
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
-            ("noise", f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)"),
+            (
+                "noise",
+                f"{content['noise_multiplier']:.4g} votes in each text's count; a {content['unit']} has votes of norm 1"
+                if votes
+                else f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)",
+            ),
         ]
         if content["clip_quantile"] is not None:
             text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"
@@ -205,6 +242,10 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             rows.append(("cap", f"exceeded with probability {content['probability_above_cap']:.3g} a step"))
     if content["cost"] is not None:
         rows += _cost_rows(content["cost"], content["delta"])
+    if content["hyperparameters"].get("hold_out"):
+        free = [name for name in ("alpha", "ridge", "top_k") if name not in content["hyperparameters"]]
+        part = f"{content['hyperparameters']['hold_out']:.0%} of the public gradients at a time, held out"
+        rows.append(("span", f"{', '.join(free)} chosen before each step on {part}; costs no epsilon"))
     rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
     if not content["aes_instructions"]:
         rows.append(

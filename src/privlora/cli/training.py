@@ -11,16 +11,16 @@ import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import describe_events, event_or_phases
-from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
 from privlora.config import Settings, load_settings
-from privlora.errors import RunError
+from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
 from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.api import Result
     from privlora.data.summary import DataSummary
-    from privlora.training.loop import Observer
+    from privlora.training.progress import RichObserver
 
 ConfigArgument = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)
@@ -33,6 +33,10 @@ OverridesArgument = Annotated[
 ]
 
 
+WRITING = "writing texts"
+"""What is shown while a release of texts is made."""
+
+
 class Stopped(Exception):
     """The user interrupted a run; the message says how to go on."""
 
@@ -41,35 +45,58 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
     settings = load_settings(config, overrides or ())
     settings.refuse_a_federation()
+    if settings.synthesis is not None and settings.synthesis.publish:
+        raise ConfigError(
+            "synthesis.publish is set, so texts are the release",
+            fix="use `privlora synthesize`, or remove it",
+        )
     refuse_unknown_model(settings.model.name)
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
-        from privlora.training.assembly import plan_privacy
+        from privlora.training.choosing import plan_run
 
         with accounting(settings.privacy.steps):
-            plan = plan_privacy(settings)[0] if settings.privacy.private else None
-        result = _observed(
-            folder, plan, lambda observer: train_run(settings, observer=observer, on_data=_show_data)
+            plan = plan_run(settings)
+        result = observed(
+            folder,
+            plan,
+            lambda observer: train_run(settings, observer=observer, on_data=show_data, on_choice=show_choice),
         )
     _show(folder, result, as_json)
 
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     """Resume a run, and show what it leaves."""
+    chosen = settings.synthesis
+    publish = chosen is not None and chosen.publish
     with quiet_libraries():
         from privlora.api import resume_run
         from privlora.training.assembly import plan_privacy
 
-        plan = None
-        if settings.privacy.private:
-            plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
         if folder.report.exists():
             err().print("this run is over already: no step is taken, and what it leaves is written anew")
-        result = _observed(
-            folder, plan, lambda observer: resume_run(folder.root, observer=observer, on_data=_show_data)
-        )
-    _show(folder, result, as_json)
+        if chosen is not None and chosen.source is not None:
+            with explained_stops(folder), counted(WRITING) as progress:
+                result = resume_run(folder.root, progress=progress)
+        else:
+            plan = None
+            if settings.privacy.private:
+                plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
+            result = observed(
+                folder,
+                plan,
+                lambda observer: resume_run(
+                    folder.root,
+                    observer=observer,
+                    on_data=show_data,
+                    progress=observer.on_texts,
+                ),
+            )
+    if publish:
+        show_texts(folder, result, as_json)
+    else:
+        _show(folder, result, as_json)
 
 
 def load_run_settings(folder: RunFolder) -> Settings:
@@ -79,7 +106,8 @@ def load_run_settings(folder: RunFolder) -> Settings:
     return load_settings(folder.settings)
 
 
-def _observed(folder: RunFolder, plan: Plan | None, start: Callable[[Observer], Result]) -> Result:
+def observed(folder: RunFolder, plan: Plan | None, start: Callable[[RichObserver], Result]) -> Result:
+    """What ``start`` gives, with the run on the screen."""
     from privlora.training.progress import RichObserver
 
     console = err()
@@ -101,7 +129,7 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         if not folder.settings.exists():
             raise Stopped("before the run started; nothing was released") from None
         when = (
-            f"after {step} {stop.step}, which is saved"
+            f"after {stop.counted or step} {stop.step}, which is saved"
             if isinstance(stop, Interrupted)
             else "before it could save"
         )
@@ -118,8 +146,14 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         ) from None
 
 
-def _show_data(summary: DataSummary) -> None:
+def show_data(summary: DataSummary) -> None:
+    """To whoever may see the records."""
     err().print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+
+
+def show_choice(why: str) -> None:
+    """Which row a run takes, where ``method.name`` stands for several."""
+    err().print(f"chosen: {why}")
 
 
 def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
@@ -128,14 +162,7 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
         "ledger": str(folder.ledger) if folder.ledger.exists() else None,
         "report": str(result.release / "report.html"),
     }
-    statement: dict[str, Any] = {"private": result.epsilon is not None}
-    words = "NOT PRIVATE: nothing is promised about the records"
-    if result.epsilon is not None:
-        from privlora.pages.numbers import rounded_up
-
-        plan = read_ledger(folder.ledger).plan
-        words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {describe(plan)}"
-        statement |= {"epsilon": result.epsilon, "delta": result.delta, **promised(plan)}
+    statement, words = _statement(folder, result)
     if as_json:
         emit({**places, "steps": result.steps, **statement})
         return
@@ -143,6 +170,44 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
         if place is not None:
             out().print(f"{name + ':':<10}{place}")
     out().print(f"{'promise:':<10}{words}")
+
+
+def show_texts(folder: RunFolder, result: Result, as_json: bool) -> None:
+    """Where everything lies, and what is promised."""
+    from privlora.pages.numbers import number
+    from privlora.reporting.publication import read_report
+
+    report = read_report(folder.report)
+    facts, quality = report["texts"], report["quality"]
+    places = {
+        "texts": str(folder.texts),
+        "ledger": str(folder.ledger) if folder.ledger.exists() else None,
+        "report": str(result.release / "report.html"),
+    }
+    statement, words = _statement(folder, result)
+    shown = {name: value for name, value in quality.items() if not name.endswith("_per_text")}
+    if as_json:
+        emit({**places, "count": facts["count"], "column": facts["column"], "quality": shown, **statement})
+        return
+    for name, place in places.items():
+        if place is not None:
+            out().print(f"{name + ':':<10}{place}")
+    out().print(
+        f"{'figures:':<10}{facts['count']} texts, perplexity {number(quality['perplexity'])} under the base model, "
+        f"distinct pairs of words {number(quality['distinct']['2'], 3)}, near copies {quality['near_copies']:.1%}"
+    )
+    out().print(f"{'promise:':<10}{words}")
+
+
+def _statement(folder: RunFolder, result: Result) -> tuple[dict[str, Any], str]:
+    """What is promised, for --json and in words."""
+    if result.epsilon is None:
+        return {"private": False}, "NOT PRIVATE: nothing is promised about the records"
+    from privlora.pages.numbers import rounded_up
+
+    plan = read_ledger(folder.ledger).plan
+    words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {describe(plan)}"
+    return {"private": True, "epsilon": result.epsilon, "delta": result.delta, **promised(plan)}, words
 
 
 def promised(plan: Plan) -> dict[str, Any]:

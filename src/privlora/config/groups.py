@@ -329,6 +329,9 @@ class MethodSettings(Group):
     """pe-sgd: ridge of the least squares on public gradients, relative to their mean square norm."""
     top_k: int | None = Field(default=None, title="directions", ge=0)
     """pe-sgd: how many leading directions of the public gradients' span are used; 0: all, one a public text."""
+    hold_out: float | None = Field(default=None, title="held out to choose", ge=0, le=0.5)
+    """pe-sgd: which part of the public gradients is held out at a time, in private's place, to choose before each step
+    those of alpha, ridge and top_k that are not given. Costs no epsilon. 0 chooses nothing."""
     embedding_clip: float | None = Field(default=None, title="embedding clip", gt=0)
     """gep: norm to which the part of a gradient in the span is clipped. clip_norm scales both parts alike."""
     residual_clip: float | None = Field(default=None, title="residual clip", gt=0)
@@ -348,6 +351,9 @@ class RunSettings(Group):
     label: str | None = None
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: int = Field(default=4096, ge=1)
+    public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
+    texts apart that are nearly copies."""
     checkpoint_every: int = Field(default=20, ge=1)
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""

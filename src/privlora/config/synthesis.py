@@ -43,6 +43,14 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
+OF_METHOD: Final[dict[str, str]] = {
+    **dict.fromkeys(("nearest", "threshold", "selection", "lookahead"), "aug-pe"),
+    **dict.fromkeys(("requests", "answers", "rejected"), "popri"),
+    **dict.fromkeys(("rehearsal_texts", "rehearsals"), "auto"),
+    **dict.fromkeys(("dpo_beta", "dpo_learning_rate", "dpo_epochs", "dpo_batch_size"), "popri"),
+}
+"""Setting -> the method that reads it; with others it would be ignored."""
+
 
 class SynthesisSettings(Group):
     """PUBLIC texts, of which a population is kept: who writes them, in which words, and how it evolves.
@@ -97,8 +105,57 @@ class SynthesisSettings(Group):
     """Steps between two choices; 0 keeps the first texts."""
     warm_start_epochs: int = Field(default=0, ge=0)
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
+    warm_start_learning_rate: float | None = Field(default=None, gt=0)
+    """Of these epochs; null: that of the private steps."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
+    evolution: Literal["variations", "fresh"] = "variations"
+    """What takes the place of texts that are not kept: variations of those that are; or fresh texts (L = infinity), for
+    which pe-sgd keeps none, since its model has moved, and aug-pe keeps those with votes."""
+    embedding: str | None = None
+    """Rows that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the base
+    model's own hidden states."""
+    nearest: int = Field(default=1, ge=1)
+    """aug-pe: for how many of the nearest texts a record votes."""
+    threshold: float = Field(default=0.0, allow_inf_nan=False)
+    """aug-pe: what noisy counts have to exceed, in votes; it is subtracted from them."""
+    selection: Literal["rank", "probability"] = "rank"
+    """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
+    lookahead: int = Field(default=0, ge=0)
+    """aug-pe: a text stands where the mean of so many variations of it does; 0 for where it is itself."""
+    requests: int = Field(default=40, ge=1)
+    """popri: R, the requests that the model answers in every round."""
+    answers: int = Field(default=5, ge=2)
+    """popri: J, the texts that it writes for each of them. Records score R x J texts; the fewer, the less noise."""
+    rejected: int | None = Field(default=None, ge=2)
+    """popri: the rank of the text that the best of J is preferred to; null: the middle one, as the 5th of 10."""
+    dpo_beta: float = Field(default=0.01, gt=0)
+    """popri: how strongly the model of a round's start holds the one that is tuned."""
+    dpo_learning_rate: float = Field(default=8e-7, gt=0)
+    """popri: of AdamW in a round, which falls to 0. The default is for 8 billion parameters; small models need more."""
+    dpo_epochs: int = Field(default=1, ge=1)
+    """popri: over a round's preferences."""
+    dpo_batch_size: int = Field(default=8, ge=1)
+    """popri: preferences a step."""
+    epochs: int = Field(default=4, ge=0)
+    """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon. 0 with popri: the adapter is
+    the one that preferences tuned."""
+    rehearsal_texts: int = Field(default=400, ge=16)
+    """auto: public texts beside the population, half of which stand for records while the others are held out. Of a
+    file that has fewer left, the population gives some away."""
+    rehearsals: int = Field(default=3, ge=1)
+    """auto: with how many draws of noise each row is rehearsed at its best learning rate."""
+    samples: int | None = Field(default=None, ge=1)
+    """privlora synthesize: how many texts are released; null for as many as a population has."""
+    publish: bool = False
+    """Release the texts as a data set in the place of an adapter; privlora synthesize sets it."""
+    source: str | None = None
+    """privlora synthesize --from: a finished run, whose adapter is asked for the texts at no further cost."""
+
+    @property
+    def rejected_rank(self) -> int:
+        """``rejected``, or the middle of ``answers``."""
+        return self.rejected or max(2, (self.answers + 1) // 2)
 
     @property
     def given(self) -> set[str]:
@@ -170,6 +227,16 @@ class SynthesisSettings(Group):
                     f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
                     f"{' or '.join(readers)}"
                 )
+        if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
+            raise ValueError(
+                "warm_start_learning_rate goes with warm_start_epochs. Fix: set how many epochs, or remove the rate"
+            )
+        if self.rejected is not None and self.rejected > self.answers:
+            raise ValueError(
+                f"rejected={self.rejected} is no rank among answers={self.answers}. Fix: set it to 2 to {self.answers}"
+            )
+        if self.source is not None and not self.publish:
+            raise ValueError("source is read by privlora synthesize. Fix: give its folder with --from")
         if self.preset is not None and self.random_prompt is not None:
             raise ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
         for name in ("variation_prompt", "tones"):

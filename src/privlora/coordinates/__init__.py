@@ -1,6 +1,6 @@
 """In which Euclidean space one privacy unit's gradient is measured."""
 
-from privlora.coordinates.base import Coordinates, Sums, Vector, add_vectors, float64_device
+from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector, add_vectors, float64_device
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.fixed_tangent import FixedTangentCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
@@ -18,6 +18,7 @@ __all__ = [
     "ProjectedCoordinates",
     "ProjectedSpanCoordinates",
     "PublicGradients",
+    "ReleaseLaw",
     "ResidualSpanCoordinates",
     "SpanCoordinates",
     "SpanSpace",

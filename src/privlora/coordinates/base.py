@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -39,6 +40,21 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
+@dataclass(frozen=True)
+class ReleaseLaw:
+    """What is public of the releases to come: sigma, C, b, and how units are brought to C (mechanisms.CLIPPING)."""
+
+    noise_multiplier: float
+    clip_norm: float
+    expected_batch_size: float
+    clipping: str
+
+    @property
+    def noise_std(self) -> float:
+        """tau = sigma C / b."""
+        return self.noise_multiplier * self.clip_norm / self.expected_batch_size
+
+
 class Coordinates(ABC):
     """A state of the adapter (the point where gradients are taken) and Euclidean coordinates of gradients there.
 
@@ -55,8 +71,12 @@ class Coordinates(ABC):
     noise_law: str = "No closed form is known."
     # Whether the coordinates are isometric for weight updates, so that each draw's noise on W has a known law.
     intrinsic: bool = False
+    # Whether ``to_vector`` scales entries and does nothing else to them, so that float32 serves as well as float64.
+    entrywise: ClassVar[bool] = False
     # Names of a group's tensors in state_dict, where servers of federations may send them.
     state_parts: ClassVar[tuple[str, ...]] = ()
+    # peft's scale s, where the state is left = lora_B and right = lora_A^T and trainers of LoRA may move both.
+    lora_scale: float | None = None
 
     def __init__(self, adapter: LowRankAdapter, dtype: torch.dtype = torch.float32) -> None:
         self.adapter = adapter
@@ -83,8 +103,22 @@ class Coordinates(ABC):
     def event_layers(self) -> tuple[tuple[int, int], ...]:
         return self.event_layers_of(lambda: self.adapter)
 
+    # What is remembered of releases beside the state: something with state_dict and load_state_dict, for checkpoints.
+    memory: Any = None
+
+    def expect(self, law: ReleaseLaw) -> None:  # noqa: B027 - most coordinates are the same under any
+        """Called by a mechanism with noise when it is made."""
+
+    def taken(self) -> list[dict[str, float]]:
+        """PUBLIC. Of each release so far, what it was made along, where that is chosen from step to step; else []."""
+        return []
+
     def prepare(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called once before the gradients of a batch are taken: PUBLIC work at the present state."""
+
+    def rows_at_once(self) -> int | None:
+        """PUBLIC: a bound on the rows of a micro-batch, beside that on its tokens; None: there is no need of one."""
+        return None
 
     def encode(self, captured: Captured) -> Captured:
         """A micro-batch as it will be measured and summed; what is done to a unit is a function of it alone."""

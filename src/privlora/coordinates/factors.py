@@ -22,6 +22,7 @@ class FactorCoordinates(Coordinates):
     """
 
     described: ClassVar[str] = "in the entries of both LoRA factors"
+    entrywise = True
     state_parts: ClassVar[tuple[str, ...]] = ("left", "right")
     # Which of left (0) and right (1) is trained.
     sides: tuple[int, ...] = (0, 1)
@@ -40,6 +41,10 @@ class FactorCoordinates(Coordinates):
         self.left = [_copy(a, dtype) for a, _ in factors]  # (L, m, r) each
         self.right = [_copy(b, dtype) for _, b in factors]  # (L, n, r)
         self.install()
+
+    @property
+    def lora_scale(self) -> float | None:  # type: ignore[override]
+        return self.scale if self.sides == (0, 1) else None
 
     @property
     def trained(self) -> Vector:

@@ -3,12 +3,19 @@
 G (N, p) holds the gradients of N public texts at the present state, in coordinates of p numbers. Everything that spans
 need of it follows from the eigenvectors of the Gram matrix K = G G^T = U diag(l) U^T, which is N by N, so nothing of
 size p by p is ever formed and G is kept once.
+
+G h is taken for many units in one matrix product, and no unit's is to depend on the others. Libraries promise no order
+of summation: it changes with how many units there are, where one stands and how its memory is aligned. So here no order
+makes a difference. In blocks of 2048 columns, every row of G is rounded to whole multiples of 2^-24 of the power of two
+above its largest entry there, and every h to 2^-18 of its own. A product of two entries is then a whole number of units
+2^-42, and any partial sum of a block at most 2^(24 + 18 + 11) = 2^53 of them, all of which float64 holds: its sums are
+exact in any order, on any machine. Blocks are added one after the other, each number by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +23,11 @@ from torch import Tensor
 from privlora.coordinates.base import float64_device
 from privlora.errors import DataError
 
-_COLUMNS = 65536  # of G that are in float64 at a time
+_BLOCK = 2048  # columns of G that are in float64 at a time
+_BITS, _UNIT_BITS = 24, 18  # of a row of G and of a unit; with the 11 of a block's columns, those of float64
+# Entries above are as good as infinite; those of blocks below are rounded coarsely. No product leaves float64's range.
+_LEAST_EXPONENT, _HUGE_EXPONENT = -100, 400
+_HUGE = 2.0**_HUGE_EXPONENT
 # Eigenvalues below this part of the largest are rounding: public gradients do not span those directions.
 _NEGLIGIBLE = 1e-12
 # Of a typical public gradient: a unit whose norm is below this part of it has no direction to speak of.
@@ -27,18 +38,24 @@ _LEAST = 1e-3
 class PublicGradients:
     """G, (N, p) in any floating-point dtype: row j is the gradient of public text j. Products are float64.
 
+    matrix: taken over; below float64 it is rounded where it lies, by about as much as float32 rounds. It may be in
+    another memory than that of ``device``, where products are taken (None: where it lies).
+
     Raises DataError unless all entries are finite and one is other than zero.
     """
 
     matrix: Tensor
+    device: torch.device | None = None
+    _gram: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # K, once it was asked for
 
     def __post_init__(self) -> None:
-        sizes = (
-            torch.linalg.vector_norm(self.matrix, float("inf"), dim=1)
-            if self.matrix.numel()
-            else torch.zeros(1)
-        )
-        if not bool(sizes.isfinite().all()) or not bool(sizes.any()):
+        largest = self._zeros(len(self.matrix), 1)
+        for columns, part in self._parts():
+            sizes = _sizes(part)
+            largest = torch.maximum(largest, sizes)
+            if self.matrix.dtype != torch.float64:
+                self.matrix[:, columns].copy_(_on_grid_(part, sizes, _BITS))
+        if not bool((largest < _HUGE).all()) or not bool(largest.any()):
             raise DataError(
                 f"no direction is spanned by the gradients of {len(self.matrix)} public texts: they are zero, or one "
                 "is not finite",
@@ -48,10 +65,15 @@ class PublicGradients:
 
     def gram(self) -> Tensor:
         """K = G G^T, (N, N) float64."""
-        total = self._zeros(len(self.matrix), len(self.matrix))
-        for _, part in self._parts():
-            total.addmm_(part, part.mT)
-        return total
+        if not self._gram:
+            total = self._zeros(len(self.matrix), len(self.matrix))
+            halves = [slice(0, len(total) // 2), slice(len(total) // 2, len(total))]
+            for _, part in self._parts():
+                for rows in halves:  # the rest follows by symmetry
+                    total[rows, : rows.stop].addmm_(part[rows], part[: rows.stop].mT)
+            lower = total.tril()
+            self._gram.append(lower + lower.tril(-1).mT)
+        return self._gram[0]
 
     def cosines(self) -> Tensor:
         """Of each pair of rows, (N, N) float64; NaN where a row is zero."""
@@ -61,42 +83,89 @@ class PublicGradients:
 
     def some(self, rows: list[int]) -> PublicGradients:
         """These rows alone."""
-        return PublicGradients(self.matrix[rows])
+        found = PublicGradients(self.matrix[rows], self.device)
+        found._gram.extend(gram[rows][:, rows] for gram in self._gram)
+        return found
 
     def times(self, vectors: Tensor) -> Tensor:
-        """G h for each h of (units, p): (units, N) float64. Each by itself, so no bit of it depends on the others."""
-        found = [self._zeros(len(self.matrix)) for _ in vectors]
+        """G h for each h of (units, p): (units, N) float64. No bit of one depends on the others, see above.
+
+        NaN where h is not finite. In each block of columns h is rounded to 2^-18 of its largest entry there; beside
+        float64 matrices, to 2^-54 and G to 2^-48, in pieces for each of which the same holds.
+        """
+        total = self._zeros(len(vectors), len(self.matrix))
+        lost = torch.zeros(len(vectors), 1, dtype=torch.bool, device=total.device)
+        double = self.matrix.dtype == torch.float64
         for columns, part in self._parts():
-            found = [
-                total + part @ h[columns].to(part) for total, h in zip(found, vectors.unbind(), strict=True)
-            ]
-        return torch.stack(found) if found else self._zeros(0, len(self.matrix))
+            block = vectors[:, columns].to(part, copy=True)
+            unseen = ~(_sizes(block) < _HUGE)
+            lost |= unseen
+            block.masked_fill_(
+                unseen, 0.0
+            )  # NaN times 0 would reach others, should a kernel work on several at once
+            rows = _pieces(part, _BITS, 2) if double else [part]
+            for piece in _pieces(block, _UNIT_BITS, 3 if double else 1):
+                for row in rows:
+                    total += piece @ row.mT
+        return total.masked_fill(lost, float("nan"))
 
     def combined(self, coefficients: Tensor) -> Tensor:
         """G^T z for (N,) coefficients z: (p,) float64."""
-        parts = [part.mT @ coefficients.to(part) for _, part in self._parts()]
-        return torch.cat(parts)
+        z = coefficients.to(self._zeros(0))
+        return torch.cat([z @ part for _, part in self._parts()])
 
     def _parts(self) -> Iterator[tuple[slice, Tensor]]:
-        device = float64_device(self.matrix.device)
-        for start in range(0, self.matrix.shape[1], _COLUMNS):
-            columns = slice(start, start + _COLUMNS)
-            yield columns, self.matrix[:, columns].to(device).double()
+        """Blocks of columns in float64, each until the next is asked for."""
+        width = min(_BLOCK, self.matrix.shape[1])
+        buffer = self._zeros(len(self.matrix), width)
+        for start in range(0, self.matrix.shape[1], _BLOCK):
+            columns = slice(start, start + _BLOCK)
+            block = self.matrix[:, columns]
+            yield columns, buffer[:, : block.shape[1]].copy_(block)
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=float64_device(self.matrix.device))
+        return torch.zeros(
+            shape, dtype=torch.float64, device=float64_device(self.device or self.matrix.device)
+        )
+
+
+def _sizes(block: Tensor) -> Tensor:
+    """The largest entry of each row, without sign: (rows, 1); NaN where one is NaN."""
+    return torch.maximum(block.amax(dim=1, keepdim=True), -block.amin(dim=1, keepdim=True))
+
+
+def _on_grid_(block: Tensor, sizes: Tensor, bits: int) -> Tensor:
+    """Round, in place, each row of a float64 block to whole multiples of 2^(e - bits), 2^e above its ``sizes``."""
+    exponents = torch.frexp(sizes).exponent.clamp(_LEAST_EXPONENT, _HUGE_EXPONENT) - bits
+    return block.mul_(_power_of_two(-exponents)).round_().mul_(_power_of_two(exponents))
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """In float64, made of its bits: torch.ldexp goes by way of pow, which need not be exact."""
+    return ((exponents.long() + 1023) << 52).view(torch.float64)
+
+
+def _pieces(block: Tensor, bits: int, count: int) -> list[Tensor]:
+    """Blocks on grids of so many bits each that add up to ``block`` but for the last one's rounding."""
+    found = []
+    for _ in range(count - 1):
+        found.append(_on_grid_(block.clone(), _sizes(block), bits))
+        block = block - found[-1]
+    return [*found, _on_grid_(block, _sizes(block), bits)]
 
 
 class Span:
     """The k leading directions of public gradients, and powers of a ridge-regularised Gram matrix along them.
 
     ridge: eta = ridge tr(K) / N. top_k: at most so many directions; 0 for all. Eigenvalues that are rounding count as
-    directions, in which no gradient is seen.
+    directions, in which no gradient is seen. gram: K, where it is at hand.
     """
 
-    def __init__(self, gradients: PublicGradients, *, ridge: float, top_k: int) -> None:
+    def __init__(
+        self, gradients: PublicGradients, *, ridge: float, top_k: int, gram: Tensor | None = None
+    ) -> None:
         self.gradients = gradients
-        values, vectors = torch.linalg.eigh(gradients.gram())
+        values, vectors = torch.linalg.eigh(gradients.gram() if gram is None else gram)
         kept = min(top_k or len(values), len(values))
         self.values = values.flip(0)[:kept].clamp_min(0)  # (k,) l, descending
         self.vectors = vectors.flip(1)[:, :kept]  # (N, k) U
@@ -116,7 +185,8 @@ class Span:
     def along(self, vectors: Tensor, exponent: float) -> Tensor:
         """diag((l + eta)^exponent) U^T G h for each h of (units, p): (units, k) float64, each by itself."""
         weights = self.power(exponent)[:, None] * self.vectors.mT  # (k, N)
-        rows = [weights @ products for products in self.gradients.times(vectors).unbind()]
+        # Each in memory of its own, so that all are aligned alike.
+        rows = [weights @ products.clone() for products in self.gradients.times(vectors).unbind()]
         return torch.stack(rows) if rows else weights.new_zeros(0, self.size)
 
     def of_texts(self, y: Tensor, exponent: float) -> Tensor:

@@ -9,28 +9,38 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates.base import Coordinates, Sums, Vector
+from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.public_span import PublicGradients, Span
+from privlora.coordinates.span_choice import SpanChoice
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 
-_UNITS = 16  # whose gradients are in float64 at a time
+_UNITS = 16  # whose gradients are laid end to end at a time
+_BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
+_NUMBER = 4  # bytes of one of a unit's
 
 
-def unit_vectors(space: Coordinates, captured: Captured) -> Tensor:
-    """Coordinates of each unit in ``space``, end to end: (units, p) float64. Each by itself. Private if units are."""
-    return torch.stack(
-        [flattened(space.to_vector(_alone(space, captured, i))) for i in range(captured.units)]
-    )
+def unit_vectors(space: Coordinates, captured: Captured, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Coordinates of each unit in ``space``, end to end: (units, p). Each by itself. Private if units are."""
+    found = torch.empty(captured.units, space.entries(), dtype=dtype, device=captured.p[0].device)
+    for unit, row in enumerate(found):
+        vector = space.to_vector(_alone(space, captured, unit))
+        torch.cat([t.flatten() for parts in vector for t in parts], out=row)
+    return found
+
+
+def rows_beside(entries: int, kept: int, copies: int) -> int:
+    """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
+    return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -39,7 +49,8 @@ def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
     for group in space.adapter.groups:
         p, q = (side[start : start + len(group.sites)] for side in (captured.p, captured.q))
         start += len(group.sites)
-        sums.append((torch.stack([t[unit] for t in p]).double(), torch.stack([t[unit] for t in q]).double()))
+        pair = torch.stack([t[unit] for t in p]), torch.stack([t[unit] for t in q])
+        sums.append(pair if space.entrywise else (pair[0].double(), pair[1].double()))
     return sums
 
 
@@ -51,8 +62,10 @@ def flattened(vector: Vector) -> Tensor:
 class SpanSpace(Coordinates):
     """A space ``inner`` together with the span of public gradients in its coordinates.
 
-    The state is inner's. refresh: gives the gradients of the public texts at that state, in inner's coordinates; set
-    once, and called by ``prepare``. It may read the state, releases and public texts, and nothing private.
+    The state is inner's. refresh: gives the gradients of the next step's public texts at that state, in inner's
+    coordinates; set once, and called by ``prepare``. look_again: those of the texts as they are, none of which is
+    written or chosen, for a report; None: refresh. Both may read the state, releases and public texts, and nothing
+    private.
 
     ridge: relative, see Span. top_k: a whole number, 0 for all directions.
     Raises ConfigError for dropout in the adapter.
@@ -71,28 +84,35 @@ class SpanSpace(Coordinates):
         self.inner = inner
         self.ridge, self.top_k = ridge, int(top_k)
         self.refresh: Callable[[], PublicGradients] | None = None
+        self.look_again: Callable[[], PublicGradients] | None = None
         self._span: Span | None = None
 
     @property
     def span(self) -> Span:
-        """That of the last ``prepare``; of the present state if there was none, as in a run that only reports."""
+        """That of the last ``prepare``; if there was none, as in a run that only reports, of the texts as they are."""
         if self._span is None:
-            self._span = self._spanned()
+            self._span = self._spanned(self.look_again or self.refresh)
         return self._span
 
     def prepare(self) -> None:
         """Take the public gradients at the present state. Raises ConfigError where no texts were given."""
         self._span = None  # frees the old G first
-        self._span = self._spanned()
+        self._span = self._spanned(self.refresh)
 
-    def _spanned(self) -> Span:
-        if self.refresh is None:
+    def _spanned(self, gradients: Callable[[], PublicGradients] | None) -> Span:
+        if gradients is None:
             raise ConfigError(
                 f"{type(self).__name__} has no public texts",
                 why="private gradients are released along the gradients of public texts",
                 fix="set coordinates.refresh, or give build_parts `texts`",
             )
-        return Span(self.refresh(), ridge=self.ridge, top_k=self.top_k)
+        return self._span_of(gradients())
+
+    def _span_of(self, gradients: PublicGradients) -> Span:
+        return Span(gradients, ridge=self.ridge, top_k=self.top_k)
+
+    def record(self, step: int) -> None:
+        """The present span was released along, at ``step``."""
 
     @abstractmethod
     def decode(self, vector: Vector) -> Vector:
@@ -160,6 +180,11 @@ class EncodedSpace(SpanSpace):
     def _shaped(self, column: Tensor) -> Vector:
         """(d,) as a vector of this space."""
 
+    def rows_at_once(self) -> int:
+        matrix = self.span.gradients.matrix
+        # As captured, once more where units that went through the model alone are put together, and end to end.
+        return rows_beside(matrix.shape[1], matrix.nbytes, 3)
+
     def encode(self, captured: Captured) -> Captured:
         return replace(captured, columns=self._columns(captured))
 
@@ -182,10 +207,10 @@ class EncodedSpace(SpanSpace):
     def _columns(self, captured: Captured) -> Tensor:
         if captured.columns is not None:
             return captured.columns
-        parts = [
-            self._columns_of(unit_vectors(self.inner, captured.some(slice(start, start + _UNITS))))
-            for start in range(0, captured.units, _UNITS)
-        ]
+        parts = []
+        for start in range(0, captured.units, _UNITS):
+            some = captured.some(slice(start, start + _UNITS))
+            parts.append(self._columns_of(unit_vectors(self.inner, some, self.dtype)))
         return torch.cat(parts)
 
 
@@ -197,16 +222,36 @@ class SpanCoordinates(EncodedSpace):
     (PE-SGD, Zou et al. 2026, with all k = N directions). alpha = 1/2: orthonormal coordinates of the span (with top_k
     and no residual: GEP's embedding, Yu et al. 2021). alpha = 0: inner products with the public gradients, rotated.
     Noise is white in all rotations alike, so none is spent on turning back.
+
+    hold_out: above 0, those of alpha, ridge and top_k that are None are chosen before each step, and so k may change
+    from step to step, see span_choice. Raises ConfigError where nothing is left to choose, or nothing chooses.
     """
 
     described: ClassVar[str] = "as coefficients of public gradients in the entries of both LoRA factors"
     noise_law = "It lies in the span of the public gradients at the last step and follows their Gram matrix."
 
     def __init__(
-        self, inner: Coordinates, *, alpha: float = 1.0, ridge: float = 1e-6, top_k: float = 0
+        self,
+        inner: Coordinates,
+        *,
+        alpha: float | None = 1.0,
+        ridge: float | None = 1e-6,
+        top_k: float | None = 0,
+        hold_out: float = 0.0,
     ) -> None:
-        super().__init__(inner, ridge=ridge, top_k=top_k)
-        self.alpha = alpha
+        free = [n for n, v in (("alpha", alpha), ("ridge", ridge), ("top_k", top_k)) if v is None]
+        if bool(free) != (hold_out > 0):
+            raise ConfigError(
+                f"method.hold_out={hold_out:g} and {', '.join(free) or 'nothing'} left to choose",
+                why="public gradients are held out to choose what alpha, ridge and top_k do not say",
+                fix="leave one of them out, or set method.hold_out=0",
+            )
+        super().__init__(inner, ridge=ridge or 0.0, top_k=top_k or 0)
+        self.alpha = alpha or 0.0
+        self.memory: SpanChoice | None = None
+        if free:
+            whole = None if top_k is None else int(top_k)
+            self.memory = SpanChoice(hold_out=hold_out, alpha=alpha, ridge=ridge, top_k=whole)
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
@@ -216,6 +261,28 @@ class SpanCoordinates(EncodedSpace):
     @property
     def dimension(self) -> int:
         return self.span.size
+
+    def expect(self, law: ReleaseLaw) -> None:
+        if self.memory is not None:
+            self.memory.law = law
+
+    def record(self, step: int) -> None:
+        if self.memory is not None:
+            self.memory.record(step)
+
+    def taken(self) -> list[dict[str, float]]:
+        return [] if self.memory is None else [asdict(one) for one in self.memory.history]
+
+    def _span_of(self, gradients: PublicGradients) -> Span:
+        if self.memory is None:
+            return super()._span_of(gradients)
+        gram = gradients.gram()
+        chosen = self.memory.choose(gram)
+        self.alpha, self.ridge, self.top_k = chosen.alpha, chosen.ridge, chosen.top_k
+        return Span(gradients, ridge=self.ridge, top_k=self.top_k, gram=gram)
+
+    def _placed(self) -> list[Tensor]:
+        return [*super()._placed(), torch.tensor([self.alpha, self.ridge], dtype=torch.float64)]
 
     def norm_floor(self) -> float:
         return self.span.least_norm(-self.alpha)

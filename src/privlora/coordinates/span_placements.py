@@ -134,6 +134,7 @@ class ResidualSpanCoordinates(EncodedSpace):
         return _ROOT_2 * self.embedding_clip * vector[0][0].double()
 
     def _columns_of(self, vectors: Tensor) -> Tensor:
+        vectors = vectors.double()
         seen = self.span.along(vectors, -0.5)
         rest = torch.stack([h - self.span.back(e, -0.5).to(h) for h, e in zip(vectors, seen, strict=True)])
         return torch.cat([seen.to(rest) / self.embedding_clip, rest / self.residual_clip], dim=1) / _ROOT_2

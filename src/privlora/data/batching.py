@@ -91,6 +91,7 @@ def micro_batches(
     examples: Examples,
     *,
     max_tokens: int,
+    max_rows: int | None = None,
 ) -> Iterator[MicroBatch]:
     """Split a logical batch: longest units first, so that the peak of memory shows at once.
 
@@ -101,9 +102,10 @@ def micro_batches(
         examples: all tokenised records.
         max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
             still is one micro-batch, since its gradient must be summed before it is clipped.
+        max_rows: a bound on its rows alone, for memory that goes with them and not with tokens.
 
     Raises:
-        ConfigError: ``max_tokens`` < 1.
+        ConfigError: ``max_tokens`` or ``max_rows`` < 1.
         PrivacyError: what is given is no record's number, or a record occurs twice, so that its contribution would
             not be bounded.
     """
@@ -111,6 +113,8 @@ def micro_batches(
         raise ConfigError(
             f"max_tokens={max_tokens} is below 1", fix="set it to a few times the longest example"
         )
+    if max_rows is not None and max_rows < 1:
+        raise ConfigError(f"max_rows={max_rows} is below 1", fix="set it to the rows that fit in memory")
     units = [np.atleast_1d(np.asarray(unit)) for unit in indices]
     records = np.concatenate([np.empty(0, np.int64), *units])
     numbers = all(unit.dtype.kind in "iu" for unit in units if len(unit))
@@ -134,7 +138,8 @@ def micro_batches(
     group: list[np.ndarray] = []
     rows = width = 0
     for unit in units:
-        if group and (rows + len(unit)) * width > max_tokens:
+        taken = rows + len(unit)
+        if group and (taken * width > max_tokens or (max_rows is not None and taken > max_rows)):
             yield _collate(group, examples, width)
             group, rows = [], 0
         if not group:
@@ -145,12 +150,14 @@ def micro_batches(
         yield _collate(group, examples, width)
 
 
-def sequential_batches(examples: Examples, *, max_tokens: int) -> Iterator[MicroBatch]:
+def sequential_batches(
+    examples: Examples, *, max_tokens: int, max_rows: int | None = None
+) -> Iterator[MicroBatch]:
     """Every example once, for evaluation; ``record_index`` leads back to the original order.
 
     Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
     """
-    return micro_batches(range(len(examples)), examples, max_tokens=max_tokens)
+    return micro_batches(range(len(examples)), examples, max_tokens=max_tokens, max_rows=max_rows)
 
 
 def _collate(units: list[np.ndarray], examples: Examples, width: int) -> MicroBatch:

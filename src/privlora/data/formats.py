@@ -33,8 +33,11 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".txt": "text",
 }
 
-_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
-"""What a JSON text is nested by; strings as a whole."""
+_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{},]', re.DOTALL)
+"""What a JSON text is nested by; strings as a whole, one that is never closed to the end of the text."""
+
+_MARK: Final = "\ufeff"
+"""Of the byte order; spreadsheet programs begin a file with it."""
 
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
@@ -56,12 +59,11 @@ def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
         "text": _read_lines,
         "paragraphs": _read_paragraphs,
     }
-    # utf-8-sig: spreadsheet programs write a byte order mark, which does not belong to the first column's name.
     # surrogateescape: else nothing could be read of the lines around one that is not UTF-8.
-    how: dict[str, str] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    how: dict[str, str] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
         with gzip.open(file, "rt", **how) if zipped else open(file, **how) as stream:  # type: ignore[call-overload]
-            yield from readers[format](stream, file, broken)
+            yield from readers[format](_unmarked(stream), file, broken)
     except (gzip.BadGzipFile, zlib.error, EOFError):
         broken(DataError(f"{file} is not a whole gzip file", fix="copy or compress it again"))
     except OSError as error:
@@ -73,11 +75,21 @@ def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
         )
 
 
+def _unmarked(stream: TextIO) -> Iterator[str]:
+    """Lines without the marks at their beginning, which belong to no text.
+
+    Of every line, and not of the first alone: where such files were joined, a record would change when the one before
+    it is removed.
+    """
+    for line in stream:
+        yield line.lstrip(_MARK)
+
+
 def _no_utf8(where: str) -> DataError:
     return DataError(f"{where} is not UTF-8 text", fix="convert it, for example with iconv -t UTF-8")
 
 
-def _read_jsonl(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     for number, line in _lines(stream, file, broken):
         where = f"{file}, line {number}"
         try:
@@ -90,8 +102,8 @@ def _read_jsonl(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
             yield from _objects(record, where, broken)
 
 
-def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
-    content = stream.read()
+def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
+    content = "".join(stream)
     if not content.strip():
         return
     if _NO_UTF8.search(content):
@@ -99,26 +111,65 @@ def _read_json(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
     try:
         records = json.loads(content, parse_int=_number)
     except RecursionError:
-        yield from _read_items(content, file, broken)
+        if _is_json(content):  # whether the whole is JSON follows from no depth
+            yield from _read_items(content, file, broken)
+        else:
+            broken(_no_json(str(file)))
         return
     except ValueError as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        broken(
-            DataError(
-                f"{file}{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl"
-            )
-        )
+        broken(_no_json(f"{file}{where}"))
         return
     if not isinstance(records, list):
-        fix = "write [{...}, {...}], or one object a line as .jsonl"
-        broken(DataError(f"{file} is not a list of objects", fix=fix))
+        broken(_no_list(file))
         return
     for number, record in enumerate(records, start=1):
         yield from _objects(record, f"{file}, item {number}", broken)
 
 
+def _no_list(file: Path) -> DataError:
+    return DataError(
+        f"{file} is not a list of objects", fix="write [{...}, {...}], or one object a line as .jsonl"
+    )
+
+
+def _no_json(where: str) -> DataError:
+    return DataError(f"{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl")
+
+
+def _is_json(content: str) -> bool:
+    """However deeply it is nested: brackets are read from the innermost on, each with null in the place of what it
+    holds in brackets."""
+    levels: list[list[str]] = [[]]
+    begin = 0
+    for token in _TOKEN.finditer(content):
+        if token[0] in "[{":
+            levels[-1].append(content[begin : token.start()])
+            levels.append([])
+            begin = token.start()
+        elif token[0] in "]}":
+            levels[-1].append(content[begin : token.end()])
+            if not _is_flat_json("".join(levels.pop())) or not levels:
+                return False
+            levels[-1].append("null")
+            begin = token.end()
+    levels[-1].append(content[begin:])
+    return _is_flat_json("".join(levels.pop())) and not levels
+
+
+def _is_flat_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=_number)
+    except ValueError:
+        return False
+    return True
+
+
 def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
-    """Of a list that is nested too deeply somewhere: what is between its outer commas, each by itself."""
+    """Of JSON that is nested too deeply somewhere: what is between the list's commas, each by itself."""
+    if content.lstrip()[0] != "[":
+        broken(_no_list(file))
+        return
     depth = number = begin = 0
     for token in _TOKEN.finditer(content):
         mark = token[0]
@@ -130,8 +181,8 @@ def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
             where = f"{file}, item {number}"
             try:
                 record = json.loads(content[begin : token.start()], parse_int=_number)
-            except (ValueError, RecursionError):
-                broken(DataError(f"{where}: this is not JSON, or too deeply nested", fix="mend or remove it"))
+            except RecursionError:
+                broken(DataError(f"{where}: this is too deeply nested", fix="mend or remove it"))
             else:
                 yield from _objects(record, where, broken)
             begin = token.end()
@@ -158,7 +209,7 @@ def _objects(record: object, where: str, broken: Broken) -> Iterator[Record]:
     )
 
 
-def _read_csv(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     rows = _rows(stream, file, broken)
     _, header = next(rows, (1, None))
     if header is None:  # an empty file, or one of which no row says anything
@@ -181,7 +232,7 @@ def _read_csv(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
         )
 
 
-def _rows(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:
+def _rows(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:
     """Rows with the number of their last line; None for one that is broken.
 
     A wrong quote may have drawn whole rows into a broken one, so reading goes on at its second line.
@@ -219,7 +270,7 @@ def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
         csv.field_size_limit(limit)
 
 
-def _taking(stream: TextIO, ahead: deque[str], taken: list[str]) -> Iterator[str]:
+def _taking(stream: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
     """Lines, those ``ahead`` first; each is also put into ``taken``."""
     while line := ahead.popleft() if ahead else next(stream, ""):
         taken.append(line)
@@ -260,7 +311,7 @@ def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Recor
             )
 
 
-def _lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
+def _lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, with their numbers."""
     for number, line in enumerate(stream, start=1):
         if _NO_UTF8.search(line):
@@ -269,12 +320,12 @@ def _lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[tuple[int, st
             yield number, line
 
 
-def _read_lines(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     for _, line in _lines(stream, file, broken):
         yield {"text": line.rstrip("\r\n")}
 
 
-def _read_paragraphs(stream: TextIO, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
     for blank, group in itertools.groupby(enumerate(stream, start=1), key=lambda line: not line[1].strip()):
         if blank:
             continue

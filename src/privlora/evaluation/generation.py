@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,10 +101,12 @@ def generate_tokens(
     max_tokens: int = 8192,
     use_cache: bool = True,
     sampling: Sampling | None = None,
+    told: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """The token ids that follow each prompt, before the first that ends a turn; the rest as in ``generate``.
 
-    sampling: draws; None takes the most probable. A row may go on behind its stop string.
+    sampling: draws; None takes the most probable. A row may go on behind its stop string. told: after each batch, how
+    many prompts are answered.
 
     Raises ConfigError as ``generate``, and for sampling with beams; ModelError if a probability to draw by is NaN.
     """
@@ -128,6 +130,7 @@ def generate_tokens(
         min_length=0,
     )
     answers: list[list[int]] = [[] for _ in prompts]
+    answered = 0
     with evaluating(model) as device:
         for batch in prompt_batches(
             prompts,
@@ -150,6 +153,9 @@ def generate_tokens(
             for index, row in zip(batch.order, rows[:, start:].tolist(), strict=True):
                 length = next((i for i, token in enumerate(row) if token in ends), len(row))
                 answers[index] = row[:length]
+            answered += len(batch.order)
+            if told is not None:
+                told(answered)
     return answers
 
 

@@ -57,6 +57,15 @@ def evaluate_next_token(
     )
 
 
+def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192) -> torch.Tensor:
+    """Mean next-token loss of each record in their order, in nats per label token, (N,) float64 on the CPU."""
+    found = torch.zeros(len(examples), dtype=torch.float64)
+    with evaluating(model) as device:
+        for batch in sequential_batches(examples, max_tokens=max_tokens):
+            found[batch.record_index] = row_losses(model, batch.to(device)).cpu().double()
+    return found
+
+
 def row_losses(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
     """Mean next-token loss of each row in nats per label token, (rows,) float64; 0 where nothing is predicted."""
     found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ import torch
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.data.formats import Format
 from privlora.errors import PrivloraError, RunError
-from privlora.federated.desk import has_begun
+from privlora.federated.desk import Desk, has_begun
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, Reply, Request
-from privlora.federated.readiness import NotReadyError
+from privlora.federated.readiness import NotReadyError, in_words
 from privlora.federated.secure import Identity
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
@@ -77,7 +78,11 @@ class Client:
         return self._sessions[run]
 
     def other_ledgers(self, run: str) -> list[LedgerSummary]:
-        """Of all runs of this client but one: its own, and those of what trusted servers stated."""
+        """Of all runs of this client but one: its own, and those of what trusted servers stated, written where they
+        are missing. Under the client's lock. Raises PrivacyError for a run of which neither can be had."""
+        for path in sorted(self.folder.glob("*/")):
+            if path.name != run:
+                Desk(path).keep_stated()
         paths = sorted([*self.folder.glob("*/ledger.jsonl"), *self.folder.glob("*/stated.jsonl")])
         return [read_ledger(path) for path in paths if path.parent.name != run and has_begun(path)]
 
@@ -110,10 +115,20 @@ class Client:
         finally:
             os.close(descriptor)
 
-    def refuse(self, request: Request, error: PrivloraError) -> Reply:
-        _log.warning("%s refuses %r of round %s: %s", self.name, request.kind, request.round, error)
+    def refuse(self, request: Request, error: Exception) -> Reply:
+        """Whatever the error is: one that ended a trusted server's run would show that this client was drawn."""
+        _log.warning("%s refuses %r of round %s: %s", self.name, request.kind, request.round, _told(error))
         told = error.told if isinstance(error, NotReadyError) and request.kind == "join" else REFUSED
         return Reply(self.name, request.kind, request.round, refused=told)
+
+
+def _told(error: Exception) -> str:
+    """For this client's log. What is no error of privlora may quote a record: it is told by its kind, and by the lines
+    of code that led to it."""
+    if isinstance(error, PrivloraError):
+        return str(error)
+    lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(error.__traceback__)]
+    return f"{in_words(error)} at {' > '.join(lines)}"
 
 
 def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> list[Reply]:
@@ -131,7 +146,7 @@ def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> li
                     held.callback(works[-1].close)
                 else:
                     replies.append(session.answer(request))
-            except PrivloraError as error:
+            except Exception as error:  # noqa: BLE001 - see Client.refuse
                 replies.append(client.refuse(request, error))
         for alike in _alike(works):
             replies += _train(clients, alike)
@@ -172,11 +187,11 @@ def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
             ended: list[Any] = list(vectors(jobs, workplace))
         else:
             ended = list(train_locally(jobs, workplace))
-    except PrivloraError as error:
+    except Exception as error:  # noqa: BLE001 - see Client.refuse
         return [clients[work.request.client].refuse(work.request, error) for work in works]
     for work, end in zip(works, ended, strict=True):
         try:
             replies.append(work.reply(end))
-        except PrivloraError as error:
+        except Exception as error:  # noqa: BLE001 - see Client.refuse
             replies.append(clients[work.request.client].refuse(work.request, error))
     return replies

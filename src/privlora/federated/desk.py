@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
 from safetensors import SafetensorError
@@ -20,14 +21,21 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import Settings, settings_from
-from privlora.errors import PrivacyError, RunError
+from privlora.config import AT_CLIENTS, Settings, settings_from
+from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.messages import KINDS, Request
+from privlora.federated.plans import server_plan
 from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
 
 _FOLDER, _FILE = 0o700, 0o600
 _STAGES = ("train", "sketch")
+_PLACES: Final[dict[str, tuple[str, ...]]] = {
+    "data": ("path", "evaluation"),
+    "adapter": ("init", "public_text"),
+    "synthesis": ("file",),
+}
+"""Settings that name files, by group; `public_settings` leaves none of them."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,25 @@ class Desk:
         self._begin_ledger(self.ledger, plan)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
         self._write(self._settings, settings.to_yaml() if text is None else text)
+
+    def keep_stated(self) -> None:
+        """Write what a trusted server stated at joining where that is missing, from the terms: of runs that were joined
+        by a version which kept nothing of it, and where the file was lost.
+
+        Raises PrivacyError where the terms cannot be read, so that nobody knows what was stated.
+        """
+        if not self.joined or has_begun(self.ledger) or has_begun(self.stated):
+            return
+        try:
+            plan = server_plan(self.settings)
+        except PrivloraError as error:
+            raise PrivacyError(
+                f"{str(self._settings)!r} does not say what the run released: {error.what}",
+                why="it counts for what this client may release in other runs",
+                fix="restore it; or give the client a new folder, and count that run by yourself",
+            ) from None
+        self._refuse_links()
+        self._begin_ledger(self.stated, plan)
 
     def _begin_ledger(self, path: Path, plan: Plan | None) -> None:
         if has_begun(path):
@@ -304,14 +331,38 @@ def canonical_terms(text: str) -> str:
 
 @lru_cache(maxsize=4)
 def read_terms(text: str) -> Settings:
-    """The settings that a text holds; read once for all clients of a process. Raises RunError or ConfigError."""
+    """The settings that a text holds; read once for all clients of a process.
+
+    Raises RunError or ConfigError, and PrivacyError where they name a file; nothing is looked up on the disk.
+    """
     try:
         content = yaml.safe_load(text)
     except (RecursionError, yaml.YAMLError):
         content = None
     if not isinstance(content, dict):
         raise RunError("the server's settings are not readable", fix="look at the server")
+    _refuse_places(content)  # first: settings are checked for two names of one file, which looks at the disk
     return settings_from(content, source="the server's settings")
+
+
+def _refuse_places(content: Mapping[Any, Any]) -> None:
+    """Raise PrivacyError for settings, not checked yet, that name a file. Clients are a list of groups without any."""
+    named = []
+    for group, names in _PLACES.items():
+        inner = content.get(group)
+        given = inner if isinstance(inner, dict) else {}
+        named += [f"{group}.{name}" for name in names if given.get(name) not in (None, AT_CLIENTS)]
+    federation = content.get("federation")
+    clients = federation.get("clients") if isinstance(federation, dict) else None
+    listed = clients if isinstance(clients, list) else [clients]
+    if not all(isinstance(one, dict) and one.get("path") is None for one in listed):
+        named.append("federation.clients")
+    if named:
+        raise PrivacyError(
+            f"the server's settings name files: {', '.join(named)}",
+            why="whether they are refused would tell the server which files there are on this machine",
+            fix="look at the server: an honest one tells clients of no file",
+        )
 
 
 def _place_of(request: Request) -> tuple[int, int, int]:

@@ -46,6 +46,19 @@ def why_void(rounds: Sequence[Round]) -> str:
     return ", ".join([*found[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
+class Aside:
+    """Takes what a trusted server may say to nobody, since it follows from whom it drew: a file of JSON lines in the
+    server's private folder, which is there from the first line on."""
+
+    NAME: Final = "answers.jsonl"
+
+    def __init__(self, private: Path) -> None:
+        self._path = private / self.NAME
+
+    def __call__(self, text: str) -> None:
+        append_line(self._path, {"said": text})
+
+
 class History:
     """A file of JSON lines in the server's private folder. The first names the run; a round has a line when it begins
     and one when it ends."""

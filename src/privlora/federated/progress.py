@@ -59,7 +59,7 @@ class RoundProgress:
             self._live.update(line, refresh=True)
             if last:
                 self._console.print(line)
-        elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0 or self._late(now):
+        elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0 or self._late(now, done):
             self._print(line)
 
     def on_evaluation(self, step: int, loss: float) -> None:
@@ -71,8 +71,8 @@ class RoundProgress:
         if step == 0:
             self._ended_at = time.monotonic()  # what comes before the first round is no part of it
 
-    def _late(self, now: float) -> bool:
-        return now - self._printed_at >= _PLAIN_SECONDS
+    def _late(self, now: float, done: Round) -> bool:
+        return bool(done.asked) and now - self._printed_at >= _PLAIN_SECONDS
 
     def _print(self, line: Text) -> None:
         self._console.print(line)
@@ -80,18 +80,20 @@ class RoundProgress:
 
     def _line(self, done: Round, rounds: int, seconds: float) -> Text:
         line = Text(f"round {done.step}/{rounds}")
-        if done.asked:  # else who was drawn is the server's secret
+        if done.asked:  # else who was drawn is the server's secret, and so is how long they took
             line.append(f"  {len(done.answered)}/{len(done.asked)} clients", style="bold")
         if not self._private:
             line.append("  NOT PRIVATE", style="bold red")
         if done.void is not None:
             return line.append(f"  VOID, nothing moved: {done.void}", style="bold red")
-        line.append(f"  ETA {clock(seconds * (rounds - done.step))}")  # first: a narrow screen cuts the line
         if done.asked:
+            line.append(
+                f"  ETA {clock(seconds * (rounds - done.step))}"
+            )  # first: a narrow screen cuts the line
             line.append(f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
         if self._loss is not None and self._loss[0] == done.step:
             line.append(f"  held-out loss {self._loss[1]:.4f}")
-        return line.append(f"  {seconds:.2g} s/round")
+        return line.append(f"  {seconds:.2g} s/round" if done.asked else "")
 
 
 def in_bytes(count: float) -> str:

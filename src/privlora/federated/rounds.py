@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
@@ -16,7 +16,7 @@ from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
-from privlora.federated.history import STOPPED, History, Round, why_void
+from privlora.federated.history import STOPPED, Aside, History, Round, why_void
 from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_rate, federation_of, public_settings
 from privlora.federated.schedule import participants, secret_participants
@@ -30,6 +30,16 @@ from privlora.training.loop import Interrupted, stop_on_signal
 _log = logging.getLogger(__name__)
 
 _SHOWN = 10  # rounds that a line names
+
+SECRET: Final = (
+    f"whom the server drew, and who answered, is its secret, which epsilon counts on: private/{Aside.NAME} says what "
+    "rounds lacked"
+)
+"""What a trusted server's log says at the end, whatever came of it."""
+
+NOTHING_LACKED: Final = (
+    "in every round at least half of those drawn answered, and everybody who was drawn in some"
+)
 
 
 class RoundObserver(Protocol):
@@ -87,10 +97,17 @@ class Rounds:
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
         given = self._leave(federation.rounds)
-        missed = shortfall(self.history.rounds(), secret=federation.trusted_server)
-        if missed is not None:
+        missed = shortfall(self.history.rounds())
+        if federation.trusted_server:
+            _log.info("%s", SECRET)
+            self._aside(missed or NOTHING_LACKED)
+        elif missed is not None:
             _log.warning("ATTENTION: %s", missed)
         return given
+
+    @property
+    def _aside(self) -> Aside:
+        return Aside(self.folder.private)
 
     def take_up(self) -> None:
         """Go back to the last round that was saved; nobody is asked anything."""
@@ -129,6 +146,7 @@ class Rounds:
             self._roster,
             self.plan,
             self.ledger,
+            self._aside,
         )
         before = self.server.states()
         void, answered = None, asked
@@ -212,25 +230,22 @@ class Rounds:
             self.observer.on_evaluation(step, result.loss_per_example)
 
 
-def shortfall(rounds: Sequence[Round], *, secret: bool = False) -> str | None:
+def shortfall(rounds: Sequence[Round]) -> str | None:
     """What rounds lacked that the report says too, for the log's last line: None where at least half of those asked
-    answered in every round, and everybody in some. secret: whom the server drew is said to nobody."""
+    answered in every round, and everybody in some."""
     done = [one for one in rounds if one.void is None]
     reasons = {str(one.void) for one in rounds if one.void is not None}
     found: list[str] = []
     if reasons:
-        why = "" if secret else f" ({why_void(rounds)})"
-        found.append(
-            f"{len(rounds) - len(done)} of {len(rounds)} rounds are void{why}, nothing moved in them"
-        )
+        void = f"{len(rounds) - len(done)} of {len(rounds)} rounds are void ({why_void(rounds)})"
+        found.append(f"{void}, nothing moved in them")
     asked = {name for one in done for name in one.asked}
     absent = sorted(asked - {name for one in done for name in one.answered})
     few = [one.step for one in done if 2 * len(one.answered) < len(one.asked)]
     if absent:
-        who = f"{len(absent)} of the clients" if secret else ", ".join(absent)
-        found.append(f"never an answer from {who}: nothing was learnt from their records")
+        found.append(f"never an answer from {', '.join(absent)}: nothing was learnt from their records")
     if few:
-        which = str(len(few)) if secret or len(few) > _SHOWN else ", ".join(map(str, few))
+        which = str(len(few)) if len(few) > _SHOWN else ", ".join(map(str, few))
         found.append(f"fewer than half of those asked answered in rounds: {which} (of {len(rounds)})")
     look = ". See what these clients logged" if absent or few or reasons - {STOPPED} else ""
     return f"{'; '.join(found)}{look}" if found else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 @dataclass
 class Turn:
     """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
-    trusted server's own. down, up: bytes so far. sent: how many clients were sent tensors, in the largest stage."""
+    trusted server's own. aside: takes what the log may not say, where a trusted server draws in secret. down, up: bytes
+    so far. sent: how many clients were sent tensors, in the largest stage."""
 
     settings: Settings
     exchange: Exchange
@@ -39,6 +40,7 @@ class Turn:
     roster: Mapping[str, PublicIdentity] = field(default_factory=dict)
     plan: Plan | None = None
     ledger: Ledger | None = None
+    aside: Callable[[str], None] = field(default=lambda text: None)
     down: int = 0
     up: int = 0
     sent: int = 0
@@ -163,8 +165,8 @@ class Turn:
                 seen.add(reply.client)
                 self.up += size(reply)
                 yield reply
-        if silent and self._tells:
-            _log.info("round %d: no answer to %s from %s", self.number, kind, ", ".join(sorted(silent)))
+        if silent:
+            self._say(logging.INFO, f"no answer to {kind} from {', '.join(sorted(silent))}")
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
@@ -175,9 +177,9 @@ class Turn:
         except RunError as unlisted:
             self._drop(reply, unlisted)
             return False
-        if reply.refused is not None and self._tells:
+        if reply.refused is not None:
             why = "its own log says why" if reply.refused == REFUSED else reply.refused
-            _log.info("round %d: %s refuses %s: %s", self.number, reply.client, reply.kind, why)
+            self._say(logging.INFO, f"{reply.client} refuses {reply.kind}: {why}")
         return reply.refused is None
 
     def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
@@ -189,15 +191,16 @@ class Turn:
         return True
 
     def _drop(self, reply: Reply, because: RunError) -> None:
-        if self._tells:
-            _log.warning("round %d: the answer of %s is dropped: %s", self.number, reply.client, because)
-        else:
-            _log.warning("an answer is dropped; see what the clients themselves logged")
+        self._say(logging.WARNING, f"the answer of {reply.client} is dropped: {because}")
 
-    @property
-    def _tells(self) -> bool:
-        """Whether a log, which others may see, may say who answers when; else it is a trusted server's secret."""
-        return not federation_of(self.settings).trusted_server
+    def _say(self, level: int, what: str) -> None:
+        """To the log, which others may see; aside, where who answers when is a trusted server's secret: even a line
+        that names nobody would tell that a client which fails was drawn."""
+        line = f"round {self.number}: {what}"
+        if federation_of(self.settings).trusted_server:
+            self.aside(line)
+        else:
+            _log.log(level, "%s", line)
 
 
 def roster_of(replies: Iterable[Reply]) -> dict[str, PublicIdentity]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.coordinates import Coordinates
+from privlora.coordinates import Coordinates, ReleaseLaw
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
@@ -128,6 +128,8 @@ class GaussianMechanism(Mechanism):
         self._sum_multiplier, self._count_std = event.noise_multiplier, 0.0
         if adaptive is not None:
             self._sum_multiplier, self._count_std = split_noise_multiplier(event.noise_multiplier)
+        clipped_at = clip_norm if adaptive is None else adaptive.value
+        coordinates.expect(ReleaseLaw(self._sum_multiplier, clipped_at, expected_batch_size, clipping))
         # Private: running count of the current batch; +1/2 for a unit with norm <= C_t, else -1/2.
         self._count = 0.0
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import yaml
 
 from privlora.names import HUB_NAME
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
+from privlora.reporting.markdown import plain, table
 from privlora.reporting.wording import Report, is_private, method_table, privacy_table, sentence
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 
 def card(report: Report, *, merged: bool = False) -> str:
@@ -30,7 +27,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "",
         "## Privacy",
         "",
-        *_table(privacy_table(report)),
+        *table(privacy_table(report)),
         "",
         "`privacy_report.json` says the same to machines"
         + ("." if merged else ", `report.html` shows it with figures."),
@@ -48,7 +45,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "",
         "## Training",
         "",
-        *_table(method_table(report)),
+        *table(method_table(report)),
         "",
         *_evaluation(report),
         "Versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
@@ -67,7 +64,7 @@ def _federation(report: Report) -> list[str]:
         plain(card_paragraph(facts)),
         "",
         *(line for text in facts.get("warnings", []) for line in (f"**Warning: {plain(text)}.**", "")),
-        *_table(federation_table(facts)),
+        *table(federation_table(facts)),
         "",
         "| who | sees | is trusted with |",
         "|---|---|---|",
@@ -77,13 +74,6 @@ def _federation(report: Report) -> list[str]:
         ),
         "",
     ]
-
-
-def plain(text: object) -> str:
-    """Text on one line in which Markdown and HTML have no effect."""
-    line = " ".join(str(text).split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", line)
 
 
 _USE_MERGED = (
@@ -119,15 +109,11 @@ def _base(report: Report) -> str:
     return repr(adapter["base_model"]) + (f", revision={revision!r}" if revision else "")
 
 
-def _table(rows: list[tuple[str, str]]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {plain(name)} | {plain(value)} |" for name, value in rows)]
-
-
 def _evaluation(report: Report) -> list[str]:
     rows = report["evaluation"]
     if not rows:
         return []
-    table = [
+    lines = [
         "Loss per example on public evaluation records, in nats:",
         "",
         "| step | loss | standard error |",
@@ -135,7 +121,7 @@ def _evaluation(report: Report) -> list[str]:
     ]
     ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
     for row in ends:
-        table.append(
+        lines.append(
             f"| {row['step']} | {nats(row['loss_per_example'])} | {number(row['standard_error'], 2)} |"
         )
-    return [*table, ""]
+    return [*lines, ""]

@@ -19,6 +19,7 @@ from torch import Tensor
 from privlora.accounting import LedgerSummary, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
+from privlora.config.synthesis import OF_METHOD
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
 from privlora.pages.numbers import finite
@@ -39,8 +40,10 @@ def gather(
     summary: LedgerSummary | None,
     evaluations: Sequence[Mapping[str, Any]],
     federation: Mapping[str, Any] | None = None,
+    choice: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place."""
+    """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place.
+    ``choice``: why the run took its method, where it was chosen on public texts."""
     privacy = privacy_facts(summary)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -49,7 +52,7 @@ def gather(
         "noise": _noise(parts, summary),
         "evaluation": evaluation_rows(evaluations),
         "adapter": _adapter(parts),
-        "method": _method(parts),
+        "method": _method(parts) | ({} if choice is None else {"choice": dict(choice)}),
         "versions": versions(),
         "not_protected": not_protected(
             privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None
@@ -151,6 +154,17 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     if adaptive is not None:
         sigma, _ = split_noise_multiplier(sigma)
     noise_std = sigma * plan.clip_norm / plan.expected_batch_size
+    if parts.method.releases == "votes":  # which move no weight
+        return {
+            "noise_std": noise_std,
+            "clipping_slack": 0.0,
+            "clip_quantile": None,
+            "last_clip_norm": None,
+            "intrinsic": False,
+            "law": None,
+            "draws": 0,
+            "modules": [],
+        }
     effect = noise_on_weights(parts.coordinates, noise_std)
     return {
         "noise_std": noise_std,
@@ -216,20 +230,45 @@ def _method(parts: Parts) -> dict[str, Any]:
         "loss_on": data.loss_on,
         "dropout": parts.settings.model.dropout,
         "lora_dropout": parts.settings.adapter.lora_dropout,
+        **({"releases": method.releases} if method.releases != "gradients" else {}),
         **_public_texts(parts),
+        **_span(parts),
     }
+
+
+def _span(parts: Parts) -> dict[str, Any]:
+    """What each step was released along, where that was chosen from public gradients."""
+    taken = finite(parts.coordinates.taken())
+    if not taken:
+        return {}
+    # Steps that a crash lost before the first checkpoint count as the one after them: a gap would say where it was.
+    lost = parts.settings.privacy.steps - len(taken)
+    rows = [taken[0]] * lost + taken
+    return {"span": [{"step": number, **row} for number, row in enumerate(rows, start=1)]}
 
 
 def _public_texts(parts: Parts) -> dict[str, Any]:
     chosen = parts.settings.synthesis
     if chosen is None:
         return {}
-    facts = {
+    facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,
         "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
         "warm_start_epochs": chosen.warm_start_epochs,
     }
+    if parts.method.releases == "votes":
+        facts["votes"] = {
+            "embedding": None if chosen.embedding is None else published_name(chosen.embedding),
+            "epochs": 0 if chosen.publish else chosen.epochs,
+        }
+        names = [name for name, method in OF_METHOD.items() if method == parts.method.name]
+        facts["votes"] |= {name: getattr(chosen, name) for name in names}
+        if parts.method.tunes_writer:
+            facts["votes"] |= {"rejected": chosen.rejected_rank}
+        else:
+            facts |= {"evolve_every": 1}
+            facts["votes"] |= {"keep": chosen.seeds}
     return {"public_texts": facts}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.reporting.wording import any_projected, any_truncated
 
+_USED = "What is sent to the model when it is used: prompts, context and answers."
 _ALWAYS = (
     "The base model. Whatever it learned from its own pretraining data is outside this statement.",
     "What many records have in common. Differential privacy hides whether one {unit} took part; "
@@ -19,7 +20,7 @@ _ALWAYS = (
     "Everything outside this folder: the training losses and logs that stay with whoever trained.",
     "Side channels of the training machine, such as how long a step took.",
     "{rounding}",
-    "What is sent to the model when it is used: prompts, context and answers.",
+    _USED,
 )
 _CONTINUOUS = (
     "Rounding. Noise is continuous in the proof and floating point in the computer (Mironov 2012); "
@@ -48,6 +49,14 @@ _PUBLIC_TEXTS = (
 _WRITTEN = (
     "The generated texts that training leaned on, and what their generator knows. They get no noise and are outside "
     "this statement, so neither they nor the words that asked for them may come from private records."
+)
+_WRITER = (
+    "What the generator knows, and the words that asked it. They get no noise and are outside this statement, so none "
+    "of them may come from private records."
+)
+_INVENTED = (
+    "People whom a text seems to speak of. Names and facts are invented, or come from what the generator was trained "
+    "on, and may be true of somebody; the statement is about the records alone."
 )
 _TRUNCATED = (
     "How many {unit}s there are. With a cap on the batch, a {unit} is removed by putting an empty one in its "
@@ -95,14 +104,16 @@ def not_protected(
     *,
     discrete: bool | None = None,
     written: bool = False,
+    released: Literal["adapter", "texts"] = "adapter",
 ) -> list[str]:
     """Sentences for a report; ``statement``, ``start`` (adapter.init) and ``federation`` as in its JSON.
 
-    written: whether texts were generated for the run. discrete: whether noise is integers; None: whether clients of
-    ``federation`` share it.
+    written: whether texts were generated for the run. released: what the statement is about. discrete: whether noise is
+    integers; None: whether clients of ``federation`` share it.
     """
     if statement is None or statement["epsilon"] is None:
-        return ["Any training record. Handle this adapter as if it were the training records themselves."]
+        what = "these texts as if they" if released == "texts" else "this adapter as if it"
+        return [f"Any training record. Handle {what} were the training records themselves."]
     if discrete is None:
         discrete = federation is not None and federation["noise_by"] == "shares"
     rounding = (_DISCRETE if discrete else _CONTINUOUS).format(unit=statement["unit"])
@@ -116,8 +127,11 @@ def not_protected(
         sentences.insert(1, _PUBLIC_TEXTS)
     elif start not in (RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT):
         sentences.insert(1, _OTHER_ADAPTER)
+    if released == "texts":
+        sentences.remove(_USED)
+        sentences.insert(1, _INVENTED)
     if written:
-        sentences.insert(1, _WRITTEN)
+        sentences.insert(1, _WRITER if released == "texts" else _WRITTEN)
     return [*_of_federation(statement, federation), *sentences] if federation else sentences
 
 

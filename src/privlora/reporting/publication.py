@@ -12,7 +12,9 @@ from privlora.errors import PrivacyError, RunError
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.page import render
+from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.assembly import Parts
+from privlora.training.choosing import read_choice
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
 CARD_NAME, HTML_NAME = "README.md", "report.html"
@@ -35,7 +37,9 @@ def publish(
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
     parts.write_adapter(folder.release)
-    _write_report(folder, gather(parts, summary, read_lines(folder.evaluations), federation))
+    write_report(
+        folder, gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
+    )
     if summary is not None:
         set_times(folder.release, summary.created)
 
@@ -54,18 +58,19 @@ def rewrite_report(folder: RunFolder) -> Path:
     statement, summary = report["statement"], None
     if statement is not None:
         summary = read_ledger(folder.ledger)
-        _check_same_run(statement, summary)
+        check_same_run(statement, summary)
         if summary.charges != statement["steps_charged"]:
             report = {**report, **privacy_facts(summary), "versions": versions()}
     if folder.evaluations.exists():
         report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
-    _write_report(folder, report)
+    write_report(folder, report)
     if summary is not None:
         set_times(folder.release, summary.created)
     return folder.release / HTML_NAME
 
 
-def _check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None:
+def check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None:
+    """Raise RunError for a ledger of another run than the statement's, PrivacyError for one that shows less."""
     if summary.run_id != statement["run_id"]:
         raise RunError(
             f"{summary.path} belongs to another run than its report", fix="restore the run's own files"
@@ -95,8 +100,10 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def _write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
+def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
+    """privacy_report.json, README.md and report.html, of an adapter or of texts. Raises RunError."""
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(folder.report, text)
-    write_atomically(folder.release / CARD_NAME, card(report))
-    write_atomically(folder.release / HTML_NAME, render(report))
+    as_card, as_page = (texts_card, texts_page) if "texts" in report else (card, render)
+    write_atomically(folder.release / CARD_NAME, as_card(report))
+    write_atomically(folder.release / HTML_NAME, as_page(report))

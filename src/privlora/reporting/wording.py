@@ -7,6 +7,7 @@ from typing import Any
 
 from privlora.config import OPTIMIZER_SETTINGS
 from privlora.pages.numbers import number, rounded_up
+from privlora.training.choosing import because
 
 Report = Mapping[str, Any]
 
@@ -44,12 +45,20 @@ def sentence(report: Report) -> str:
     """The statement that an auditor would sign, or why there is none."""
     s = report["statement"]
     if not is_private(report):
-        return f"This adapter is NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
+        what = "These texts are" if "texts" in report else "This adapter is"
+        return f"{what} NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
     clipped = "" if "phases" in s else f" and clipping norm {clip_norm(report)}"
+    if releases_votes(report):
+        clipped = f", on votes of norm {clip_norm(report)} at most"
+    what = (
+        "The texts and every file beside them"
+        if "texts" in report
+        else "The adapter and every file beside it"
+    )
     federation = report.get("federation")
     whose = "" if federation is None else f" {from_whom(federation)}"
     return (
-        f"The adapter and every file beside it are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
+        f"{what} are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
         f"differentially private under {adjacency(s)}.{whose} They derive from "
         f"{', and '.join(_releases(phase, clipped) for phase in phases(s))}; epsilon is an upper bound by the PLD "
         f"accountant of dp-accounting {report['versions']['dp-accounting']}."
@@ -87,6 +96,11 @@ def _releases(phase: Mapping[str, Any], clipped: str = "") -> str:
         f"{count} release{'s' * (count != 1)} of the Gaussian mechanism{projected} with noise multiplier "
         f"{number(phase['noise_multiplier'])}{clipped}, on batches drawn by {sampling(phase)}"
     )
+
+
+def releases_votes(report: Report) -> bool:
+    """Whether records voted on public texts, in the place of gradients."""
+    return bool(report["method"].get("releases") == "votes")
 
 
 def clip_norm(report: Report) -> str:
@@ -198,6 +212,8 @@ def mechanism(report: Report) -> str:
         )
     if s["unit"] == "client":
         return "Gaussian mechanism on the clipped updates of whole clients"
+    if releases_votes(report):
+        return f"Gaussian mechanism on one vector of votes per {s['unit']}, one entry a public text"
     return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}"
 
 
@@ -228,8 +244,10 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     rows = [
         ("Base model", adapter["base_model"] + revision),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
+        *([("Chosen", because(method["choice"]))] if "choice" in method else []),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
         *_public_texts(method.get("public_texts")),
+        *_span(method.get("span")),
         ("Clipping", method["clipping"]),
         ("Learning rate", f"{number(method['learning_rate'])}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
@@ -253,11 +271,60 @@ _WRITERS = {
 def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
     if facts is None:
         return []
-    every, epochs = facts["evolve_every"], facts["warm_start_epochs"]
-    evolve = "chosen anew after " + ("every step" if every == 1 else f"every {every} steps") if every else ""
-    start = f"{epochs} × ordinary training on the first of them, before the private steps" if epochs else ""
+    every, epochs, votes = facts["evolve_every"], facts["warm_start_epochs"], facts.get("votes")
+    word = "step" if votes is None else "round"
+    evolve = f"chosen anew after every {word if every == 1 else f'{every} {word}s'}" if every else ""
+    start = f"{epochs} × ordinary training on the first of them, before the private {word}s" if epochs else ""
     whose = f"{facts['count']} by {_WRITERS[facts['generator']]}"
-    return [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
+    rows = [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
+    if votes is not None:
+        near = "the base model's hidden states" if votes["embedding"] is None else votes["embedding"]
+        rows.append(("Votes", _scores(votes, near) if "answers" in votes else _counts(votes, near)))
+        if votes["epochs"]:
+            rows.append(("Then", f"{votes['epochs']} × ordinary training on the last texts, at no cost"))
+    return rows
+
+
+def _counts(votes: Report, near: str) -> str:
+    counted = (
+        f"of each record for the {votes['nearest']} nearest by {near}; {votes['keep']} texts are kept by "
+        f"{votes['selection']}, with counts above {number(votes['threshold'])}"
+    )
+    if votes["lookahead"]:
+        counted += f", each where {votes['lookahead']} variations of it are"
+    return counted
+
+
+def _scores(votes: Report, near: str) -> str:
+    return (
+        f"of each record, by {near}, on {votes['answers']} texts of the model for each of "
+        f"{votes['requests']} requests. "
+        f"DPO of the adapter on the best over rank {votes['rejected']}: beta {number(votes['dpo_beta'])}, "
+        f"learning rate {number(votes['dpo_learning_rate'])}, epochs {votes['dpo_epochs']}, "
+        f"batches of {votes['dpo_batch_size']}"
+    )
+
+
+_PLACES = {0.0: "inner products", 0.5: "orthonormal coordinates", 1.0: "coefficients"}
+
+
+def _span(rows: list[Report] | None) -> list[tuple[str, str]]:
+    if not rows:
+        return []
+    place, ridge, directions, cosine, kappa = span_row(rows[-1])
+    last = f"{place}, ridge {ridge}, {directions} directions; expected cosine {cosine}, κ {kappa}"
+    return [("Span", f"chosen before each step on public gradients. The last: {last}")]
+
+
+def span_row(row: Report) -> tuple[str, ...]:
+    """Of one step: where noise was, the ridge, directions, the cosine that was expected, and kappa."""
+    return (
+        _PLACES.get(row["alpha"], f"α {number(row['alpha'])}"),
+        number(row["ridge"]),
+        f"{row['directions']} of {row['texts']}",
+        number(row["cosine"], 2),
+        number(row["kappa"], 2),
+    )
 
 
 def _dropout(method: Report) -> str:

@@ -20,6 +20,7 @@ from privlora.config import Settings
 from privlora.data.records import load_records
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
+from privlora.methods import find_row
 from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
@@ -104,7 +105,8 @@ class Runner:
         privacy = settings.privacy.model_dump(
             include={"unit", "user_column", "max_records_per_user", "delta", "private"}
         )
-        key = f"{model_key} {settings.data.model_dump_json()} {privacy}"
+        votes = find_row(settings.method.name).releases == "votes"  # who vote need their texts
+        key = f"{model_key} {settings.data.model_dump_json()} {privacy} {votes}"
         if self._model_key != model_key:
             self._model_key = self._loaded = self._model = None  # the old one's memory first
             self._model, self._tokenizer = load_model(settings.model)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from privlora.config import Settings, checked, read_yaml, settings_from
 from privlora.errors import ConfigError, nearest
-from privlora.methods import find_method
+from privlora.methods import find_row
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
@@ -206,7 +206,7 @@ class Study:
         for place in self.places:
             settings = self.run_settings(Cell(*place, 1.0, 0))
             content = settings.model_dump(mode="json", exclude_defaults=True, exclude=_WITHOUT_EFFECT)
-            if revision := find_method(settings.method.name).revision:
+            if revision := find_row(settings.method.name).revision:
                 content["revision"] = revision
             found[place] = _digest(content)
         return found
@@ -285,7 +285,7 @@ def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Ar
         raise ConfigError(
             f"{source}: a method has no name", fix="write {name: prism, optimizer: scalar}, or the name alone"
         )
-    row = find_method(name)
+    row = find_row(name)
     rates, label = given.pop("learning_rate", None), given.pop("label", None)
     label = str(label or _label(name, given))
     grid = tuple(settings.learning_rate)
@@ -402,7 +402,7 @@ def _check(study: Study) -> None:
                 f"{study.source}: task {cell.task!r} has no data.evaluation",
                 fix="give held-out records that may be shown",
             )
-        method = find_method(settings.method.name)
+        method = find_row(settings.method.name)
         method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
 
 

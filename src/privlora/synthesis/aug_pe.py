@@ -29,6 +29,7 @@ class AugPE:
         threshold: H, in votes of one unit each.
         selection: "rank" keeps the highest counts, of equal ones the first; "probability" draws distinct texts with
             probability proportional to their counts, and some without any where too few have one.
+        fresh: fresh texts stand in the place of variations; those that are kept stay.
         lookahead: a text stands where the mean of so many variations of it does; 0 for where it is itself.
         public: draws texts. It sees releases alone, so it may have a seed.
 
@@ -47,6 +48,7 @@ class AugPE:
         threshold: float = 0.0,
         selection: Selection = "rank",
         lookahead: int = 0,
+        fresh: bool = False,
         public: np.random.Generator | None = None,
     ) -> None:
         if keep < 1 or min(variations, lookahead) < 0:
@@ -67,7 +69,7 @@ class AugPE:
         self.population = population
         self._generator, self._embed = generator, embed
         self._keep, self._variations, self._threshold = keep, variations, threshold
-        self._selection, self._lookahead = selection, lookahead
+        self._selection, self._lookahead, self._fresh = selection, lookahead, fresh
         self._public = np.random.default_rng() if public is None else public
 
     def propose(self) -> Floats:
@@ -78,7 +80,12 @@ class AugPE:
         return np.mean(varied, axis=0, dtype=np.float64)
 
     def use(self, votes: Floats) -> None:
-        self.population = self.population.evolve(self.kept(votes), self._generator, self._variations)
+        kept = self.kept(votes)
+        if self._fresh:
+            texts = [self.population.texts[i] for i in kept]
+            self.population = Population(texts + self._generator.random(self._keep * self._variations))
+        else:
+            self.population = self.population.evolve(kept, self._generator, self._variations)
 
     def kept(self, votes: Floats) -> list[int]:
         """Which texts go on, given (N,) noisy sums of votes."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from privlora.data.examples import Template, build_examples
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, named
 from privlora.evaluation.batches import evaluating, prompt_batches, takes_positions
 
 
@@ -52,7 +52,7 @@ def hidden_states(
     records = [{"text": text} for text in texts]
     examples = build_examples(records, Template(text="text"), tokenizer, max_length=max_length, add_eos=False)
     some = [i for i, example in enumerate(examples) if len(example.input_ids)]
-    with _base_alone(model, adapter) as base, evaluating(base) as device:
+    with base_alone(model, adapter) as base, evaluating(base) as device:
         inner = base.base_model
         found = np.zeros((len(texts), base.config.hidden_size), dtype=np.float32)
         for batch in prompt_batches(
@@ -75,26 +75,38 @@ def hidden_states(
     return found
 
 
-def sentence_vectors(name: str, texts: Sequence[str]) -> np.ndarray:
-    """The vectors of a sentence-transformers model, (N, d) float32 of norm 1.
+class SentenceEmbedding:
+    """A sentence-transformers model, loaded once: texts to vectors, (N, d) float32 of norm 1.
 
-    name: a local folder or a hub name. Raises ConfigError if the package is not installed.
+    name: a local folder or a hub name. Raises ConfigError if the package is not installed, or the model not there.
     """
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise ConfigError(
-            "embeddings by a sentence-transformers model need that package",
-            fix="pip install sentence-transformers, or use the base model's hidden states",
-        ) from None
-    vectors = SentenceTransformer(name).encode(
-        list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
-    )
-    return np.asarray(vectors, dtype=np.float32)
+
+    def __init__(self, name: str) -> None:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError:
+            raise ConfigError(
+                "embeddings by a sentence-transformers model need that package",
+                fix="pip install sentence-transformers, or use the base model's hidden states",
+            ) from None
+        try:
+            self._model = SentenceTransformer(name)
+        except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause
+            raise ConfigError(
+                f"synthesis.embedding={named(name)} cannot be loaded ({type(error).__name__})",
+                fix="give the folder or the hub name of a public sentence-transformers model; or leave it out, and the "
+                "base model's hidden states are used",
+            ) from None
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        vectors = self._model.encode(
+            list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+        return np.asarray(vectors, dtype=np.float32)
 
 
 @contextmanager
-def _base_alone(model: Any, adapter: Attached | None) -> Iterator[Any]:
+def base_alone(model: Any, adapter: Attached | None) -> Iterator[Any]:
     """The model as it was before any adapter."""
     taken_off = adapter is not None and adapter.attached
     if adapter is not None and taken_off:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
@@ -57,6 +57,7 @@ class EndpointWriter:
                 fix="export it with the endpoint's key, or remove synthesis.api_key_env",
             )
         self.name, self.chat = f"endpoint (model {model})", chat
+        self.told: Callable[[int], None] | None = None
         self._place = f"{url.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
         self._body = {
             "model": model,
@@ -80,7 +81,12 @@ class EndpointWriter:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             answers = [pool.submit(self._answer, *asked) for asked in zip(prompts, seeds, strict=True)]
             try:
-                return [answer.result() for answer in answers]
+                found = []
+                for answer in answers:
+                    found.append(answer.result())
+                    if self.told is not None:
+                        self.told(len(found))
+                return found
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)  # after a failure the rest is not asked for
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
@@ -47,10 +48,22 @@ class Generator(Protocol):
         """One variation of each, in order."""
 
 
+class ResumableGenerator(Generator, Protocol):
+    """One that goes on where it stopped."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
 class _Resumable:
-    """Counts what was given, so that a run that is resumed goes on where it stopped."""
+    """Counts what was given, so that a run that is resumed goes on where it stopped.
+
+    told: set by who wants to know how far a call is: (texts written, all texts of the call), both public.
+    """
 
     _given = 0
+    told: Callable[[int, int], None] | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"given": torch.tensor(self._given)}
@@ -75,24 +88,32 @@ class _Asking(_Resumable, ABC):
         return self._call("vary", list(texts))
 
     @abstractmethod
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
-        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``checked_texts``."""
+    def _draw(
+        self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
+    ) -> list[str]:
+        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``checked_texts``.
+
+        told: may be called with how many of them are written.
+        """
 
     def _call(self, kind: str, seeds: Sequence[str | None]) -> list[str]:
         call = self._given + 1
         texts = [""] * len(seeds)
         missing = list(range(len(seeds)))
         try:
+            self._tell(len(texts), 0, 0)
             tries = _TRIES if kind == "random" else 2 * _TRIES
             for attempt in range(tries):
                 if not missing:
                     break
                 # A text that nothing follows on has no variation: a fresh one stands for it.
                 asked = [seeds[i] if attempt < _TRIES else None for i in missing]
-                found = self._draw(asked, call, attempt)
+                told = partial(self._tell, len(texts), len(texts) - len(missing))
+                found = self._draw(asked, call, attempt, told)
                 for i, text in zip(missing, found, strict=True):
                     texts[i] = text.strip()
                 missing = [i for i in missing if not texts[i]]
+                self._tell(len(texts), len(texts) - len(missing), 0)
             if missing:
                 raise GeneratorError(
                     f"{len(missing)} of {len(texts)} texts are empty, {tries} times in a row",
@@ -102,6 +123,14 @@ class _Asking(_Resumable, ABC):
             raise error.of(f"{self._name}, call {call} ({kind}, {len(texts)} texts)") from error
         self._given = call
         return texts
+
+    def _tell(self, total: int, before: int, more: int) -> None:
+        if self.told is not None:
+            self.told(before + more, total)
+
+
+class _Request(str):
+    """What a writer is asked as it stands, in the place of a text that is varied."""
 
 
 class PromptedGenerator(_Asking):
@@ -117,11 +146,29 @@ class PromptedGenerator(_Asking):
         super().__init__(writer.name)
         self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
 
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+    @property
+    def chat(self) -> bool:
+        """Whether it asks; else it gives beginnings to go on with."""
+        return self._writer.chat
+
+    def requests(self, count: int) -> list[str]:
+        """``count`` public requests for fresh texts, as ``Prompts.fresh`` words them for this writer."""
+        return self._prompts.fresh(count, chat=self._writer.chat)
+
+    def samples(self, requests: Sequence[str], count: int) -> list[list[str]]:
+        """``count`` texts of each request, which is asked as it stands; none is empty."""
+        texts = self._call("random", [_Request(each) for each in requests for _ in range(count)])
+        return [texts[first : first + count] for first in range(0, len(texts), count)]
+
+    def _draw(
+        self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
+    ) -> list[str]:
         asked, kept = [], [""] * len(seeds)
         tones = counter_generator(_key(self._seed, call, attempt, "tones"))
         for i, seed in enumerate(seeds):
-            if not self._writer.chat:
+            if isinstance(seed, _Request):
+                asked.append(str(seed))
+            elif not self._writer.chat:
                 kept[i] = beginning(seed or "", self._share)
                 asked.append(self._prompts.lead_in + kept[i])
             elif seed is None:
@@ -129,6 +176,7 @@ class PromptedGenerator(_Asking):
             else:
                 tone = self._prompts.tones[tones.integers(len(self._prompts.tones))]
                 asked.append(self._prompts.variation_of(seed, tone))
+        self._writer.told = told
         written = checked_texts(
             self._writer.write(asked, _key(self._seed, call, attempt, "texts")), len(seeds)
         )
@@ -146,7 +194,9 @@ class OwnGenerator(_Asking):
         super().__init__(f"generator {name_of(own)}")
         self._own, self._timeout = own, timeout
 
-    def _draw(self, seeds: list[str | None], call: int, attempt: int) -> list[str]:
+    def _draw(
+        self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
+    ) -> list[str]:
         texts = [seed for seed in seeds if seed is not None]
         asked = (lambda: self._own.vary(texts)) if texts else (lambda: self._own.random(len(seeds)))
         return checked_texts(within(self._timeout, asked), len(seeds))
@@ -171,19 +221,28 @@ class FileGenerator(_Resumable):
         records = load_records(path)
         return cls([text_of(record, column, i) for i, record in enumerate(records, start=1)], seed=seed)
 
+    @property
+    def left(self) -> int:
+        """Texts that were not used."""
+        return len(self._texts) - self._given
+
     def random(self, count: int) -> list[str]:
-        left = len(self._texts) - self._given
+        self.refuse_fewer(count)
+        self._given += count
+        return self._texts[self._given - count : self._given]
+
+    def vary(self, texts: Sequence[str]) -> list[str]:
+        return self.random(len(texts))
+
+    def refuse_fewer(self, count: int) -> None:
+        """Raise DataError where fewer than ``count`` texts are left."""
+        left = self.left
         if count > left:
             raise DataError(
                 f"synthesis.file has {len(self._texts)} different texts, {left} of which are not used, and {count} are "
                 "needed",
                 fix="give a larger public file, or lower synthesis.seeds or variations, or raise evolve_every",
             )
-        self._given += count
-        return self._texts[self._given - count : self._given]
-
-    def vary(self, texts: Sequence[str]) -> list[str]:
-        return self.random(len(texts))
 
 
 def checked_texts(answer: object, count: int) -> list[str]:

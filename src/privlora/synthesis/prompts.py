@@ -36,6 +36,12 @@ class Prompts:
         """The prompt for a variation; braces inside ``text`` stay as they are."""
         return self.variation.replace(TONE, tone).replace(TEXT, text)
 
+    def fresh(self, count: int, *, chat: bool) -> list[str]:
+        """``count`` requests for fresh texts: of a chat in one tone after another, else the words before a text."""
+        if not chat:
+            return [self.lead_in] * count
+        return [f"{self.random} Write in a {self.tones[i % len(self.tones)]} tone." for i in range(count)]
+
 
 def _kind(noun: str, *, asked: str, lead_in: str, tones: tuple[str, ...]) -> Prompts:
     return Prompts(

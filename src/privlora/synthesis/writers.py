@@ -27,6 +27,8 @@ class Writer(Protocol):
     """For errors."""
     chat: bool
     """Whether prompts are requests; else each is the beginning of what is to be gone on with."""
+    told: Callable[[int], None] | None
+    """Set by who asks; a writer that answers one after another says how many of a call's prompts it has answered."""
 
     def write(self, prompts: Sequence[str], key: int) -> Any:
         """An answer to each prompt in its order, without the prompt. key: PUBLIC; what is drawn is drawn by it.
@@ -58,6 +60,7 @@ class ModelWriter:
         Raises ConfigError for numbers out of range, or for a chat without a template.
         """
         self.name = "model"
+        self.told: Callable[[int], None] | None = None
         self.chat = bool(tokenizer.chat_template) if chat is None else chat
         if self.chat and not tokenizer.chat_template:
             raise ConfigError(
@@ -86,6 +89,7 @@ class ModelWriter:
             max_new_tokens=new,
             max_tokens=self._max_tokens,
             sampling=Sampling(key, self._sampling.temperature, self._sampling.top_p),
+            told=self.told,
         )
         return [self._read(ids.tolist(), row) for ids, row in zip(asked, answers, strict=True)]
 
@@ -133,6 +137,7 @@ class FunctionWriter:
         self, function: Callable[[list[str]], Any], *, chat: bool = True, timeout: float = 300.0
     ) -> None:
         self.name, self.chat = f"function {name_of(function)}", chat
+        self.told: Callable[[int], None] | None = None  # all are answered at once
         self._function, self._timeout = function, timeout
 
     def write(self, prompts: Sequence[str], key: int) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
@@ -29,12 +30,19 @@ from privlora.mechanisms import (
     Mechanism,
     NoiseSource,
 )
-from privlora.methods import Hyperparameters, Method, build, find_method
+from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.training.ballot import (
+    Ballot,
+    build_embedding,
+    refuse_settings_of_others,
+    refuse_what_votes_have_not,
+)
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.preferences import refuse_without_trl
 from privlora.training.public_gradients import PublicTexts, public_gradients
 from privlora.training.public_start import mean_gradient_subspaces
 from privlora.training.state import Part, TrainState
@@ -48,13 +56,14 @@ ADJACENCY: Final = "add-or-remove-one"
 class Parts(TrainState):
     """A method on a model, as settings want it.
 
-    texts: the run's own public texts, where settings have a group ``synthesis``.
+    texts: the run's own public texts, where settings have a group ``synthesis``. ballot: of rows that release votes.
     """
 
     method: Method
     settings: Settings
     hyper: Hyperparameters
     texts: SyntheticTexts | None = None
+    ballot: Ballot | None = None
 
     def learning_rate(self, step: int) -> float:
         """Of step 1, 2, …; a function of public numbers."""
@@ -64,7 +73,8 @@ class Parts(TrainState):
         )
 
     def _parts(self) -> dict[str, Part]:
-        return super()._parts() | ({} if self.texts is None else {"texts": self.texts})
+        own: dict[str, Part | None] = {"texts": self.texts, "ballot": self.ballot}
+        return super()._parts() | {name: part for name, part in own.items() if part is not None}
 
     def named_factors(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """What is exported, relative to W0: the averaged update where averaging is on, else the last iterate."""
@@ -112,12 +122,14 @@ def plan_privacy(
     privacy = settings.privacy
     assert privacy.private
     assert privacy.delta is not None
-    method = find_method(settings.method.name)
+    method = find_row(settings.method.name)
     if not method.private:
         raise ConfigError(
             f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
+    if method.releases == "votes":
+        refuse_what_votes_have_not(settings)
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
@@ -136,6 +148,13 @@ def plan_privacy(
             f"privacy.clip_quantile cannot be used with {clipping} clipping",
             why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
             fix="remove clip_quantile, or set method.clipping=flat",
+        )
+    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
+    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
+            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
+            fix="remove clip_quantile, or set method.hold_out=0",
         )
     calibration = None
     sigma = privacy.noise_multiplier
@@ -204,7 +223,18 @@ class PublicStart:
     def texts(self, settings: Settings, model: torch.nn.Module, method: Method) -> SyntheticTexts:
         """New ones for a run, not yet written."""
         evolving = method.public_texts == "evolving"
-        return SyntheticTexts(settings, model, self._tokenizer, evolving=evolving, own=self._generator)
+        return SyntheticTexts(
+            settings,
+            model,
+            self._tokenizer,
+            evolving=evolving and method.releases == "gradients",
+            own=self._generator,
+            distinct=method.releases == "gradients",  # votes go to as many texts in every round
+        )
+
+    def ballot(self, settings: Settings, model: torch.nn.Module, adapter: LowRankAdapter) -> Ballot:
+        """Of a row that releases votes, before its first round. Raises ConfigError if there is no such embedding."""
+        return Ballot(build_embedding(settings, model, self._tokenizer, adapter))
 
 
 def build_parts(
@@ -220,15 +250,28 @@ def build_parts(
 
     Raises ConfigError where such texts are missing, or would not be used.
     """
-    method = find_method(settings.method.name)
+    method = find_row(settings.method.name)
+    votes = method.releases == "votes"
+    if votes:
+        refuse_what_votes_have_not(settings)
+    if method.tunes_writer:
+        refuse_without_trl()
+    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
+        raise ConfigError(
+            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="remove it, or choose a method with public texts, such as pe-sgd",
+        )
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
         own = public.texts(settings, model, method)
     if method.public_texts and texts is None and own is None:
         raise ConfigError(
-            f"method {method.name!r} releases along the gradients of public texts, and none are given",
-            why="without them there is nothing to release along",
+            f"method {method.name!r} releases "
+            + ("votes on" if votes else "along the gradients of")
+            + " public texts, and none are given",
+            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
             fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
             "such as prism",
         )
@@ -254,13 +297,17 @@ def build_parts(
         subspaces=subspaces,
     )
     max_tokens = settings.run.tokens_per_micro_batch
+    kept = torch.bfloat16 if settings.run.public_gradient_dtype == "bfloat16" else None
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, max_tokens)
+        lean_on(texts, coordinates, optimizer, max_tokens, dtype=kept)
     elif own is not None:
-        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies)
+        lean_on(
+            own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients, dtype=kept
+        )
     average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
+    ballot = public.ballot(settings, model, adapter) if votes and public is not None else None
     adapter.attach()  # last: a setting that is refused leaves the model alone
     return Parts(
         method=method,
@@ -271,13 +318,33 @@ def build_parts(
         hyper=hyper,
         adaptive=adaptive,
         texts=own,
+        ballot=ballot,
     )
 
 
+def texts_evolve(settings: Settings) -> bool:
+    """Whether releases decide which texts stand at a run's end, so that they say something of the records."""
+    chosen, method = settings.synthesis, find_row(settings.method.name)
+    if chosen is None or method.public_texts != "evolving":
+        return False
+    return method.releases == "votes" or chosen.evolve_every > 0
+
+
 def refuse_unused_texts(settings: Settings) -> None:
-    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read."""
-    chosen, method = settings.synthesis, find_method(settings.method.name)
-    if chosen is not None and not method.public_texts and not chosen.warm_start_epochs:
+    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, or cannot write those that
+    are to be released."""
+    chosen, method = settings.synthesis, find_row(settings.method.name)
+    if chosen is None:
+        return
+    refuse_settings_of_others(chosen, method)
+    if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
+        raise ConfigError(
+            f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
+            "another writer",
+            why="such texts would say nothing of the records, whatever was paid for",
+            fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
+        )
+    if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
         raise ConfigError(
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",
             why="a setting that is ignored would make two runs look different that are the same",
@@ -291,18 +358,24 @@ def lean_on(
     optimizer: Optimizer,
     max_tokens: int,
     without_copies: Callable[[PublicGradients], PublicGradients] = lambda found: found,
+    told: Callable[[int, int], None] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Let every step span the gradients of the texts that it is given; other methods take no notice of them.
 
-    without_copies: leaves out rows, and the texts that they belong to.
+    without_copies: leaves out rows, and the texts that they belong to. told: see ``public_gradients``. dtype: in which
+    rows are kept; None: in that of the coordinates.
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
 
-        def refresh() -> PublicGradients:
-            asked = texts(optimizer.take_scores())
-            return without_copies(public_gradients(coordinates.inner, asked, max_tokens=max_tokens))
+        def gradients(scores: Tensor | None) -> PublicGradients:
+            asked = texts(scores)
+            found = public_gradients(coordinates.inner, asked, max_tokens=max_tokens, dtype=dtype, told=told)
+            return without_copies(found)
 
-        coordinates.refresh = refresh
+        coordinates.refresh = lambda: gradients(optimizer.take_scores())
+        coordinates.look_again = lambda: gradients(None)  # scores wait on, so nothing evolves
 
 
 def build_step(
@@ -319,6 +392,11 @@ def build_step(
     Raises PrivacyError if the settings are not those of the ledger's plan.
     """
     settings = parts.settings
+    if parts.ballot is not None:
+        raise ConfigError(
+            f"method {parts.method.name!r} releases votes and takes no private steps",
+            fix="choose a method that releases gradients",
+        )
     draws = sampler(settings.privacy, len(data.units))
     before = 0 if ledger is None else ledger.plan.before_training
     mechanism = _mechanism(parts, ledger, done, draws.sampling)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from privlora.errors import RunError
 from privlora.training.files import write_atomically
+
+NO_RUN: Final = "non-private"
+"""A non-private run has no ledger; its checkpoints belong to it all the same."""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,21 @@ class RunFolder:
         return self.release / "privacy_report.json"
 
     @property
+    def choice(self) -> Path:
+        """Why the run took its row, where method.name stood for several."""
+        return self.release / "choice.json"
+
+    @property
+    def sampled(self) -> Path:
+        """Texts that are written so far, of a run that releases them."""
+        return self.private / "texts.safetensors"
+
+    @property
+    def texts(self) -> Path:
+        """The texts that a run released, one a line; other runs have none."""
+        return self.release / "synthetic.jsonl"
+
+    @property
     def has_plan(self) -> bool:
         """Whether the ledger's first line is complete: without it nothing was released."""
         return self.ledger.exists() and b"\n" in self.ledger.read_bytes()

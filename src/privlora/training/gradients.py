@@ -15,17 +15,17 @@ _COLUMNS = 32
 
 
 def micro_batch_gradients(
-    adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False
+    adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False, public: bool = False
 ) -> tuple[Captured, Tensor]:
-    """Gradients of each privacy unit, and its loss (units,); both are private.
+    """Gradients of each privacy unit, and its loss (units,); both are private, unless the records are ``public``.
 
     A unit's loss is the mean over its drawn records of the mean over each record's label tokens, so it depends on
     that unit alone. ``summed`` gives one gradient, added up over all units (non-private mode). In models that route
     tokens each unit is computed by itself (`model_checks.routes_tokens`), and where coordinates want it
-    (`LowRankAdapter.one_by_one`).
+    (`LowRankAdapter.one_by_one`); public texts go through together, since nobody is hidden among them.
     """
     batch = batch.to(adapter.device)
-    if summed or not (adapter.one_by_one or routes_tokens(adapter.model)):
+    if summed or public or not (adapter.one_by_one or routes_tokens(adapter.model)):
         captured, losses = _run(adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
         if summed or batch.unit_count == 1 or bool(captured.finite().all()):

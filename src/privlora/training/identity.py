@@ -52,28 +52,46 @@ def keep_identity(folder: RunFolder, identity: Identity) -> None:
 
 def refuse_others(folder: RunFolder, identity: Identity) -> None:
     """Raise PrivacyError for other records than the run's, RunError for another model; old runs kept neither."""
-    if not folder.identity.exists():
+    kept = _kept(folder)
+    if kept is None:
         return
-    try:
-        kept = Identity(**json.loads(folder.identity.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(
-            f"{str(folder.identity)!r} is damaged ({type(error).__name__})",
-            why="it says which records and which model the run belongs to",
-            fix="restore it",
-        ) from None
     if kept.records != identity.records:
         raise PrivacyError(
             f"the private records{_whose(kept, identity)} are not those that the run began with",
             why="its statement speaks of one set of records, and what was private then could be published now",
             fix="resume with the same records, units and tokenizer, or start a new run",
         )
-    if kept.model != identity.model:
+    _refuse_model(kept, identity.model)
+
+
+def refuse_another_model(folder: RunFolder, model: torch.nn.Module) -> None:
+    """Raise RunError for another base model than that of the run in ``folder``; where nothing is kept, none is."""
+    kept = _kept(folder)
+    if kept is not None:
+        _refuse_model(kept, _of_model(model))
+
+
+def _refuse_model(kept: Identity, model: str) -> None:
+    if kept.model != model:
         raise RunError(
             "the base model is not the one that the run began with",
             why="its adapter and its losses would belong to neither",
             fix="resume with the same model in the same dtype, or start a new run",
         )
+
+
+def _kept(folder: RunFolder) -> Identity | None:
+    """What the run's private folder says; None if there is nothing. Raises RunError if it is damaged."""
+    if not folder.identity.exists():
+        return None
+    try:
+        return Identity(**json.loads(folder.identity.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(
+            f"{str(folder.identity)!r} is damaged ({type(error).__name__})",
+            why="it says which records and which model the run belongs to",
+            fix="restore it",
+        ) from None
 
 
 def _whose(kept: Identity, found: Identity) -> str:

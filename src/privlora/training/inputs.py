@@ -18,6 +18,7 @@ from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, task_records
 from privlora.data.units import Units, group_units
 from privlora.errors import ConfigError, DataError, PrivacyError
+from privlora.methods import VOTE_METHODS
 from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
@@ -26,11 +27,15 @@ from privlora.training.model_checks import (
 
 @dataclass
 class Data:
-    """Tokenised private records, their units, and the public evaluation records (empty if none)."""
+    """Tokenised private records, their units, and the public evaluation records (empty if none).
+
+    texts: PRIVATE, what each record says, for rows that release votes; else none.
+    """
 
     examples: Examples
     units: Units
     evaluation: Examples
+    texts: Sequence[str] = ()
 
     @cached_property
     def summary(self) -> DataSummary:
@@ -111,7 +116,12 @@ def load_data(
         {name: content_hashes(_of_task(given, data), columns) for name, given in public.items()},
         f"in {', '.join(sorted(columns))}",
     )
-    loaded = Data(tokenise(records, data, tokenizer), units, tokenise(evaluation, data, tokenizer))
+    loaded = Data(
+        tokenise(records, data, tokenizer),
+        units,
+        tokenise(evaluation, data, tokenizer),
+        _voting(settings, records),
+    )
     # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
     _refuse_shared(
         token_hashes(loaded.examples),
@@ -194,6 +204,14 @@ def _public(
             {column: text_of(record, own, number)} for number, record in enumerate(written, 1)
         ]
     return public
+
+
+def _voting(settings: Settings, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts that vote, where the method releases votes."""
+    if settings.method.name not in VOTE_METHODS:
+        return []
+    column = text_column(settings.data)
+    return [text_of(record, column, number) for number, record in enumerate(records, 1)]
 
 
 def text_column(data: DataSettings) -> str:

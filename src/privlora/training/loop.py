@@ -19,14 +19,12 @@ from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
 from privlora.training.assembly import Parts, build_step
-from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
+from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
+from privlora.training.voting import take_votes
 from privlora.training.warm_start import warm_start
-
-# A non-private run has no ledger; its checkpoints belong to it all the same.
-_NO_RUN = "non-private"
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ class StepReport:
 
     step: int
     steps: int
-    learning_rate: float
+    learning_rate: float | None
+    """None of rounds of votes, which train nothing."""
     seconds: float
     """PRIVATE, unlike the rest: a step takes as long as the batch that was drawn is large. Never publish it."""
 
@@ -50,13 +49,16 @@ class Observer(Protocol):
     def on_private_loss(self, step: int, loss: float) -> None:
         """Only called when run.show_private_loss is set; ``loss`` is private data."""
 
+    def on_public_work(self, what: str, done: int, total: int) -> None:
+        """Only called in runs with a group synthesis: how far the work on their public texts is, also within a step."""
+
 
 class Interrupted(Exception):
-    """The user stopped the run; everything up to ``step`` is saved."""
+    """The user stopped the run; everything up to ``step`` is saved. counted: what it counts, if no steps."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"interrupted after step {step}")
-        self.step = step
+    def __init__(self, step: int, counted: str | None = None) -> None:
+        super().__init__(f"interrupted after {counted or 'step'} {step}")
+        self.step, self.counted = step, counted
 
 
 def train(
@@ -76,7 +78,9 @@ def train(
     number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
     """
     privacy, run = parts.settings.privacy, parts.settings.run
-    run_id = _NO_RUN
+    run_id = NO_RUN
+    if observer is not None and parts.texts is not None:
+        parts.texts.tell = observer.on_public_work
     if ledger is not None:
         run_id = ledger.summary.run_id
         # Where a kill hit the last checkpoint, no later one replaces what it left.
@@ -92,6 +96,8 @@ def train(
         )
     if not saved:
         warm_start(parts)  # also where a crash lost all steps, which stay charged
+    if parts.ballot is not None and ledger is not None:
+        return _vote(parts, data, folder, ledger, observer)
     one = build_step(parts, data, ledger, done=done, instrument=instrument)
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
@@ -115,6 +121,35 @@ def train(
                 raise Interrupted(step)
     _evaluate(parts, data, folder, privacy.steps, observer)
     return privacy.steps
+
+
+def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer: Observer | None) -> int:
+    """``train`` of a row that releases votes: each round is a step of the ledger."""
+    steps = parts.settings.privacy.steps
+    publish = parts.settings.synthesis is not None and parts.settings.synthesis.publish
+    begun = time.perf_counter()
+    if ledger.charges == 0 and not publish:
+        _evaluate(parts, data, folder, 0, observer)
+    with stop_on_signal() as stop:
+
+        def save() -> None:
+            nonlocal begun
+            assert parts.ballot is not None
+            charges = ledger.charges
+            charge = ledger.summary.charge_hashes[charges - 1] if charges else None
+            save_checkpoint(folder.checkpoint, parts.states(), Mark(charges, ledger.summary.run_id, charge))
+            if parts.ballot.over:
+                return
+            if observer is not None and not parts.ballot.waiting:
+                observer.on_step(StepReport(charges, steps, None, time.perf_counter() - begun))
+            begun = time.perf_counter()
+            if stop.is_set():
+                raise Interrupted(charges, "round")
+
+        take_votes(parts, data, ledger, save)
+    if not publish:
+        _evaluate(parts, data, folder, steps, observer)
+    return steps
 
 
 def finish_training(

@@ -36,6 +36,8 @@ class RichObserver:
         self._plan = plan
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._private_loss: float | None = None
+        self._step_line = Text()  # of the last step; on a terminal public work is shown beside it
+        self._begun: set[str] = set()  # kinds of public work that a log has named
         self._seconds: float | None = None
         self._printed_at = time.monotonic()
         self._spent = (0, 0.0)  # a step, and epsilon after it
@@ -57,6 +59,7 @@ class RichObserver:
         self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * report.seconds
         if self._live.is_started:
             line = self._line(report, self._seconds, exact=report.step in (1, report.steps))
+            self._step_line = line
             self._live.update(line, refresh=True)
             if report.step == report.steps:
                 self._console.print(line)
@@ -75,17 +78,36 @@ class RichObserver:
         """Keep it for the step's line."""
         self._private_loss = loss
 
+    def on_public_work(self, what: str, done: int, total: int) -> None:
+        """Show how far writing public texts and the like is: beside the step's line, or now and then in a log."""
+        shown = Text(f"{what}: {done} of {total}")
+        if self._live.is_started:
+            line = Text("  ").join([self._step_line, shown]) if self._step_line else shown
+            self._live.update(self._step_line if done == total else line, refresh=True)
+            return
+        late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
+        if what not in self._begun or late:
+            self._begun.add(what)
+            self._console.print(shown)
+            self._printed_at = time.monotonic()
+
+    def on_texts(self, done: int, total: int) -> None:
+        """Show how many texts of a release are written."""
+        self.on_public_work("texts to release", done, total)
+
     def _line(self, report: StepReport, seconds: float, *, exact: bool) -> Text:
-        line = Text(f"step {report.step}/{report.steps}")
+        word = "round" if report.learning_rate is None else "step"
+        line = Text(f"{word} {report.step}/{report.steps}")
         if self._plan is not None and not self._plan.insecure_noise:
             step, spent = self._epsilon(self._plan, report.step, exact=exact)
-            after = "" if step == report.step else f" after step {step}"
+            after = "" if step == report.step else f" after {word} {step}"
             line.append(
                 f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold"
             )
         else:
             line.append("  NOT PRIVATE", style="bold red")
-        line.append(f"  lr {report.learning_rate:.2g}  {seconds:.2g} s/step")
+        rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
+        line.append(f"{rate}  {seconds:.2g} s/{word}")
         line.append(f"  ETA {clock(seconds * (report.steps - report.step))}")
         if self._private_loss is not None:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")

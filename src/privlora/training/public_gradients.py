@@ -1,19 +1,25 @@
 """Gradients of public texts at the present state, one row a text: what spans (coordinates.span) are made of.
 
-Private records are not used. Texts go through the model as private records do, without dropout.
+Private records are not used. Texts go through the model as private records do, without dropout, but together: what
+they round in each other's gradients is public too.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from privlora.coordinates import Coordinates, PublicGradients
-from privlora.coordinates.span import unit_vectors
+from privlora.coordinates.span import rows_beside, unit_vectors
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
+from privlora.errors import RunError
 from privlora.randomness import counter_generator
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
@@ -24,19 +30,72 @@ step's release, (N,) >= 0; None where nothing was released since they were asked
 
 
 def public_gradients(
-    space: Coordinates, texts: Examples, *, max_tokens: int, dtype: torch.dtype | None = None
+    space: Coordinates,
+    texts: Examples,
+    *,
+    max_tokens: int,
+    dtype: torch.dtype | None = None,
+    told: Callable[[int, int], None] | None = None,
 ) -> PublicGradients:
     """Row j: the gradient of text j in ``space`` at its state, of the mean loss over the text's labels.
 
     A text whose gradient is not finite counts as zero. max_tokens: of a micro-batch. dtype: in which rows are stored;
-    None for that of ``space``. Raises DataError if no gradient is finite and other than zero.
+    None for that of ``space``. Where they are stored follows from the memory that is free, see ``room_for``. told:
+    after each micro-batch, how many gradients there are, and of how many texts.
+
+    Raises DataError if no gradient is finite and other than zero, RunError if there is no room for them.
     """
-    adapter = space.adapter
-    rows = torch.zeros(len(texts), space.entries(), dtype=dtype or space.dtype, device=adapter.device)
+    adapter, done = space.adapter, 0
+    rows = room_for(len(texts), space.entries(), dtype or space.dtype, adapter.device)
+    # Short texts would fill a micro-batch's tokens with more gradients than all that are kept.
+    at_once = rows_beside(rows.shape[1], rows.nbytes, 1)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
-        for batch in sequential_batches(texts, max_tokens=max_tokens):
-            captured, _ = micro_batch_gradients(adapter, batch)
+        for batch in sequential_batches(texts, max_tokens=max_tokens, max_rows=at_once):
+            captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())
-            rows[batch.record_index.to(rows.device)] = unit_vectors(space, captured).to(rows)
-    return PublicGradients(rows)
+            for unit, text in enumerate(batch.record_index.tolist()):
+                one = captured.some(slice(unit, unit + 1))
+                rows[text] = unit_vectors(space, one, space.dtype)[0].to(rows)
+            done += len(batch.record_index)
+            if told is not None:
+                told(done, len(texts))
+            del captured, one  # before the next ones are made
+    return PublicGradients(rows, adapter.device)
+
+
+def room_for(count: int, entries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros (count, entries): on the device, in the machine's memory, or else in a temporary file without a name.
+
+    The first that has room for them twice: the rest is for activations. Of gradients of public texts the file shows
+    nothing that a release does not. Raises RunError where the disk has no room for it.
+    """
+    size = count * entries * dtype.itemsize
+    for place in (device, torch.device("cpu")):
+        if 2 * size <= free_bytes(place):
+            return torch.zeros(count, entries, dtype=dtype, device=place)
+    try:
+        with tempfile.TemporaryFile() as file:
+            # A write to a page that a full disk lacks would end the process.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            stored = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))  # grows where it is shorter
+    except OSError as error:
+        raise RunError(
+            f"the gradients of {count} public texts take {size / 2**30:.1f} GiB, which neither the memory nor "
+            f"{tempfile.gettempdir()} has ({error.strerror})",
+            fix="set run.public_gradient_dtype=bfloat16, take fewer texts or a lower adapter.r, or let TMPDIR name a "
+            "folder with more room",
+        ) from None
+    return torch.from_numpy(stored).view(dtype).reshape(count, entries)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that a device has left; without bound where that is not known."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    told = Path("/proc/meminfo")
+    if device.type != "cpu" or not told.exists():
+        return float("inf")
+    lines = dict(line.split(":", 1) for line in told.read_text(encoding="ascii").splitlines())
+    return 1024.0 * int(lines["MemAvailable"].split()[0])

@@ -118,5 +118,6 @@ class TrainState:
             "optimizer": self.optimizer,
             "average": self.average,
             "clip_norm": self.adaptive,
+            "memory": self.coordinates.memory,
         }
         return {name: part for name, part in parts.items() if part is not None}

@@ -104,11 +104,13 @@ class Step:
         losses = []
         try:
             with training_passes(adapter.model, self.masks, dropout=self.dropout):
-                for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens):
+                rows = self.state.coordinates.rows_at_once()
+                for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens, max_rows=rows):
                     captured, unit_losses = micro_batch_gradients(
                         adapter, batch, summed=not self.mechanism.needs_examples
                     )
                     self.mechanism.accumulate(captured)
+                    del captured  # before the next ones are made
                     losses.append(unit_losses)
         except BaseException:
             self.mechanism.discard()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,21 +28,34 @@ class SyntheticTexts:
     or a format with one.
 
     model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
-    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python.
+    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python. distinct:
+    whether copies are left out, so that there may be fewer texts than settings say.
+
+    tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
 
     Raises ConfigError for settings that cannot be followed.
     """
 
     def __init__(
-        self, settings: Settings, model: torch.nn.Module, tokenizer: Any, *, evolving: bool, own: Any = None
+        self,
+        settings: Settings,
+        model: torch.nn.Module,
+        tokenizer: Any,
+        *,
+        evolving: bool,
+        own: Any = None,
+        distinct: bool = True,
     ) -> None:
         assert settings.synthesis is not None
+        self.tell: Callable[[str, int, int], None] = _unheard
         self._chosen: SynthesisSettings = settings.synthesis
-        self._data, self._tokenizer = settings.data, tokenizer
+        self._data, self.tokenizer = settings.data, tokenizer
         self._column = text_column(settings.data)
         self._seed = settings.run.seed
+        self._fresh = settings.synthesis.evolution == "fresh"
         self._evolve_every = self._chosen.evolve_every if evolving else 0
-        self._generator = build_generator(
+        self._distinct = distinct
+        self.generator = build_generator(
             self._chosen,
             seed=self._seed,
             model=model,
@@ -50,20 +63,43 @@ class SyntheticTexts:
             own=own,
             max_tokens=settings.run.tokens_per_micro_batch,
         )
+        self.generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])
         self._steps = 0  # that were asked for texts after the first
 
     @property
     def texts(self) -> list[str]:
         """As they are now, in order; those of the first step where none was asked for."""
+        return list(self.population.texts)
+
+    @property
+    def population(self) -> Population:
+        """Of the same texts."""
         if not len(self._population):
-            first = start(self._generator, seeds=self._chosen.seeds, variations=self._chosen.variations)
-            self._take(first)
-        return list(self._population.texts)
+            if self._fresh:
+                first = Population(self.generator.random(self._chosen.count))
+            else:
+                first = start(self.generator, seeds=self._chosen.seeds, variations=self._chosen.variations)
+            self.stand(first)
+        return self._population
+
+    def stand(self, population: Population) -> None:
+        """Let these texts stand in the place of all others."""
+        kept = deduplicate(population.texts) if self._distinct else range(len(population))
+        self._population = Population([population.texts[i] for i in kept])
+
+    def more(self, count: int) -> list[str]:
+        """So many fresh texts beside the population, or as many as a file has left."""
+        left = getattr(self.generator, "left", count)
+        return self.generator.random(min(count, left))
+
+    def as_records(self, texts: Sequence[str]) -> Examples:
+        """Any texts, as records are tokenised."""
+        return tokenise([{self._column: text} for text in texts], self._data, self.tokenizer)
 
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
-        found = tokenise([{self._column: text} for text in self.texts], self._data, self._tokenizer)
+        found = self.as_records(self.texts)
         if not found.label_counts.any():
             raise DataError(
                 "no generated text leaves a token to predict",
@@ -79,6 +115,12 @@ class SyntheticTexts:
                 self._evolve(scores)
         return self.examples()
 
+    def evolve_once_more(self, scores: Tensor | None) -> None:
+        """By the last release of a run, after which no step asks; scores: as of a step."""
+        if scores is not None and len(self._population):
+            self._steps += 1
+            self._evolve(scores)
+
     def without_copies(self, found: PublicGradients) -> PublicGradients:
         """Leave out texts whose gradients are nearly those of an earlier one; found: of the present texts."""
         limit = self._chosen.similarity_limit
@@ -90,22 +132,30 @@ class SyntheticTexts:
         self._population = Population([self._population.texts[i] for i in kept])
         return found.some(kept)
 
+    def tell_of_gradients(self, done: int, total: int) -> None:
+        """Of so many of the texts the gradients are there."""
+        self.tell("gradients of public texts", done, total)
+
     def state_dict(self) -> dict[str, Tensor]:
-        parts = {_GENERATOR: self._generator.state_dict(), _POPULATION: self._population.state_dict()}
+        parts = {_GENERATOR: self.generator.state_dict(), _POPULATION: self._population.state_dict()}
         tensors = {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
         return tensors | {"steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        for prefix, part in ((_GENERATOR, self._generator), (_POPULATION, self._population)):
+        for prefix, part in ((_GENERATOR, self.generator), (_POPULATION, self._population)):
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             part.load_state_dict(own)
         self._steps = int(tensors["steps"])
 
     def _evolve(self, scores: Tensor) -> None:
+        if self._fresh:  # the model has moved by the scores' step; texts of the old one are given up
+            self.stand(Population(self.generator.random(self._chosen.count)))
+            return
         generator = counter_generator(self._seed, stream=self._steps)  # 0 is that of the masks
         keep = min(self._chosen.seeds, len(self._population))
         kept = self._population.choose(scores.double().cpu().numpy(), keep, generator)
-        self._take(self._population.evolve(kept, self._generator, self._chosen.variations))
+        self.stand(self._population.evolve(kept, self.generator, self._chosen.variations))
 
-    def _take(self, population: Population) -> None:
-        self._population = Population([population.texts[i] for i in deduplicate(population.texts)])
+
+def _unheard(what: str, done: int, total: int) -> None:
+    """Where nobody watches."""

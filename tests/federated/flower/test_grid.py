@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from privlora.errors import RunError
 from privlora.federated.flower.grid import CLOCKS, PATIENCE, EmbeddedGrid, GridExchange
 from privlora.federated.flower.records import message_type, write_reply
 from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
+
+FLOWER = logging.getLogger("flwr")
 
 
 def echo(requests: Sequence[Request]) -> list[Reply]:
@@ -183,20 +186,44 @@ def test_the_log_names_who_failed_and_holds_no_word_of_it(caplog: pytest.LogCapt
 def test_where_draws_are_secret_no_line_says_whose_answer_failed(
     change: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor how many did. What all are asked, as to join, is no secret."""
+    """Nor that any did: it is said aside. What all are asked, as to join, is no secret."""
     for secret in (True, False):
-        grid = Faulty(["a", "b", "c"])
-        over = GridExchange(grid, 10, secret=secret)
+        grid, aside = Faulty(["a", "b", "c"]), list[str]()
+        over = GridExchange(grid, 10, aside=aside.append if secret else None)
         over.names()
         grid.change = change
         caplog.clear()
         list(over.send([request("a"), request("c")]))
         said = [record.getMessage() for record in caplog.records]
-        assert ("node" in "".join(said)) != secret
-        assert len(said) == (1 if secret else 2)
+        assert (len(said), len(aside)) == ((0, 2) if secret else (2, 0))
+        assert all("(node " in line for line in [*said, *aside])
+        assert all(line.startswith("round 1: ") for line in aside)
         grid.change = lambda message: [_failed(message)]
         list(over.send([request("a", "join", 0)]))
         assert "a (node 1) answered with an error" in caplog.text
+
+
+def test_where_draws_are_secret_what_flower_logs_of_them_is_said_aside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its own grid says that messages were too large, or could not be sent."""
+
+    class Talking(Faulty):
+        def send_and_receive(self, messages: Iterable[Message], **given: object) -> list[Message]:
+            FLOWER.warning("not all of %d messages could be pushed", len(sent := list(messages)))
+            return super().send_and_receive(sent, **given)  # type: ignore[arg-type]
+
+    for secret in (True, False):
+        grid, aside = Talking(["a", "b"]), list[str]()
+        over = GridExchange(grid, 10, aside=aside.append if secret else None)
+        over.names()
+        for kind, hidden in (("join", False), ("train", secret)):
+            caplog.clear()
+            assert len(list(over.send([request("a", kind)]))) == 1
+            line = "not all of 1 messages could be pushed"
+            assert (line in caplog.text, aside) == (not hidden, [f"Flower: {line}"] if hidden else [])
+    FLOWER.warning("afterwards")
+    assert "afterwards" in caplog.text
 
 
 @pytest.mark.parametrize(("said", "words"), [("", BAD_CONFIG), ("souht", OTHER_NAME)])

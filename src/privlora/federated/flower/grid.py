@@ -18,6 +18,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from privlora.errors import ConfigError, RunError, nearest
+from privlora.federated.flower.logs import aside_of_flower
 from privlora.federated.flower.records import (
     NAME,
     Arrays,
@@ -53,7 +54,8 @@ class GridExchange:
         grid: any of Flower's.
         timeout: seconds that replies may take, and that ``names`` waits for clients.
         invited: names of the clients that take part, others are left out; None: whoever is online.
-        secret: whom training is asked of is the server's secret, so no line about an answer to it says whose it is.
+        aside: takes what is to be said of an answer to training, where whom it is asked of is the server's secret;
+            None: the log may say it.
         pause: waits some seconds (a test need not).
         clock: seconds of a clock that only goes forward.
     """
@@ -64,13 +66,13 @@ class GridExchange:
         timeout: float,
         invited: Iterable[str] | None = None,
         *,
-        secret: bool = False,
+        aside: Callable[[str], None] | None = None,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.grid, self.timeout = grid, timeout
         self.invited = None if invited is None else frozenset(invited)
-        self._secret, self._pause, self._clock = secret, pause, clock
+        self._aside, self._pause, self._clock = aside, pause, clock
         self._names: dict[int, str] = {}
         self._asked: set[int] = set()
         self._told: set[str] = set()
@@ -171,11 +173,12 @@ class GridExchange:
         }
 
     def _tell(self, level: int, node: int, asked: Request | None, what: str) -> None:
-        """Log what is wrong with an answer; a secret one's once, since lines could be counted. asked: what it is to."""
-        if self._secret and (asked is None or asked.kind in TRAINING):
-            self._once(logging.WARNING, "an answer is dropped; see what the clients themselves logged")
+        """Log what is wrong with an answer, or say it aside. asked: what it is to."""
+        line = f"{self._who(node)} {what}"
+        if self._aside is not None and (asked is None or asked.kind in TRAINING):
+            self._aside(line if asked is None else f"round {asked.round}: {line}")
         else:
-            _log.log(level, "%s %s", self._who(node), what)
+            _log.log(level, "%s", line)
 
     def _who(self, node: int) -> str:
         """A node by its client's name, if that is known, and Flower's number."""
@@ -193,7 +196,10 @@ class GridExchange:
             return
         arrays: Arrays = {}  # what all are sent is written once, however many they are
         messages = [self._message(node, request, timeout, arrays) for node, request in sent.items()]
-        for message in self.grid.send_and_receive(messages, timeout=timeout):
+        secret = any(request.kind in TRAINING for request in sent.values())
+        with aside_of_flower(self._aside if secret else None):
+            answers = self.grid.send_and_receive(messages, timeout=timeout)
+        for message in answers:
             node = message.metadata.src_node_id
             if node not in sent or message.has_error():
                 asked = sent.get(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -49,6 +49,28 @@ def through_flower() -> Iterator[None]:
     finally:
         _PRIVLORA.removeHandler(handler)
         _PRIVLORA.setLevel(before)
+
+
+@contextmanager
+def aside_of_flower(aside: Callable[[str], None] | None) -> Iterator[None]:
+    """Inside, what Flower itself would log is said aside; with None, nothing changes.
+
+    Its grid says which messages were too large or could not be sent: of a trusted server, how many it drew.
+    """
+
+    def said(record: logging.LogRecord) -> bool:
+        assert aside is not None
+        aside(f"Flower: {record.getMessage()}")
+        return False
+
+    if aside is None:
+        yield
+        return
+    _FLOWER.addFilter(said)
+    try:
+        yield
+    finally:
+        _FLOWER.removeFilter(said)
 
 
 @contextmanager

@@ -22,8 +22,10 @@ from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
 from privlora.federated.flower.logs import through_flower
 from privlora.federated.flower.streaming import Told, stopped, tell_end, tell_start
+from privlora.federated.history import Aside
 from privlora.federated.messages import Exchange
 from privlora.federated.plans import federation_of, public_settings, with_local_method
+from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
 if TYPE_CHECKING:
@@ -88,8 +90,10 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
 
     def start(grid: Grid, told: Plan) -> None:
         federation = federation_of(told.settings)
-        exchange = GridExchange(grid, told.timeout, federation.names, secret=federation.trusted_server)
-        (serve or serve_aloud)(told.settings, exchange, Path(told.settings.run.output))
+        folder = Path(told.settings.run.output)
+        aside = Aside(RunFolder(folder).private) if federation.trusted_server else None
+        exchange = GridExchange(grid, told.timeout, federation.names, aside=aside)
+        (serve or serve_aloud)(told.settings, exchange, folder)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -1,0 +1,162 @@
+"""Methods for few records at equal privacy: held-out loss over numbers of records, epsilons and seeds.
+
+    python benchmarks/few_records/comparison.py --assets ASSETS --cache CACHE
+    python benchmarks/few_records/comparison.py --assets ASSETS --cache CACHE --records 50 1600 --epsilons 1 none
+
+Each finished cell is a line of benchmarks/results/few_records/comparison.jsonl, and cells that are there are not run
+again, so a command can be stopped and repeated, and cells can be added. CACHE keeps the models that methods start from.
+Without ASSETS nothing is run. `comparison_tables.py` makes the tables.
+
+ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Learning rates are chosen for all methods
+alike, for each row and epsilon, by a run at 200 records with another seed, scored on held-out records that are not
+reported on: on a grid a factor of 2 wide from a first guess on, up or down as long as that helps. `--rates other` takes
+those of the other task, as who has no records of this kind to try on would; give it an `--out` of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import torch
+from comparison_cells import ROWS, TASKS, UNTRAINED, Cell, Runner
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "comparison.jsonl"
+SEEDS, SELECTION_SEEDS = (0, 1, 2, 3, 4), (100,)
+CHOOSING = 200  # records of the runs that choose a rate
+
+Rows = list[dict[str, Any]]
+
+
+def read_rows(path: Path) -> Rows:
+    """The finished cells, without what was said of the machine."""
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if "cell" in row]
+
+
+def score(row: dict[str, Any]) -> float:
+    """Held-out loss, inf for a run that diverged."""
+    return float(row["loss"]) if math.isfinite(row["loss"]) else math.inf
+
+
+class Study:
+    """A file of finished cells, and what runs those that are missing."""
+
+    def __init__(self, out: Path, runner: Runner, rates: Literal["own", "other"] = "own") -> None:
+        self.out, self.runner, self.rates = out, runner, rates
+        self.rows = {json.dumps(row["cell"]): row for row in read_rows(out)}
+
+    def run(self, cell: Cell) -> float:
+        """Its loss, also where it was run before."""
+        key = json.dumps(cell.to_dict())
+        if key not in self.rows:
+            cpu = time.process_time()
+            found = self.runner.run(cell)
+            row = {"cell": cell.to_dict(), **found, "cpu_seconds": round(time.process_time() - cpu, 2)}
+            self.rows[key] = row
+            self.append(row)
+            said = (cell.role, cell.row, cell.records, cell.epsilon, cell.seed, cell.rate, score(row))
+            print(*said, flush=True)
+        return score(self.rows[key])
+
+    def rate(self, task: str, row: str, epsilon: float | None) -> float:
+        """Of the grid: from the row's first guess on, the next one is tried as long as it is better. With noise alone
+        that of the row whose noise it is."""
+        if row == UNTRAINED:
+            return 0.0
+        if ROWS[row].noise_alone:
+            return self.rate(task, ROWS[row].name, epsilon)
+
+        def loss(rate: float) -> float:
+            return mean(
+                self.run(
+                    Cell(
+                        task=TASKS[task].other if self.rates == "other" else task,
+                        row=row,
+                        records=CHOOSING,
+                        epsilon=epsilon,
+                        seed=seed,
+                        rate=rate,
+                        role="selection",
+                    )
+                )
+                for seed in SELECTION_SEEDS
+            )
+
+        best = ROWS[row].first_rate
+        for factor in (2.0, 0.5):
+            before = best
+            while loss(best * factor) < loss(best):
+                best *= factor
+            if best != before:
+                break
+        return best
+
+    def append(self, row: dict[str, Any]) -> None:
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _epsilon(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["abstracts"])
+    parser.add_argument("--rates", choices=("own", "other"), default="own")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--records", nargs="+", type=int, default=[50, 200, 1600])
+    parser.add_argument("--epsilons", nargs="+", type=_epsilon, default=[1.0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = parsed()
+    if not (chosen.assets / "models").is_dir():
+        print(f"skipped: there are no models in {chosen.assets}")
+        return
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from machine import describe_machine
+
+    torch.set_num_threads(1)
+    study = Study(chosen.out, Runner(chosen.assets, chosen.cache), chosen.rates)
+    study.append({"machine": describe_machine()})
+    for task in chosen.tasks:
+        rates = {(row, e): study.rate(task, row, e) for e in chosen.epsilons for row in chosen.rows}
+        # A seed after the other, so that what is there at any time can be compared.
+        for seed in chosen.seeds:
+            for (row, epsilon), rate in rates.items():
+                for records in chosen.records:
+                    if row != UNTRAINED or (seed, records) == (chosen.seeds[0], chosen.records[0]):
+                        study.run(
+                            Cell(
+                                task=task,
+                                row=row,
+                                records=records,
+                                epsilon=epsilon,
+                                seed=seed,
+                                rate=rate,
+                                role="report",
+                            )
+                        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The advice of ``privlora plan --advise``: which row does better in rehearsals on public texts, for several N."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from privlora.accounting import Plan
+from privlora.cli.console import counted, out
+from privlora.config import Settings
+from privlora.errors import ConfigError
+
+RECORDS: Final = (50, 100, 200, 400, 1600)
+"""Numbers that are tried beside the run's own, at its sampling rate and noise multiplier."""
+
+
+def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
+    """Losses of each row for several numbers of records. Loads the model and has texts written; reads no record.
+
+    Raises ConfigError without public texts or without noise.
+    """
+    from privlora.training.assembly import plan_privacy
+    from privlora.training.choosing import rehearse, rows_to_advise_on, verdict
+    from privlora.training.inputs import check_sources, fitted
+    from privlora.training.models import check_model, given_or_loaded
+
+    rows = rows_to_advise_on(settings)
+    if planned is None:
+        raise ConfigError("there is no noise to weigh", fix="set a privacy target")
+    if planned.event.projections:  # the noise of a row that is not among these
+        planned, _ = plan_privacy(rows[0])
+    sigma = planned.event.noise_multiplier
+    check_sources(settings, records=())
+    model, tokenizer = given_or_loaded(settings.model, None, None)
+    settings = fitted(settings, model)
+    check_model(settings, model, tokenizer)
+    rows = rows_to_advise_on(settings)
+    own = settings.privacy.n
+    # More records than 1 / delta would get no promise.
+    counts = sorted({own, *(n for n in RECORDS if n < 1 / planned.delta)})
+    with counted("rehearsing on public texts") as tell:
+
+        def told(what: str, done: int, total: int) -> None:
+            if what.startswith("rehearsing"):  # and not of texts that are written, another number
+                tell(done, total)
+
+        found, facts = rehearse(settings, rows, counts, sigma, model, tokenizer, None, told)
+    table = [{"records": n, **verdict(outcomes)} for n, outcomes in zip(counts, found, strict=True)]
+    names = [row.method.name for row in rows]
+    return {**facts, "names": names, "table": table, "overtakes": _overtakes(names[0], table)}
+
+
+def _overtakes(name: str, table: list[dict[str, Any]]) -> float | None:
+    """The smallest number of records from which on ``name`` leads in every line; None where it does not at last."""
+    found = None
+    for line in reversed(table):
+        if line["rows"][0]["name"] != name:
+            break
+        found = line["records"]
+    return found
+
+
+def show_advice(advice: dict[str, Any]) -> None:
+    """As a table, and in a sentence."""
+    from privlora.pages.numbers import number
+
+    names = advice["names"]
+    out().print(
+        f"advice: the loss on {advice['held_out']} public texts after the run, with at most "
+        f"{advice['in_place_of_records']} others in the place of records; {advice['untrained']:.4f} without training"
+    )
+    for line in advice["table"]:
+        rows = {row["name"]: row for row in line["rows"]}
+        losses = "  ".join(
+            f"{name} {number(rows[name]['loss'])} (rate {rows[name]['learning_rate']:.3g})" for name in names
+        )
+        error = "" if line["standard_error"] is None else f" ± {line['standard_error']:.2g}"
+        lead = "" if line["lead"] is None else f" by {line['lead']:.2g}{error}"
+        out().print(f"  {line['records']:>6g} records  {losses}  better: {line['rows'][0]['name']}{lead}")
+    first, *others = names
+    if advice["overtakes"] is None:
+        words = (
+            f"{first} does not overtake {others[0]} with at most {advice['table'][-1]['records']:g} records"
+        )
+    elif advice["overtakes"] == advice["table"][0]["records"]:
+        words = f"{first} does better with all of these numbers of records"
+    else:
+        words = f"{first} overtakes {others[0]} at {advice['overtakes']:g} records"
+    out().print(
+        f"  {words}. Public texts are not your records: what these texts cannot show, the advice does not know"
+    )

@@ -1,0 +1,128 @@
+"""Texts that the adapter of a finished run writes: post-processing of its releases, at no further cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from privlora.accounting import LedgerSummary, read_ledger
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
+from privlora.config import Settings
+from privlora.errors import ConfigError, ModelError, RunError
+from privlora.names import published_name
+from privlora.reporting.publication import check_same_run, read_report
+from privlora.reporting.texts import publish_texts
+from privlora.synthesis.embeddings import base_alone
+from privlora.synthesis.generators import build_generator
+from privlora.synthesis.population import Population
+from privlora.training.checkpoint import NO_RUN
+from privlora.training.files import RunFolder, write_atomically
+from privlora.training.final_texts import Progress, gather_texts
+from privlora.training.identity import refuse_another_model
+from privlora.training.inputs import text_column
+from privlora.training.models import given_or_loaded, unchanged_afterwards
+
+
+def texts_of_finished_run(
+    settings: Settings,
+    *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+    fresh: bool = True,
+) -> tuple[RunFolder, LedgerSummary | None]:
+    """Ask the adapter of the run in synthesis.source for texts, and release them in run.output with that run's ledger.
+
+    Of ``settings`` the model, the text's column and length, ``synthesis`` and ``run`` are read; no private record is.
+    fresh: whether the folder is new. Gives the folder, and what its ledger says (None: not private).
+
+    Raises RunError for a run that is not finished or has no adapter of its own, ConfigError for another generator,
+    ModelError or RunError for another base model.
+    """
+    chosen = settings.synthesis
+    assert chosen is not None
+    assert chosen.source is not None
+    source, folder = RunFolder(Path(chosen.source).expanduser()), RunFolder(Path(settings.run.output))
+    if not fresh and (folder.identity.exists() or folder.checkpoint.exists()):
+        raise RunError(
+            f"{str(folder.root)!r} trained on records of its own, and its settings name a finished run as source",
+            why="that run's ledger would take the place of its own, and what it cost would be forgotten",
+            fix="restore the settings that it was started with",
+        )
+    if chosen.generator != "model":
+        raise ConfigError(
+            f"the adapter of a finished run is asked, and generator={chosen.generator} asks another writer",
+            why="such texts would say nothing of the records",
+            fix="set synthesis.generator=model",
+        )
+    text_column(settings.data)
+    report = read_report(source.report)
+    _refuse_without_adapter(source, report)
+    base_name = report["adapter"]["base_model"]
+    if base_name != published_name(settings.model.name):
+        raise ConfigError(
+            f"{str(source.root)!r} trained an adapter of {base_name!r}, and model.name is another",
+            fix="give the settings of that run",
+        )
+    summary = None
+    if report["statement"] is not None:
+        summary = read_ledger(source.ledger)
+        check_same_run(report["statement"], summary)
+    if fresh:
+        folder.refuse_if_used()
+    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    refuse_another_model(source, model)
+    with unchanged_afterwards(model):
+        adapted = _with_adapter(model, source.release)
+        try:
+            if fresh:
+                folder.create(protects=report["stamp"]["reason"] is None)
+                write_atomically(folder.settings, settings.to_yaml())
+            texts = gather_texts(
+                build_generator(
+                    chosen,
+                    seed=settings.run.seed,
+                    model=adapted,
+                    tokenizer=tokenizer,
+                    max_tokens=settings.run.tokens_per_micro_batch,
+                ),
+                lambda: Population([]),
+                chosen.samples or chosen.count,
+                folder,
+                NO_RUN if summary is None else summary.run_id,
+                progress,
+            )
+            if summary is not None:
+                write_atomically(folder.ledger, source.ledger.read_bytes())
+            with base_alone(adapted, None) as base:
+                publish_texts(folder, report, texts, settings, base, tokenizer, summary)
+        finally:
+            adapted.unload()
+    return folder, summary
+
+
+def _refuse_without_adapter(source: RunFolder, report: dict[str, Any]) -> None:
+    if "federation" in report:
+        raise RunError(
+            f"{str(source.root)!r} holds a federation, whose clients have ledgers of their own",
+            fix="give a run of `privlora train`",
+        )
+    if "texts" in report or not all((source.release / name).exists() for name in (CONFIG_NAME, WEIGHTS_NAME)):
+        raise RunError(
+            f"the run in {str(source.root)!r} has no adapter that could be asked",
+            fix="give a run of `privlora train`, and finish it with `privlora resume` if it is not",
+        )
+
+
+def _with_adapter(model: torch.nn.Module, adapter: Path) -> Any:
+    try:
+        return PeftModel.from_pretrained(model, str(adapter))
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"the adapter in {str(adapter)!r} does not load on this base model: {reason}",
+            fix="give the base model it was trained on, or restore its files",
+        ) from None

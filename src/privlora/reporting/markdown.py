@@ -1,0 +1,20 @@
+"""Markdown of cards, in which nothing of a user's has an effect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
+
+
+def plain(text: object) -> str:
+    """Text on one line in which Markdown and HTML have no effect."""
+    line = " ".join(str(text).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", line)
+
+
+def table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of a table without a head: a name and a value in each."""
+    return ["| | |", "|---|---|", *(f"| {plain(name)} | {plain(value)} |" for name, value in rows)]

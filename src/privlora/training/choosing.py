@@ -1,0 +1,266 @@
+"""Which row a run takes whose ``method.name`` stands for several: the one that does best in trials on public texts.
+
+The choice is made before a record plays a part in it, from public texts, settings and the public seed alone, so it
+costs no epsilon: whatever follows is the guarantee of the row that was taken. All rows of a choice are the same
+mechanism to the accountant, so the noise is found before and stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from privlora.accounting import Plan
+from privlora.config import MethodSettings, Settings, SynthesisSettings
+from privlora.errors import ConfigError, PrivloraError, RunError
+from privlora.methods import CHOICES, find_method
+from privlora.pages.numbers import finite
+from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_texts
+from privlora.training.files import RunFolder, write_atomically
+from privlora.training.inputs import text_column
+from privlora.training.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
+
+SPAN, PLAIN = "span-prism", "prism"
+"""What is advised between, where settings name neither."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """settings: of the run, which now names a row. facts: why, as a report keeps it; all public."""
+
+    settings: Settings
+    facts: Mapping[str, Any]
+
+
+def rows_of_choice(settings: Settings) -> list[Settings]:
+    """The run's settings with each row that ``method.name`` stands for, in their order.
+
+    Raises ConfigError for settings that one of the rows does not have, or without public texts.
+    """
+    name = settings.method.name
+    _refuse_nothing_to_rehearse(settings, f"method {name!r}")
+    found = [with_row(settings, row) for row in CHOICES[name].rows]
+    for row in found:
+        try:
+            find_method(row.method.name).resolve(row.method, row.adapter.init, row.privacy.steps)
+            refuse_unused_texts(row)
+        except PrivloraError as error:
+            raise error.of(f"method {name!r}, which may take {row.method.name}") from None
+    return found
+
+
+def rows_to_advise_on(settings: Settings) -> list[Settings]:
+    """The run's settings with PRISM, and with the row of public texts that they name, or else ``span-prism``.
+
+    Of a choice the rows that it stands for. A row that settings do not name takes its defaults.
+    """
+    own = settings.method.name
+    if own in CHOICES:
+        return rows_of_choice(settings)
+    _refuse_nothing_to_rehearse(settings, "an advice")
+    span = own if find_method(own).public_texts else SPAN
+    return [
+        with_row(
+            settings if row == own else settings.model_copy(update={"method": MethodSettings(name=row)}),
+            row,
+        )
+        for row in (PLAIN, span)
+    ]
+
+
+def with_row(settings: Settings, row: str, learning_rate: float | None = None) -> Settings:
+    """The settings of a run that takes ``row``, without what it would not read. learning_rate: None keeps it."""
+    method = find_method(row)
+    updates: dict[str, Any] = {"name": row}
+    if learning_rate is not None:
+        updates["learning_rate"] = learning_rate
+    chosen = settings.synthesis
+    if chosen is not None:
+        own = {
+            name: SynthesisSettings.model_fields[name].default for name in ("rehearsal_texts", "rehearsals")
+        }
+        chosen = chosen.model_copy(update=own)
+        if not (method.public_texts or chosen.publish or chosen.warm_start_epochs):
+            chosen = None
+    run = settings.run
+    if not method.public_texts:
+        run = run.model_copy(update={"public_gradient_dtype": "float32"})
+    return settings.model_copy(
+        update={"method": settings.method.model_copy(update=updates), "synthesis": chosen, "run": run}
+    )
+
+
+def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
+    """What a run will release and cost, whichever row it takes; None in the non-private mode. See ``plan_privacy``."""
+    if settings.method.name in CHOICES:
+        settings, *_ = rows_of_choice(settings)
+    return plan_privacy(settings, model)[0] if settings.privacy.private else None
+
+
+def choose(
+    settings: Settings,
+    noise_multiplier: float,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    generator: Any = None,
+    told: Told = lambda what, done, total: None,
+) -> Chosen:
+    """The row and the learning rate of a run on ``settings``, whose ``method.name`` stands for several rows.
+
+    noise_multiplier: sigma of the run's plan. generator: of synthesis.generator=callable, in Python. The model is given
+    back as it was.
+
+    Raises ConfigError and DataError for what cannot be rehearsed.
+    """
+    rows = rows_of_choice(settings)
+    (outcomes,), facts = rehearse(
+        settings, rows, [settings.privacy.n], noise_multiplier, model, tokenizer, generator, told
+    )
+    best = better(list(outcomes.values()))
+    settled = with_row(settings, best.row, best.learning_rate)
+    if settled.synthesis is not None and settled.synthesis.warm_start_epochs:
+        (row,) = (row for row in rows if row.method.name == best.row)
+        rate = {"warm_start_learning_rate": _warm_rate(row)}  # as rehearsed
+        settled = settled.model_copy(update={"synthesis": settled.synthesis.model_copy(update=rate)})
+    return Chosen(settled, {"asked": settings.method.name, "row": best.row, **facts, **verdict(outcomes)})
+
+
+def rehearse(
+    settings: Settings,
+    rows: Sequence[Settings],
+    counts: Sequence[float],
+    noise_multiplier: float,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    generator: Any,
+    told: Told,
+) -> tuple[list[dict[str, Outcome]], dict[str, Any]]:
+    """For each number of records: row -> how it did; and on what, as a report keeps it."""
+    chosen = settings.synthesis
+    assert chosen is not None
+    public = PublicStart(tokenizer, generator)
+    spans = [row.method.name for row in rows if find_method(row.method.name).public_texts]
+    texts = split_texts(settings, model, public, spans[0], told)
+    before = float(start_losses(model, texts).mean())
+    noises = [Noise(noise_multiplier, settings.privacy, count) for count in counts]
+    found = try_rows(
+        [_still(row) for row in rows], noises, texts, model, public, draws=chosen.rehearsals, told=told
+    )
+    facts = {
+        "untrained": before,
+        "spanning": len(texts.spanning),
+        "in_place_of_records": len(texts.records),
+        "held_out": len(texts.held),
+        "draws": chosen.rehearsals,
+    }
+    return found, facts
+
+
+def better(outcomes: Sequence[Outcome]) -> Outcome:
+    """The one of lowest loss; of equal ones the first."""
+    return min(outcomes, key=lambda outcome: outcome.loss)
+
+
+def verdict(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Loss and rate of each row, the best one first, and its lead over the next with the lead's standard error.
+
+    The error is over held-out texts and draws of noise, both of which are paired; None where one of the two is single.
+    """
+    ranked = sorted(outcomes.values(), key=lambda outcome: outcome.loss)
+    lead = error = None
+    if len(ranked) > 1:
+        ahead = ranked[1].losses - ranked[0].losses
+        lead = float(ahead.mean())
+        if min(ahead.shape) > 1:
+            over = [ahead.mean(dim).var() / ahead.shape[1 - dim] for dim in (0, 1)]
+            error = float((over[0] + over[1]).sqrt())
+    rows = [{"name": o.row, "learning_rate": o.learning_rate, "loss": o.loss} for o in ranked]
+    found: dict[str, Any] = finite({"rows": rows, "lead": lead, "standard_error": error})
+    return found
+
+
+def because(facts: Mapping[str, Any]) -> str:
+    """In a sentence why a run took its row; facts: of ``Chosen``, or as a report kept them."""
+    best, *others = facts["rows"]
+    lost = " and ".join(f"{_loss(row['loss'])} with {row['name']}" for row in others)
+    error = facts["standard_error"]
+    found = (
+        f"{facts['row']}, because with {facts['in_place_of_records']} public texts in the place of records the loss on "
+        f"{facts['held_out']} others was {_loss(best['loss'])} after the run, against {lost}"
+        + (f" (± {error:.2g})" if error is not None else "")
+        + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
+    )
+    if best["loss"] is None or best["loss"] >= facts["untrained"]:
+        found += (
+            f". No row did better than no training ({_loss(facts['untrained'])}), so these texts hardly tell"
+        )
+    return found
+
+
+def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
+    """Write why a new run took its row; None: it was named, and what a start that failed left goes. Raises RunError."""
+    if chosen is not None:
+        write_atomically(folder.choice, json.dumps(chosen.facts, indent=1) + "\n")
+    elif folder.choice.exists():
+        folder.choice.unlink()
+
+
+def read_choice(folder: RunFolder) -> dict[str, Any] | None:
+    """The facts that a run kept; None of a run that named its row. Raises RunError if they are damaged."""
+    if not folder.choice.exists():
+        return None
+    try:
+        found = json.loads(folder.choice.read_text(encoding="utf-8"))
+        because(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{str(folder.choice)!r} is damaged ({type(error).__name__})",
+            why="it says why the run took its method, and the report repeats it",
+            fix="restore it, or remove it: the report then does not say",
+        ) from None
+    return dict(found)
+
+
+def _still(settings: Settings) -> Settings:
+    """Without texts that evolve: another writer's would be asked for in every step of every trial."""
+    if settings.synthesis is None:
+        return settings
+    return settings.model_copy(
+        update={"synthesis": settings.synthesis.model_copy(update={"evolve_every": 0})}
+    )
+
+
+def _warm_rate(settings: Settings) -> float:
+    assert settings.synthesis is not None
+    own = settings.method.learning_rate or find_method(settings.method.name).learning_rate
+    return settings.synthesis.warm_start_learning_rate or own
+
+
+def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:
+    privacy = settings.privacy
+    if settings.synthesis is None:
+        raise ConfigError(
+            f"{who} needs public texts to rehearse on, and there is no group synthesis",
+            why="which row does better on few records depends on the model and on such texts",
+            fix="add `synthesis: {generator: file, file: PUBLIC.jsonl}`, or another generator; or name a row",
+        )
+    if not privacy.private:
+        raise ConfigError(
+            f"{who} weighs rows by what noise leaves of them, and privacy.private=false adds none",
+            fix="name a row in method.name",
+        )
+    if privacy.clip_quantile is not None:
+        raise ConfigError(
+            f"{who} does not go with privacy.clip_quantile",
+            why="rows of public texts clip to one norm, and the clip norm of rehearsals would not be the run's",
+            fix="remove clip_quantile, or name a row in method.name",
+        )
+    text_column(settings.data)
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

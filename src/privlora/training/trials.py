@@ -1,0 +1,237 @@
+"""Short private trainings on public texts alone: how a row would do on as many records, before any record is read.
+
+Some public texts stand in the place of records, others span where the row leans on such texts, the rest are held out;
+what counts is the held-out loss after all steps of the run, at its noise. Nothing private is read and nothing is
+released, so noise and batches follow from the public seed, protect nobody, and are charged to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from privlora.accounting import StepEvent
+from privlora.config import PrivacySettings, Settings
+from privlora.data.examples import Examples
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import DataError
+from privlora.evaluation.next_token import record_losses
+from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms.charges import Uncharged
+from privlora.methods import find_method
+from privlora.randomness import counter_generator, private_generator
+from privlora.synthesis.population import Population, deduplicate
+from privlora.training.assembly import Parts, PublicStart, build_parts
+from privlora.training.models import unchanged_afterwards
+from privlora.training.step import Step
+from privlora.training.warm_start import warm_start
+
+Told = Callable[[str, int, int], None]
+"""What is being done, how much of it is done, and all of it; public."""
+
+RATES: Final = (1.0, 1 / 3, 3.0)  # times a row's own learning rate, where none is given
+_FEWEST = 8  # texts of each of the three kinds
+_STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of texts and from warm starts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All public. spanning: the population. records: in the place of private ones. held: what is evaluated."""
+
+    spanning: Sequence[str]
+    records: Examples
+    held: Examples
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A run's mechanism. multiplier: sigma. privacy: its other settings. records: N of the trials."""
+
+    multiplier: float
+    privacy: PrivacySettings
+    records: float
+
+    @property
+    def batch(self) -> float:
+        """b of a run on so many records, at the run's own sampling rate q: sigma stays what it is."""
+        return self.privacy.q * self.records
+
+    @property
+    def std(self) -> float:
+        """Of each coordinate of a step's mean."""
+        return self.multiplier * self.privacy.clip_norm / self.batch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one row at its best rate. losses: (draws of noise, held-out texts), in nats per token."""
+
+    row: str
+    learning_rate: float
+    losses: Tensor
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+
+def split_texts(
+    settings: Settings, model: torch.nn.Module, public: PublicStart, row: str, told: Told
+) -> Texts:
+    """The first population and as many texts more as synthesis.rehearsal_texts, half of them held out.
+
+    Where a file has fewer texts left, the population gives away its last, until half of all texts are beside it.
+
+    row: one that leans on public texts. Raises DataError where there are too few.
+    """
+    chosen = settings.synthesis
+    assert chosen is not None
+    writing = public.texts(settings, model, find_method(row))
+    writing.tell = told
+    first, more = writing.texts, writing.more(chosen.rehearsal_texts)
+    every = [*first, *more]
+    every = [every[i] for i in deduplicate(every)]
+    spanning = len(first)
+    if len(more) < chosen.rehearsal_texts:
+        spanning = min(spanning, len(every) - len(every) // 2)
+    beside = writing.as_records(every[spanning:])
+    usable = [text for text, count in zip(beside, beside.label_counts, strict=True) if count]
+    records, held = usable[: len(usable) // 2], usable[len(usable) // 2 :]
+    if min(spanning, len(records)) < _FEWEST:
+        raise DataError(
+            f"{len(every)} public texts are too few to rehearse on: {spanning} would span, {len(records)} stand for "
+            f"records and {len(held)} be held out, and each needs {_FEWEST}",
+            why="the choice between rows would follow from single texts",
+            fix="give a larger synthesis.file, or more synthesis.rehearsal_texts; or name a row in method.name",
+        )
+    return Texts(every[:spanning], beside.like(records), beside.like(held))
+
+
+def start_losses(model: torch.nn.Module, texts: Texts) -> Tensor:
+    """Of the held-out texts before any training, (held,)."""
+    return record_losses(model, texts.held)
+
+
+def number_of_trials(rows: Sequence[Settings], draws: int, counts: int = 1) -> int:
+    """That ``try_rows`` makes."""
+    return counts * sum(len(_rates(settings)) + draws - 1 for settings in rows)
+
+
+def try_rows(
+    rows: Sequence[Settings],
+    noises: Sequence[Noise],
+    texts: Texts,
+    model: torch.nn.Module,
+    public: PublicStart,
+    *,
+    draws: int,
+    told: Told,
+) -> list[dict[str, Outcome]]:
+    """For each noise: row -> how it did. Everything follows from the texts, the settings and run.seed.
+
+    rows: a run's settings with each row, without texts that evolve. A row is tried at each rate with the first draw of
+    noise, and at the best of them with ``draws``; the same draws, batches and texts for all rows.
+    """
+    found: list[dict[str, Outcome]] = [{} for _ in noises]
+    done, total = 0, number_of_trials(rows, draws, len(noises))
+    for settings in rows:
+        name = settings.method.name
+
+        def tick(name: str = name) -> None:
+            nonlocal done
+            done += 1
+            told(f"rehearsing {name} on public texts", done, total)
+
+        with unchanged_afterwards(model):
+            parts = build_parts(settings, model, public)
+            with parts.adapter:
+                if parts.texts is not None:
+                    parts.texts.stand(Population(list(texts.spanning)))
+                warm_start(parts)
+                states = parts.states()
+                for outcomes, noise in zip(found, noises, strict=True):
+                    outcomes[name] = _best(parts, states, texts, noise, draws, tick)
+    return found
+
+
+def _best(
+    parts: Parts,
+    states: Mapping[str, Mapping[str, Tensor]],
+    texts: Texts,
+    noise: Noise,
+    draws: int,
+    tick: Callable[[], None],
+) -> Outcome:
+    hyper = parts.hyper
+    tried: dict[float, list[Tensor]] = {}
+
+    def attempt(rate: float, draw: int) -> None:
+        parts.take_states(states)
+        parts.hyper = replace(hyper, learning_rate=rate)
+        tried.setdefault(rate, []).append(_held_losses(parts, texts, noise, draw))
+        parts.hyper = hyper
+        tick()
+
+    for rate in _rates(parts.settings):
+        attempt(rate, 0)
+    best = min(
+        tried, key=lambda rate: float(tried[rate][0].mean())
+    )  # the row's own, where rates do equally well
+    for draw in range(1, draws):
+        attempt(best, draw)
+    return Outcome(parts.method.name, best, torch.stack(tried[best]))
+
+
+def _rates(settings: Settings) -> list[float]:
+    given = settings.method.learning_rate
+    own = find_method(settings.method.name).learning_rate
+    return [own * factor for factor in RATES] if given is None else [given]
+
+
+def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step:
+    """The run's step on public texts in the place of its records, drawn and noised by the public seed.
+
+    A step's mean has the noise of the run, whatever the number of texts: with fewer than N of them, batches stay as
+    large as the run's as far as there are texts, and sigma shrinks with batches that cannot.
+    """
+    generator = counter_generator(parts.settings.run.seed, stream=_STREAM + draw)
+    count = min(len(records), round(noise.records)) or 1
+    stand_ins = generator.permutation(len(records))[:count].tolist()
+    batch = min(noise.batch, float(count))
+    key, batches_key, masks_key = (int(k) for k in generator.integers(2**62, size=3))
+    draws = PoissonSampler(count, batch / count, insecure_seed=batches_key)
+    sigma = noise.std * batch / noise.privacy.clip_norm
+    return Step(
+        state=parts,
+        mechanism=GaussianMechanism(
+            parts.coordinates,
+            clip_norm=noise.privacy.clip_norm,
+            event=StepEvent(draws.sampling, sigma),
+            expected_batch_size=batch,
+            ledger=Uncharged(),
+            noise=NoiseSource(key),
+            clipping=parts.hyper.clipping,
+        ),
+        examples=records,
+        learning_rate=parts.learning_rate,
+        draw=lambda: [stand_ins[i] for i in draws.draw()],
+        max_tokens=parts.settings.run.tokens_per_micro_batch,
+        dropout=parts.settings.model.dropout,
+        masks=private_generator(masks_key),
+    )
+
+
+def _held_losses(parts: Parts, texts: Texts, noise: Noise, draw: int) -> Tensor:
+    """Of what the run would export, (held,); infinite where training went astray."""
+    try:
+        trial_step(parts, texts.records, noise, draw).take_many(noise.privacy.steps)
+    except torch.linalg.LinAlgError:  # a matrix that is not finite has no decomposition
+        return torch.full((len(texts.held),), float("inf"), dtype=torch.float64)
+    parts.install_result()
+    losses = record_losses(parts.adapter.model, texts.held)
+    parts.coordinates.install()
+    return losses.nan_to_num(nan=float("inf"))
