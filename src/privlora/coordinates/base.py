@@ -110,7 +110,8 @@ class Coordinates(ABC):
         """Called by a mechanism with noise when it is made."""
 
     def taken(self) -> list[dict[str, float]]:
-        """PUBLIC. Of each release so far, what it was made along, where that is chosen from step to step; else []."""
+        """Of releases so far, what each was made along, where that is chosen from step to step; else []. Steps that a
+        crash lost are missing, so only what is the same without them may be published."""
         return []
 
     def prepare(self) -> None:  # noqa: B027 - most coordinates have nothing to do

@@ -111,8 +111,8 @@ class SpanSpace(Coordinates):
     def _span_of(self, gradients: PublicGradients) -> Span:
         return Span(gradients, ridge=self.ridge, top_k=self.top_k)
 
-    def record(self, step: int) -> None:
-        """The present span was released along, at ``step``."""
+    def record(self) -> None:
+        """The present span was released along."""
 
     @abstractmethod
     def decode(self, vector: Vector) -> Vector:
@@ -266,9 +266,9 @@ class SpanCoordinates(EncodedSpace):
         if self.memory is not None:
             self.memory.law = law
 
-    def record(self, step: int) -> None:
+    def record(self) -> None:
         if self.memory is not None:
-            self.memory.record(step)
+            self.memory.record()
 
     def taken(self) -> list[dict[str, float]]:
         return [] if self.memory is None else [asdict(one) for one in self.memory.history]

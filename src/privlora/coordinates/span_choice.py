@@ -200,12 +200,12 @@ class SpanChoice:
         self.hold_out, self.alpha, self.ridge, self.top_k = hold_out, alpha, ridge, top_k
         self.law: ReleaseLaw | None = None
         self._next: Chosen | None = None
-        self._rows: list[tuple[float, ...]] = []  # step, and a Chosen
+        self._rows: list[tuple[float, ...]] = []  # a Chosen each
 
     @property
     def history(self) -> list[Chosen]:
-        """Of each release, in order; one that a crash lost took what the next one did."""
-        return [Chosen(a, r, int(k), int(n), cosine, kappa) for _, a, r, k, n, cosine, kappa in self._rows]
+        """Of each release, in order, without those that a crash lost."""
+        return [Chosen(a, r, int(k), int(n), cosine, kappa) for a, r, k, n, cosine, kappa in self._rows]
 
     def choose(self, gram: Tensor) -> SpanSetting:
         """For the step to come; without a law that of the last one, as in a run that is only reported."""
@@ -228,14 +228,13 @@ class SpanChoice:
             setting.top_k if self.top_k is None else self.top_k,
         )
 
-    def record(self, step: int) -> None:
-        """What was chosen last was released at ``step``."""
+    def record(self) -> None:
+        """What was chosen last was released."""
         if self._next is not None:
-            first = int(self._rows[-1][0]) + 1 if self._rows else step
-            self._rows += [(number, *astuple(self._next)) for number in range(first, step + 1)]
+            self._rows.append(astuple(self._next))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"rows": torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 7)}
+        return {"rows": torch.tensor(self._rows, dtype=torch.float64).reshape(-1, 6)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self._rows = [tuple(row) for row in tensors["rows"].tolist()]

@@ -42,7 +42,7 @@ class SpanOptimizer(Optimizer):
     def _update(self, release: Release, learning_rate: float) -> None:
         space = self.coordinates
         self._scores = space.scores(release.vector).to("cpu", space.dtype)
-        space.record(release.step)
+        space.record()
         gradient, noise_std = space.decode(release.vector), space.decoded_std(release.noise_std)
         self.inner.step(replace(release, vector=gradient, noise_std=noise_std), learning_rate)
 

@@ -237,14 +237,11 @@ def _method(parts: Parts) -> dict[str, Any]:
 
 
 def _span(parts: Parts) -> dict[str, Any]:
-    """What each step was released along, where that was chosen from public gradients."""
-    taken = finite(parts.coordinates.taken())
+    """Between which bounds the steps' choices from public gradients lay. A row a step would show where a run broke."""
+    taken = parts.coordinates.taken()
     if not taken:
         return {}
-    # Steps that a crash lost before the first checkpoint count as the one after them: a gap would say where it was.
-    lost = parts.settings.privacy.steps - len(taken)
-    rows = [taken[0]] * lost + taken
-    return {"span": [{"step": number, **row} for number, row in enumerate(rows, start=1)]}
+    return {"span": finite({name: [f(row[name] for row in taken) for f in (min, max)] for name in taken[0]})}
 
 
 def _public_texts(parts: Parts) -> dict[str, Any]:

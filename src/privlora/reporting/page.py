@@ -25,7 +25,6 @@ def render(report: Report) -> str:
         key_figures=_key_figures(report),
         privacy_table=wording.privacy_table(report),
         method_table=wording.method_table(report),
-        span_rows=[wording.span_row(row) for row in report["method"].get("span", [])],
         epsilon_plot=plots.epsilon_plot(report),
         noise_plot=plots.noise_plot(report),
         loss_plot=plots.loss_plot(report),

@@ -308,23 +308,24 @@ def _scores(votes: Report, near: str) -> str:
 _PLACES = {0.0: "inner products", 0.5: "orthonormal coordinates", 1.0: "coefficients"}
 
 
-def _span(rows: list[Report] | None) -> list[tuple[str, str]]:
-    if not rows:
+def _span(bounds: Report | None) -> list[tuple[str, str]]:
+    if bounds is None:
         return []
-    place, ridge, directions, cosine, kappa = span_row(rows[-1])
-    last = f"{place}, ridge {ridge}, {directions} directions; expected cosine {cosine}, κ {kappa}"
-    return [("Span", f"chosen before each step on public gradients. The last: {last}")]
+    places = dict.fromkeys(_PLACES.get(alpha, f"α {number(alpha)}") for alpha in bounds["alpha"])
+    said = {name: _between(*bounds[name], digits=2) for name in ("cosine", "kappa")}
+    said |= {name: _between(*bounds[name]) for name in ("ridge", "directions", "texts")}
+    return [
+        (
+            "Span",
+            f"chosen before each step on public gradients: noise on {' to '.join(places)}, ridge {said['ridge']}, "
+            f"{said['directions']} of {said['texts']} directions; expected cosine {said['cosine']}, κ {said['kappa']}",
+        )
+    ]
 
 
-def span_row(row: Report) -> tuple[str, ...]:
-    """Of one step: where noise was, the ridge, directions, the cosine that was expected, and kappa."""
-    return (
-        _PLACES.get(row["alpha"], f"α {number(row['alpha'])}"),
-        number(row["ridge"]),
-        f"{row['directions']} of {row['texts']}",
-        number(row["cosine"], 2),
-        number(row["kappa"], 2),
-    )
+def _between(least: float, most: float, digits: int = 4) -> str:
+    ends = dict.fromkeys(number(end, digits) for end in (least, most))
+    return " to ".join(ends)
 
 
 def _dropout(method: Report) -> str:
