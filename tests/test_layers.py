@@ -20,6 +20,7 @@ LAYERS = (
     {"evaluation", "optimizers", "wishart"},
     {"methods", "synthesis"},
     {"training"},
+    {"rehearsals"},
     {"reporting", "stacked"},
     {"federated"},
     {"auditing"},

@@ -44,9 +44,9 @@ from privlora.synthesis.rounds import Rounds
 from privlora.synthesis.votes import Voters, similarity_scores
 from privlora.synthesis.writers import ModelWriter
 from privlora.training.models import load_model
-from privlora.training.preferences import PreferenceSettings, PreferenceTuner
 from privlora.training.state import TrainState
 from privlora.training.step import Step
+from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "popri.json"

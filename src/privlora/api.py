@@ -16,6 +16,7 @@ from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.methods import CHOICES
+from privlora.rehearsals.choosing import because, choose, keep_choice, plan_run, read_choice
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
@@ -23,13 +24,12 @@ from privlora.reporting.texts import publish_texts
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.checkpoint import NO_RUN
-from privlora.training.choosing import because, choose, keep_choice, plan_run, read_choice
 from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
-from privlora.training.final_texts import Progress, final_texts
 from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.texts.final_texts import Progress, final_texts
 
 if TYPE_CHECKING:
     from privlora.federated.rounds import RoundObserver

@@ -489,7 +489,7 @@ CHOICES: dict[str, Choice] = {
         ),
     )
 }
-"""Names in the place of a row. Runs resolve them first (``training.choosing``), so nothing else knows them."""
+"""Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
 
 
 def find_method(name: str) -> Method:

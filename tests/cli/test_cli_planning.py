@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import privlora.training.models
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
-from privlora.training import trials
+from privlora.rehearsals import trials
+from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
-from privlora.training.trials import Noise, Texts
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE, Subspaces
 from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
-from privlora.training.public_start import mean_gradient_subspaces
+from privlora.training.texts.public_start import mean_gradient_subspaces
 
 ADAPTER = "adapter"  # the folder of one that was trained before
 STARTS = {

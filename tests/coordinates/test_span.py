@@ -32,7 +32,7 @@ from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.public_gradients import public_gradients
+from privlora.training.texts.public_gradients import public_gradients
 
 N = len(PUBLIC_TEXTS)
 TWO = r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)"

@@ -22,7 +22,7 @@ from privlora.coordinates.span_choice import (
 )
 from privlora.coordinates.starts import factor_start
 from privlora.errors import ConfigError
-from privlora.training.public_gradients import public_gradients
+from privlora.training.texts.public_gradients import public_gradients
 
 P, N, UNITS, BATCH = 600, 60, 300, 60
 LAW = ReleaseLaw(noise_multiplier=2.0, clip_norm=1.0, expected_batch_size=BATCH, clipping="normalized")

@@ -23,7 +23,7 @@ from privlora.coordinates import (
 from privlora.coordinates.span import flattened, unit_vectors
 from privlora.geometry.fixed_rank import point_from_factors
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.public_gradients import public_gradients
+from privlora.training.texts.public_gradients import public_gradients
 
 
 def clipped(v: Tensor, norm: float) -> Tensor:

@@ -30,7 +30,7 @@ def rows(method: str, **synthesis: Any) -> dict[str, str]:
 
 
 def test_scores_and_preferences_are_told(monkeypatch: Any) -> None:
-    monkeypatch.setattr("privlora.training.preferences.find_spec", lambda name: object())
+    monkeypatch.setattr("privlora.training.texts.preferences.find_spec", lambda name: object())
     found = rows("popri", answers=10, requests=7, dpo_learning_rate=0.25)
     assert "10 texts of the model for each of 7 requests" in found["Votes"]
     assert "over rank 5: beta 0.01, learning rate 0.25, epochs 1" in found["Votes"]

@@ -51,9 +51,9 @@ def plan(
     with quiet_libraries():
         from privlora.cli.memory import estimate_memory
         from privlora.methods import CHOICES, find_row
+        from privlora.rehearsals.choosing import rows_of_choice
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy
-        from privlora.training.choosing import rows_of_choice
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:

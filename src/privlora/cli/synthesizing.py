@@ -44,7 +44,7 @@ def synthesize(
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import synthesize_run
-        from privlora.training.choosing import plan_run
+        from privlora.rehearsals.choosing import plan_run
 
         if source is None:
             with accounting(settings.privacy.steps):

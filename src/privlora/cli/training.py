@@ -54,7 +54,7 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
         from privlora.api import train_run
-        from privlora.training.choosing import plan_run
+        from privlora.rehearsals.choosing import plan_run
 
         with accounting(settings.privacy.steps):
             plan = plan_run(settings)

@@ -20,10 +20,10 @@ from privlora.synthesis.generators import build_generator
 from privlora.synthesis.population import Population
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.final_texts import Progress, gather_texts
 from privlora.training.identity import refuse_another_model
 from privlora.training.inputs import text_column
 from privlora.training.models import given_or_loaded, unchanged_afterwards
+from privlora.training.texts.final_texts import Progress, gather_texts
 
 
 def texts_of_finished_run(

@@ -9,12 +9,12 @@ from typing import Any
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.errors import PrivacyError, RunError
+from privlora.rehearsals.choosing import read_choice
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.page import render
 from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.assembly import Parts
-from privlora.training.choosing import read_choice
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
 CARD_NAME, HTML_NAME = "README.md", "report.html"

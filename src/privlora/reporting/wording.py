@@ -7,7 +7,7 @@ from typing import Any
 
 from privlora.config import OPTIMIZER_SETTINGS
 from privlora.pages.numbers import number, rounded_up
-from privlora.training.choosing import because
+from privlora.rehearsals.choosing import because
 
 Report = Mapping[str, Any]
 
@@ -312,8 +312,8 @@ def _span(bounds: Report | None) -> list[tuple[str, str]]:
     if bounds is None:
         return []
     places = dict.fromkeys(_PLACES.get(alpha, f"α {number(alpha)}") for alpha in bounds["alpha"])
-    said = {name: _between(*bounds[name], digits=2) for name in ("cosine", "kappa")}
-    said |= {name: _between(*bounds[name]) for name in ("ridge", "directions", "texts")}
+    said = {name: _between(bounds[name], 2) for name in ("cosine", "kappa")}
+    said |= {name: _between(bounds[name]) for name in ("ridge", "directions", "texts")}
     return [
         (
             "Span",
@@ -323,9 +323,8 @@ def _span(bounds: Report | None) -> list[tuple[str, str]]:
     ]
 
 
-def _between(least: float, most: float, digits: int = 4) -> str:
-    ends = dict.fromkeys(number(end, digits) for end in (least, most))
-    return " to ".join(ends)
+def _between(bounds: list[float], digits: int = 4) -> str:
+    return " to ".join(dict.fromkeys(number(end, digits) for end in bounds))
 
 
 def _dropout(method: Report) -> str:

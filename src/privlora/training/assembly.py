@@ -33,21 +33,21 @@ from privlora.mechanisms import (
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
-from privlora.training.ballot import (
+from privlora.training.files import write_atomically
+from privlora.training.inputs import Data, sampler, tokenise
+from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.state import Part, TrainState
+from privlora.training.step import Step
+from privlora.training.texts.ballot import (
     Ballot,
     build_embedding,
     refuse_settings_of_others,
     refuse_what_votes_have_not,
 )
-from privlora.training.files import write_atomically
-from privlora.training.inputs import Data, sampler, tokenise
-from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
-from privlora.training.preferences import refuse_without_trl
-from privlora.training.public_gradients import PublicTexts, public_gradients
-from privlora.training.public_start import mean_gradient_subspaces
-from privlora.training.state import Part, TrainState
-from privlora.training.step import Step
-from privlora.training.synthetic_texts import SyntheticTexts
+from privlora.training.texts.preferences import refuse_without_trl
+from privlora.training.texts.public_gradients import PublicTexts, public_gradients
+from privlora.training.texts.public_start import mean_gradient_subspaces
+from privlora.training.texts.synthetic_texts import SyntheticTexts
 
 ADJACENCY: Final = "add-or-remove-one"
 

@@ -23,8 +23,8 @@ from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_che
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
-from privlora.training.voting import take_votes
-from privlora.training.warm_start import warm_start
+from privlora.training.texts.voting import take_votes
+from privlora.training.texts.warm_start import warm_start
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_where_memory_is_short_public_gradients_lie_in_a_file(
     given = settings("pe-sgd").model_dump(exclude_unset=True) | {"run": {"public_gradient_dtype": dtype}}
     seen = []
     for free in (float("inf"), 0.0):
-        monkeypatch.setattr("privlora.training.public_gradients.free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr("privlora.training.texts.public_gradients.free_bytes", lambda _, free=free: free)
         parts = build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
         seen.append(step_of(parts, 0.0).take([0, 1, 2]).release.vector[0][0])
     assert torch.equal(*seen)

@@ -27,8 +27,8 @@ from privlora.synthesis.rounds import Rounds
 from privlora.synthesis.votes import Voters, similarity_scores
 from privlora.synthesis.writers import ModelWriter
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
-from privlora.training.preferences import PreferenceSettings, PreferenceTuner
 from privlora.training.state import States, TrainState
+from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
 
 LETTERS = "abcdefgh"
 RECORDS = ["aab", "abc", "bbb", "cab"]

@@ -20,11 +20,12 @@ from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError
 from privlora.methods import METHODS
-from privlora.training import assembly, public_start
+from privlora.training import assembly
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.loop import Interrupted
 from privlora.training.models import unchanged_afterwards
-from privlora.training.public_start import mean_gradient_subspaces
+from privlora.training.texts import public_start
+from privlora.training.texts.public_start import mean_gradient_subspaces
 
 TEXTS = [example for seed in (1, 2, 3) for example in uneven_examples(seed)]
 PUBLIC = [f"a note about nothing, number {i}." for i in range(12)]

@@ -20,8 +20,8 @@ from privlora.synthesis.popri import POPri
 from privlora.synthesis.rounds import Proposer
 from privlora.synthesis.votes import Encoder, NearestVotes, similarity_scores
 from privlora.training.assembly import Parts
-from privlora.training.preferences import PreferenceSettings, PreferenceTuner
-from privlora.training.warm_start import train_on_texts
+from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
+from privlora.training.texts.warm_start import train_on_texts
 
 _CHOICES: Final = 2**63 + 1  # stream of the public seed
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier, read_ledger
 from privlora.adapters.peft_files import read_adapter
 from privlora.errors import ConfigError
-from privlora.training import polls
-from privlora.training.preferences import PreferenceTuner
-from privlora.training.warm_start import train_on_texts
+from privlora.training.texts import polls
+from privlora.training.texts.preferences import PreferenceTuner
+from privlora.training.texts.warm_start import train_on_texts
 
 ROUNDS = 2
 PRIVACY = {
@@ -184,7 +184,7 @@ def test_an_adapter_that_nothing_trained_is_refused(bench: Bench, tmp_path: Path
 
 
 def test_without_trl_nothing_begins(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privlora.training.preferences.find_spec", lambda name: None)
+    monkeypatch.setattr("privlora.training.texts.preferences.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
         start(bench, tmp_path / "run")
     assert not (tmp_path / "run").exists()

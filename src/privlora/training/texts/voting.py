@@ -12,7 +12,7 @@ from privlora.synthesis.rounds import Rounds, State
 from privlora.synthesis.votes import Voters
 from privlora.training.assembly import Parts
 from privlora.training.inputs import Data
-from privlora.training.polls import POLLS
+from privlora.training.texts.polls import POLLS
 
 
 def take_votes(parts: Parts, data: Data, ledger: Ledger, save: Callable[[], None]) -> None:

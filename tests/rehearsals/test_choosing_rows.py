@@ -20,9 +20,8 @@ from privlora.config import Settings, settings_from
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, DataError, PrivloraError, RunError
 from privlora.methods import CHOICES, find_row
-from privlora.training import trials
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.choosing import (
+from privlora.rehearsals import trials
+from privlora.rehearsals.choosing import (
     because,
     choose,
     read_choice,
@@ -31,9 +30,10 @@ from privlora.training.choosing import (
     verdict,
     with_row,
 )
+from privlora.rehearsals.trials import Noise, Outcome, Texts, split_texts, trial_step, try_rows
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
-from privlora.training.trials import Noise, Outcome, Texts, split_texts, trial_step, try_rows
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(12)]
 PRIVACY = {

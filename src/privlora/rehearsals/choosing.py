@@ -19,10 +19,10 @@ from privlora.config import MethodSettings, Settings, SynthesisSettings
 from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.methods import CHOICES, find_method
 from privlora.pages.numbers import finite
+from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_texts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import text_column
-from privlora.training.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 
 SPAN, PLAIN = "span-prism", "prism"
 """What is advised between, where settings name neither."""

@@ -187,7 +187,7 @@ def test_private_texts_are_embedded_one_by_one(
         seen.append(list(texts))
         return hidden_states(model, tokenizer, texts, **settings)
 
-    monkeypatch.setattr("privlora.training.ballot.hidden_states", noted)
+    monkeypatch.setattr("privlora.training.texts.ballot.hidden_states", noted)
     shop.start(tmp_path / "run")
     private = {record["text"] for record in RECORDS}
     assert [texts for texts in seen if private.intersection(texts)] == [[text["text"]] for text in RECORDS]
@@ -310,7 +310,7 @@ def test_a_crash_in_the_last_training_trains_again_from_the_last_round(
 ) -> None:
     whole = shop.start(tmp_path / "whole", privacy={"insecure_noise_seed": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("privlora.training.polls.train_on_texts", lambda *_: 1 / 0)
+        patch.setattr("privlora.training.texts.polls.train_on_texts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shop.start(tmp_path / "run", privacy={"insecure_noise_seed": 1})
     broken = shop.resume(tmp_path / "run")

@@ -20,9 +20,9 @@ from privlora.errors import ConfigError, ModelError
 from privlora.methods import METHODS, build
 from privlora.optimizers import IterateAverage
 from privlora.synthesis.popri import Preference
-from privlora.training import preferences
-from privlora.training.preferences import PreferenceSettings, PreferenceTuner
 from privlora.training.state import States, TrainState
+from privlora.training.texts import preferences
+from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
 
 CHOICES = [
     {"prompt": "one: ", "chosen": "abc abc", "rejected": "xyz"},

@@ -27,7 +27,7 @@ from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.optimizers import SpanOptimizer
 from privlora.synthesis.writers import ModelWriter
 from privlora.training.files import RunFolder
-from privlora.training.synthetic_texts import SyntheticTexts
+from privlora.training.texts.synthetic_texts import SyntheticTexts
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(6)]
 STEPS = 3
