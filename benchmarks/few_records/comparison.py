@@ -8,9 +8,10 @@ again, so a command can be stopped and repeated, and cells can be added. CACHE k
 Without ASSETS nothing is run. `comparison_tables.py` makes the tables.
 
 ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Learning rates are chosen for all methods
-alike, for each row and epsilon, by a run at 200 records with another seed, scored on held-out records that are not
-reported on: on a grid a factor of 2 wide from a first guess on, up or down as long as that helps. `--rates other` takes
-those of the other task, as who has no records of this kind to try on would; give it an `--out` of its own.
+alike, for each row, number of records and epsilon, by a run with other records, scored on held-out ones that are not
+reported on: on a grid a factor of 2 wide, up or down from a first guess as long as that helps. `--rates other` takes
+those of the other task, as who has no records of this kind to try on would; give it an `--out` of its own. Rows called
+"rehearsed" take the rates that `method.name: auto` finds on public texts, and no record is tried on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from comparison_cells import ROWS, TASKS, UNTRAINED, Cell, Runner
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "comparison.jsonl"
 SEEDS, SELECTION_SEEDS = (0, 1, 2, 3, 4), (100,)
-CHOOSING = 200  # records of the runs that choose a rate
+_NO_NOISE = 64.0  # in the place of an epsilon, where rates of one are where the search of another begins
 
 Rows = list[dict[str, Any]]
 
@@ -54,6 +55,7 @@ class Study:
     def __init__(self, out: Path, runner: Runner, rates: Literal["own", "other"] = "own") -> None:
         self.out, self.runner, self.rates = out, runner, rates
         self.rows = {json.dumps(row["cell"]): row for row in read_rows(out)}
+        self._rates: dict[tuple[str, str, int, float | None], float] = {}
 
     def run(self, cell: Cell) -> float:
         """Its loss, also where it was run before."""
@@ -68,13 +70,17 @@ class Study:
             print(*said, flush=True)
         return score(self.rows[key])
 
-    def rate(self, task: str, row: str, epsilon: float | None) -> float:
-        """Of the grid: from the row's first guess on, the next one is tried as long as it is better. With noise alone
-        that of the row whose noise it is."""
+    def rate(self, task: str, row: str, records: int, epsilon: float | None) -> float:
+        """Of the grid: from the rate of the number of records nearest to these on, or the row's first guess, the next
+        one is tried as long as it is better. With noise alone that of the row whose noise it is."""
         if row == UNTRAINED:
             return 0.0
         if ROWS[row].noise_alone:
-            return self.rate(task, ROWS[row].name, epsilon)
+            return self.rate(task, ROWS[row].name, records, epsilon)
+        if ROWS[row].rehearsed:
+            return self.rehearsed_rate(task, row, records, epsilon)
+        if (task, row, records, epsilon) in self._rates:
+            return self._rates[task, row, records, epsilon]
 
         def loss(rate: float) -> float:
             return mean(
@@ -82,7 +88,7 @@ class Study:
                     Cell(
                         task=TASKS[task].other if self.rates == "other" else task,
                         row=row,
-                        records=CHOOSING,
+                        records=records,
                         epsilon=epsilon,
                         seed=seed,
                         rate=rate,
@@ -92,14 +98,41 @@ class Study:
                 for seed in SELECTION_SEEDS
             )
 
-        best = ROWS[row].first_rate
+        best = self._first_rate(task, row, records, epsilon)
         for factor in (2.0, 0.5):
             before = best
             while loss(best * factor) < loss(best):
                 best *= factor
             if best != before:
                 break
+        self._rates[task, row, records, epsilon] = best
         return best
+
+    def _first_rate(self, task: str, row: str, records: int, epsilon: float | None) -> float:
+        """That of the row with the nearest noise in a step's mean, as far as one was chosen."""
+
+        def distance(key: tuple[str, str, int, float | None]) -> float:
+            return abs(math.log((key[3] or _NO_NOISE) * key[2] / ((epsilon or _NO_NOISE) * records)))
+
+        known = [key for key in self._rates if key[:2] == (task, row)]
+        return self._rates[min(known, key=distance)] if known else ROWS[row].first_rate
+
+    def rehearsed_rate(self, task: str, row: str, records: int, epsilon: float | None) -> float:
+        """That of the row in rehearsals on public texts."""
+        found = self.choice(task, records, epsilon)
+        (rate,) = (r["learning_rate"] for r in found["rows"] if r["name"] == ROWS[row].name)
+        return float(rate)
+
+    def choice(self, task: str, records: int, epsilon: float | None) -> dict[str, Any]:
+        """What method.name=auto takes, and why; also where it was found before."""
+        cell = Cell(
+            task=task, row="auto", records=records, epsilon=epsilon, seed=0, rate=0.0, role="rehearsal"
+        )
+        key = json.dumps(cell.to_dict())
+        if key not in self.rows:
+            self.rows[key] = {"cell": cell.to_dict(), "choice": self.runner.choose(cell)}
+            self.append(self.rows[key])
+        return dict(self.rows[key]["choice"])
 
     def append(self, row: dict[str, Any]) -> None:
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -139,12 +172,13 @@ def main() -> None:
     study = Study(chosen.out, Runner(chosen.assets, chosen.cache), chosen.rates)
     study.append({"machine": describe_machine()})
     for task in chosen.tasks:
-        rates = {(row, e): study.rate(task, row, e) for e in chosen.epsilons for row in chosen.rows}
-        # A seed after the other, so that what is there at any time can be compared.
-        for seed in chosen.seeds:
-            for (row, epsilon), rate in rates.items():
-                for records in chosen.records:
-                    if row != UNTRAINED or (seed, records) == (chosen.seeds[0], chosen.records[0]):
+        places = [(e, records) for e in chosen.epsilons for records in chosen.records]
+        for epsilon, records in places:
+            rates = {row: study.rate(task, row, records, epsilon) for row in chosen.rows}
+            # A seed after the other, so that what is there at any time can be compared.
+            for seed in chosen.seeds:
+                for row, rate in rates.items():
+                    if row != UNTRAINED or (epsilon, records, seed) == (*places[0], chosen.seeds[0]):
                         study.run(
                             Cell(
                                 task=task,

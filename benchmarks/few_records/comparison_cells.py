@@ -11,8 +11,8 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from privlora.evaluation import evaluate_next_token
 from privlora.evaluation.batches import evaluating
 from privlora.evaluation.next_token import row_losses
 from privlora.methods import METHODS
+from privlora.rehearsals.choosing import choose, plan_run
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, load_data, tokenise
@@ -40,26 +41,66 @@ RATE, STEPS, DELTA, RANK, TOKENS = 0.2, 10, 1e-5, 8, 64
 SEEDS_KEPT, VARIATIONS = 100, 1  # K and L - 1: N = 200 texts
 PUBLIC_STEPS, PUBLIC_BATCH, PUBLIC_RATE, PUBLIC_RANK = 300, 64, 0.003, 32
 EVALUATION = 400  # records that are reported on
-PUBLIC = 2300  # texts that tune the common start, the first of which make spans
+PUBLIC = 2300  # texts that tune the common start, and of which spans are made
+FRESH = 600  # public texts more: 200 span and 400 are rehearsed on where a rate is chosen on such texts
 _LETTERS = 300  # more than TOKENS tokens are
 _LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _IN_MEMORY = "(in memory)"
 
 
 @dataclass(frozen=True)
+class Source:
+    """file: below data/, without .jsonl.gz. only: which of its records, by their column ``source``; None for all."""
+
+    file: str
+    only: str | None = None
+
+
+@dataclass(frozen=True)
 class Task:
-    """model: below models/. private, public: below data/. other: a task whose rates may be taken."""
+    """model: below models/. private, held, public: files below data/, or those of a file that come from one source.
+    preset: of prompts. other: a task whose rates may be taken."""
 
     model: str
-    private: str
-    public: str
+    private: Source
+    held: Source
+    public: Sequence[Source]
+    preset: str
     other: str
     modules: Sequence[str] = ("q_proj", "v_proj")
 
 
+_REVIEWS = (
+    Source("sentiment_domains/train"),
+    Source("sentiment_domains/validation"),
+    [Source("glue/sst2/train")],
+    "product-review",
+)
 TASKS = {
-    "abstracts": Task("reviews1M", "pubmed", "biorxiv", other="reviews"),
-    "reviews": Task("reviews1M", "sentiment_domains", "glue/sst2", other="abstracts"),
+    "abstracts": Task(
+        "reviews1M",
+        Source("pubmed/train"),
+        Source("pubmed/validation"),
+        [Source("biorxiv/train"), Source("biorxiv/validation")],
+        "medical-abstract",
+        other="reviews",
+    ),
+    "reviews": Task("reviews1M", *_REVIEWS, other="abstracts"),
+    "reviews, stories260K": Task("stories260K", *_REVIEWS, other="abstracts"),
+    "math": Task(
+        "reviews1M",
+        Source("math/train", "gsm8k"),
+        Source("math/gsm8k_test"),
+        [
+            Source("math/train", "mawps"),
+            Source("math/train", "aqua"),
+            Source("math/mawps_validation"),
+            Source("math/mawps_test"),
+            Source("math/aqua_test"),
+        ],
+        "text",
+        other="reviews",
+    ),
 }
 
 
@@ -67,7 +108,9 @@ TASKS = {
 class Row:
     """name, method: of the table, and its settings. steps: T. first_rate: where a search begins.
 
-    noise_alone: with a hundredth of the epsilon.
+    noise_alone: with a hundredth of the epsilon. generator: of public texts, where the row has any. synthesis: further
+    settings of it. votes: every record takes part in every round. rehearsed: its rate is the one that method.name=auto
+    finds on public texts, beside fresh ones of which it spans.
     """
 
     name: str
@@ -76,6 +119,10 @@ class Row:
     init: str | None = None
     first_rate: float = 0.002
     noise_alone: bool = False
+    generator: str = "file"
+    synthesis: Mapping[str, Any] = field(default_factory=dict)
+    votes: bool = False
+    rehearsed: bool = False
 
 
 ROWS: dict[str, Row] = {
@@ -84,6 +131,7 @@ ROWS: dict[str, Row] = {
     "dp-adamw": Row("dp-adamw"),
     "dp-adamw, 50 steps": Row("dp-adamw", steps=50),
     "dp-sgd": Row("dp-sgd"),
+    "dp-sgd, 50 steps": Row("dp-sgd", steps=50),
     "prism": Row("prism", first_rate=0.004),
     "prism, 50 steps": Row("prism", steps=50, first_rate=0.004),
     "prism, public start": Row("prism", init="public-gradient", first_rate=0.004),
@@ -94,7 +142,14 @@ ROWS: dict[str, Row] = {
     "pe-sgd-fix, chosen": Row("pe-sgd-fix", {"hold_out": 0.25}),
     "pe-sgd-fix, sgd": Row("pe-sgd-fix", {"optimizer": "sgd"}),
     "pe-sgd": Row("pe-sgd"),
+    "pe-sgd, model writes": Row("pe-sgd", generator="model"),
     "span-prism": Row("span-prism", first_rate=0.004),
+    "span-prism, fixed": Row("span-prism", first_rate=0.004, synthesis={"evolve_every": 0}),
+    "span-prism, rehearsed": Row("span-prism", synthesis={"evolve_every": 0}, rehearsed=True),
+    "prism, rehearsed": Row("prism", rehearsed=True),
+    "aug-pe": Row("aug-pe", votes=True),
+    "aug-pe, model writes": Row("aug-pe", generator="model", votes=True),
+    "popri": Row("popri", generator="model", votes=True, synthesis={"dpo_learning_rate": 1e-3}),
     "span-prism, sgd": Row("span-prism", {"optimizer": "sgd"}, first_rate=0.004),
 }
 UNTRAINED = "zero training"
@@ -115,14 +170,29 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def trains(self) -> bool:
+        return ROWS[self.row].steps > 0
+
 
 @cache
-def read(assets: Path, folder: str, part: str) -> tuple[dict[str, str], ...]:
-    """Texts, each once, cut short before they are tokenised."""
-    with gzip.open(assets / "data" / folder / f"{part}.jsonl.gz", "rt", encoding="utf-8") as file:
+def read(assets: Path, source: Source) -> tuple[str, ...]:
+    """Texts, cut short before they are tokenised."""
+    with gzip.open(assets / "data" / f"{source.file}.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    column = "text" if "text" in rows[0] else "sentence1"
-    return tuple({"text": t} for t in dict.fromkeys(row[column][:_LETTERS] for row in rows))
+    chosen = [row for row in rows if source.only is None or row["source"] == source.only]
+    return tuple(_text(row)[:_LETTERS] for row in chosen)
+
+
+def _text(row: Mapping[str, str]) -> str:
+    if "instruction" in row:
+        return f"{row['instruction']} {row['output']}"
+    return row["text"] if "text" in row else row["sentence1"]
+
+
+def _records(texts: Iterable[str]) -> list[dict[str, str]]:
+    """Each text once."""
+    return [{"text": text} for text in dict.fromkeys(texts)]
 
 
 def _every(rows: Sequence[dict[str, str]], count: int) -> list[dict[str, str]]:
@@ -133,9 +203,11 @@ def _every(rows: Sequence[dict[str, str]], count: int) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Texts:
-    """public: of the common start and of spans. private: M records. held: what is evaluated."""
+    """public: of the common start and of spans. fresh: public as well, and no part of the start. private: M records.
+    held: what is evaluated."""
 
     public: list[dict[str, str]]
+    fresh: list[dict[str, str]]
     private: list[dict[str, str]]
     held: list[dict[str, str]]
 
@@ -143,10 +215,12 @@ class Texts:
 def texts_of(cell: Cell, assets: Path) -> Texts:
     """Which M records are private goes by the seed. Runs that choose a rate are scored on records of their own."""
     task = TASKS[cell.task]
-    private, held = read(assets, task.private, "train"), read(assets, task.private, "validation")
+    private, held = _records(read(assets, task.private)), _records(read(assets, task.held))
+    public = _records(text for source in task.public for text in read(assets, source))
     order = torch.randperm(len(private), generator=torch.Generator().manual_seed(cell.seed)).tolist()
     return Texts(
-        public=list(read(assets, task.public, "train")[:PUBLIC]),
+        public=public[:PUBLIC],
+        fresh=public[PUBLIC : PUBLIC + FRESH],
         private=[private[i] for i in order[: cell.records]],
         held=_every(held[cell.role == "report" :: 2], EVALUATION),
     )
@@ -168,20 +242,33 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
             **private,
             "delta": DELTA,
             "steps": max(row.steps, 1),
-            "expected_batch_size": RATE * cell.records,
+            "expected_batch_size": (1.0 if row.votes else RATE) * cell.records,
             "public_dataset_size": cell.records,
         },
         "method": {"name": row.name, "learning_rate": cell.rate or 1e-3, **row.method},
         "run": {"output": str(folder), "seed": cell.seed},
     }
-    if METHODS[row.name].public_texts:
+    if row.votes or METHODS[row.name].public_texts:
+        writer: dict[str, Any] = {"file": str(public)}
+        if row.generator == "model":
+            writer = {"preset": task.preset, "chat": False, "max_new_tokens": TOKENS}
         content["synthesis"] = {
-            "generator": "file",
-            "file": str(public),
+            "generator": row.generator,
+            **writer,
             "seeds": SEEDS_KEPT,
             "variations": VARIATIONS,
-            "similarity_limit": None,
+            **row.synthesis,
         }
+        if not row.votes:
+            content["synthesis"]["similarity_limit"] = None
+    return settings_from(content)
+
+
+def settings_of_choice(cell: Cell, model: Path, folder: Path, public: Path) -> Settings:
+    """Of a run that chooses its row and its rate on ``public`` texts."""
+    plain = replace(cell, row="span-prism", rate=0.0, seed=0)
+    content = settings_of(plain, model, folder, public).model_dump(exclude_defaults=True)
+    content["method"] = {"name": "auto"}
     return settings_from(content)
 
 
@@ -220,12 +307,13 @@ class Runner:
         row, plan = ROWS[cell.row], None
         with tempfile.TemporaryDirectory(prefix="privlora-study-") as temporary:
             public = Path(temporary) / "public.jsonl"
-            public.write_text("\n".join(map(json.dumps, texts.public)), encoding="utf-8")
+            spanning = texts.fresh if row.rehearsed else texts.public
+            public.write_text("\n".join(map(json.dumps, spanning)), encoding="utf-8")
             settings = settings_of(cell, folder, Path(temporary) / "run", public)
             held = tokenise(texts.held, settings.data, tokenizer)
             if _place(cell) not in self._before:
                 self._before[_place(cell)] = _losses(model, held)
-            if not row.steps:
+            if not cell.trains:
                 return self._scores(cell, model, held)
             if cell.epsilon is not None:
                 plan, _ = plan_privacy(settings, model)
@@ -238,6 +326,19 @@ class Runner:
                     found = self._scores(cell, model, held)
         return found | {"noise_multiplier": None if plan is None else plan.event.noise_multiplier}
 
+    def choose(self, cell: Cell) -> dict[str, Any]:
+        """What method.name=auto finds on public texts for this many records and this epsilon: see ``Chosen.facts``."""
+        texts = texts_of(cell, self.assets)
+        folder = self._tuned(cell, texts)
+        model, tokenizer = self._model(folder)
+        with tempfile.TemporaryDirectory(prefix="privlora-study-") as temporary:
+            public = Path(temporary) / "public.jsonl"
+            public.write_text("\n".join(map(json.dumps, texts.fresh)), encoding="utf-8")
+            settings = settings_of_choice(cell, folder, Path(temporary) / "run", public)
+            plan = plan_run(settings, model)
+            assert plan is not None
+            return dict(choose(settings, plan.event.noise_multiplier, model, tokenizer).facts)
+
     def _model(self, folder: Path) -> tuple[Any, Any]:
         if str(folder) not in self._models:
             self._models[str(folder)] = load_model(ModelSettings(name=str(folder)))
@@ -246,7 +347,7 @@ class Runner:
     def _tuned(self, cell: Cell, texts: Texts) -> Path:
         """The task's model, tuned on public texts and merged: made once."""
         task = TASKS[cell.task]
-        folder = self.cache / f"{task.model} {task.public}".replace("/", "-")
+        folder = self.cache / cell.task
         if not folder.exists():
             base = self.assets / "models" / task.model
             model, tokenizer = load_model(ModelSettings(name=str(base)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +229,8 @@ def test_trials_repeat_and_the_best_rate_is_drawn_again(
     )
     assert [(round(rate, 6), draw) for _, rate, draw in seen] == [
         (3e-3, 0),
-        (1e-3, 0),
         (9e-3, 0),
+        (1e-3, 0),
         (3e-3, 1),  # of rates that do equally well the row's own
         (3e-3, 2),
     ]
@@ -259,9 +260,41 @@ def test_every_trial_starts_from_the_same_state(
         assert not torch.equal(outcome.losses[0], outcome.losses[2])
 
 
+@pytest.mark.parametrize(
+    ("power", "tried"), [(2, [0, 1, 2, 3]), (-3, [0, 1, -1, -2, -3, -4]), (9, [0, 1, 2, 3, 4])]
+)
+def test_rates_are_sought_as_long_as_that_is_better(
+    power: int, tried: list[int], model: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def losses(parts: Parts, *_: Any) -> Any:
+        seen.append(math.log(parts.hyper.learning_rate / 3e-3, 3))
+        return torch.full((4,), abs(seen[-1] - power), dtype=torch.float64)
+
+    monkeypatch.setattr(trials, "_held_losses", losses)
+    chosen = settings(file, method={"learning_rate": None})
+    texts = Texts(["a text", "b text"], *_some(chosen, model))
+    told: list[tuple[int, int]] = []
+    (found,) = try_rows(
+        [with_row(chosen, "prism")],
+        [Noise(1.5, chosen.privacy, 12.0)],
+        texts,
+        model,
+        PublicStart(tiny_tokenizer()),
+        draws=2,
+        told=lambda _, done, total: told.append((done, total)),
+    )
+    best = tried[-1] if abs(tried[-1] - power) < abs(tried[-2] - power) else tried[-2]
+    assert seen == pytest.approx([*tried, best])
+    assert found["prism"].learning_rate == pytest.approx(3e-3 * 3.0**best)
+    assert told[-1] == (len(seen), len(seen))  # though fewer were foreseen
+    assert told[0] == (1, 4)
+
+
 def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def astray(parts: Parts, *_: Any) -> Any:
-        if parts.hyper.learning_rate != 1e-3:
+        if parts.hyper.learning_rate > 4e-4:  # also at a third of the row's own
             raise torch.linalg.LinAlgError
         return step(parts, *_)
 
@@ -273,7 +306,7 @@ def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pyte
     noises = [Noise(1.5, chosen.privacy, 12.0)]
     rows = [with_row(chosen, "prism")]
     (found,) = try_rows(rows, noises, texts, model, public, draws=1, told=lambda *_: None)
-    assert found["prism"].learning_rate == 1e-3
+    assert found["prism"].learning_rate < 4e-4
     assert found["prism"].losses.isfinite().all()
 
 

@@ -7,6 +7,7 @@ released, so noise and batches follow from the public seed, protect nobody, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -33,7 +34,8 @@ from privlora.training.texts.warm_start import warm_start
 Told = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and all of it; public."""
 
-RATES: Final = (1.0, 1 / 3, 3.0)  # times a row's own learning rate, where none is given
+_WIDTH: Final = 3.0  # of the grid of learning rates, where none is given: powers of it times a row's own
+_FARTHEST: Final = 4  # powers up or down
 _FEWEST = 8  # texts of each of the three kinds
 _STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of texts and from warm starts
 
@@ -117,8 +119,8 @@ def start_losses(model: torch.nn.Module, texts: Texts) -> Tensor:
 
 
 def number_of_trials(rows: Sequence[Settings], draws: int, counts: int = 1) -> int:
-    """That ``try_rows`` makes."""
-    return counts * sum(len(_rates(settings)) + draws - 1 for settings in rows)
+    """That ``try_rows`` makes at least: more where a row's best learning rate is far from its own."""
+    return counts * sum((3 if row.method.learning_rate is None else 1) + draws - 1 for row in rows)
 
 
 def try_rows(
@@ -133,8 +135,9 @@ def try_rows(
 ) -> list[dict[str, Outcome]]:
     """For each noise: row -> how it did. Everything follows from the texts, the settings and run.seed.
 
-    rows: a run's settings with each row, without texts that evolve. A row is tried at each rate with the first draw of
-    noise, and at the best of them with ``draws``; the same draws, batches and texts for all rows.
+    rows: a run's settings with each row, without texts that evolve. Without a learning rate of the settings, a row is
+    tried with the first draw of noise at its own, and at three times and a third of it and so on as long as that is
+    better; then at the best with ``draws``. Draws, batches and texts are the same for all rows.
     """
     found: list[dict[str, Outcome]] = [{} for _ in noises]
     done, total = 0, number_of_trials(rows, draws, len(noises))
@@ -144,7 +147,7 @@ def try_rows(
         def tick(name: str = name) -> None:
             nonlocal done
             done += 1
-            told(f"rehearsing {name} on public texts", done, total)
+            told(f"rehearsing {name} on public texts", done, max(done, total))
 
         with unchanged_afterwards(model):
             parts = build_parts(settings, model, public)
@@ -176,20 +179,26 @@ def _best(
         parts.hyper = hyper
         tick()
 
-    for rate in _rates(parts.settings):
-        attempt(rate, 0)
-    best = min(
-        tried, key=lambda rate: float(tried[rate][0].mean())
-    )  # the row's own, where rates do equally well
+    def first(rate: float) -> float:
+        if rate not in tried:
+            attempt(rate, 0)
+        return float(tried[rate][0].mean())
+
+    given = parts.settings.method.learning_rate
+    best = find_method(parts.method.name).learning_rate if given is None else given
+    first(best)
+    for factor in (_WIDTH, 1 / _WIDTH) if given is None else ():
+        before = best
+        for _ in range(_FARTHEST):
+            astray = factor < 1 and math.isinf(first(best))  # of which a smaller rate may be no better yet
+            if first(best * factor) >= first(best) and not astray:
+                break
+            best *= factor
+        if best != before:
+            break
     for draw in range(1, draws):
         attempt(best, draw)
     return Outcome(parts.method.name, best, torch.stack(tried[best]))
-
-
-def _rates(settings: Settings) -> list[float]:
-    given = settings.method.learning_rate
-    own = find_method(settings.method.name).learning_rate
-    return [own * factor for factor in RATES] if given is None else [given]
 
 
 def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step:
