@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from finished import Finished, best_along, epsilon_of, exit_without_models, finite_or_inf, study_parser
 from study_cells import CLIENTS, ROWS, SPLITS, TASKS, Cell, Runner, exists
 
 ROOT = Path(__file__).parents[2]
@@ -41,16 +42,6 @@ _EVERYWHERE = (
     "central dp-adamw",
     _UNTRAINED,
 )  # of which splits and clients make no difference
-
-Rows = list[dict[str, Any]]
-
-
-def read_rows(path: Path) -> Rows:
-    """The finished cells, without what was said of the machine."""
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if "cell" in row]
 
 
 def selection(task: str, row: str, epsilon: float | None, rate: float) -> Cell:
@@ -72,20 +63,12 @@ def score(row: dict[str, Any]) -> float:
     value = row["loss"]
     if row["cell"]["row"] == "fedsa":
         value = sum(row["of_clients"]) / len(row["of_clients"])
-    return float(value) if math.isfinite(value) else math.inf
+    return finite_or_inf(value)
 
 
 def best_rate(loss: Callable[[float], float]) -> float:
     """Of the grid: the next one is tried as long as it is better. loss: of the selection run with a rate."""
-    for side in (range(FIRST_RATE + 1, len(RATES)), range(FIRST_RATE - 1, -1, -1)):
-        best = RATES[FIRST_RATE]
-        for number in side:
-            if loss(RATES[number]) >= loss(best):
-                break
-            best = RATES[number]
-        if best != RATES[FIRST_RATE]:
-            break
-    return best
+    return best_along(RATES, FIRST_RATE, loss)
 
 
 def reports(
@@ -114,58 +97,24 @@ class Study:
     """A file of finished cells, and what runs those that are missing."""
 
     def __init__(self, out: Path, runner: Runner) -> None:
-        self.out, self.runner = out, runner
-        self.rows = {json.dumps(row["cell"]): row for row in read_rows(out)}
+        self.finished, self.runner = Finished(out), runner
 
     def run(self, cell: Cell) -> float:
         """Its loss, also where it was run before."""
-        key = json.dumps(cell.to_dict())
-        if key not in self.rows:
-            started, cpu = time.perf_counter(), time.process_time()
-            found = self.runner.run(cell)
-            spent = {
-                "seconds": round(time.perf_counter() - started, 2),
-                "cpu_seconds": round(time.process_time() - cpu, 2),
-            }
-            self.rows[key] = {"cell": cell.to_dict(), **found, **spent}
-            self.append(self.rows[key])
-            print(
-                cell.role,
-                cell.row,
-                cell.split,
-                cell.epsilon,
-                cell.seed,
-                cell.rate,
-                score(self.rows[key]),
-                flush=True,
-            )
-        return score(self.rows[key])
+        return score(self.finished.find(cell.to_dict(), lambda: self.runner.run(cell)))
 
     def rate(self, task: str, row: str, epsilon: float | None) -> float:
         if row == _UNTRAINED:
             return 0.0
         return best_rate(lambda rate: self.run(selection(task, row, epsilon, rate)))
 
-    def append(self, row: dict[str, Any]) -> None:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.out, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _epsilon(text: str) -> float | None:
-    return None if text == "none" else float(text)
-
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = study_parser(__doc__, RESULTS)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["reviews"])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=["iid", "domain", "Dir(0.1)"])
-    parser.add_argument("--epsilons", nargs="+", type=_epsilon, default=[3.0, 1.0])
+    parser.add_argument("--epsilons", nargs="+", type=epsilon_of, default=[3.0, 1.0])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--per-round", type=int, default=CLIENTS)
     return parser.parse_args()
@@ -173,15 +122,10 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     chosen = parsed()
-    if not (chosen.assets / "models").is_dir():
-        print(f"skipped: there are no models in {chosen.assets}")
-        return
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from machine import describe_machine
-
+    exit_without_models(chosen.assets)
     torch.set_num_threads(1)
     study = Study(chosen.out, Runner(chosen.assets))
-    study.append({"machine": describe_machine()})
+    study.finished.tell_machine()
     for task in chosen.tasks:
         rates = {
             (e, row): study.rate(task, row, e)

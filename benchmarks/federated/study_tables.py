@@ -13,11 +13,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+from finished import Rows, Value, read_rows
 from matplotlib.figure import Figure
-from study import RESULTS, Rows, read_rows, score
+from study import RESULTS, score
 from study_cells import CLIENTS, ROWS, SPLITS
 
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
@@ -28,32 +29,6 @@ _CONTROLS = (CENTRAL, "central dp-adamw", "each alone", UNTRAINED)
 _EVERYWHERE = (CENTRAL, "central dp-adamw", UNTRAINED)
 _APART = (*_CONTROLS, "fedsa")  # of the figure; fedsa has no common adapter
 _COLOURS = dict(zip(SPLITS, (ACCENT, SECOND, THIRD, FOURTH, MUTED), strict=True))
-
-
-@dataclass(frozen=True)
-class Value:
-    """Of one cell over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return mean(self.values)
-
-    @property
-    def error(self) -> float | None:
-        """Standard error of the mean; None for one seed."""
-        return stdev(self.values) / len(self.values) ** 0.5 if len(self.values) > 1 else None
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.error is None else f" ± {self.error:.3f}")
-
-    def behind(self, other: Value) -> str:
-        """How much larger than ``other``, also in standard errors of the difference."""
-        gap = self.mean - other.mean
-        if self.error is None or other.error is None:
-            return f"{gap:+.3f}"
-        return f"{gap:+.3f} ({gap / max((self.error**2 + other.error**2) ** 0.5, 1e-12):+.1f} SE)"
 
 
 @dataclass(frozen=True)
@@ -88,7 +63,7 @@ class Table:
             return None
         present = [one.values for one in found if one is not None]
         count = min(map(len, present))
-        return Value(tuple(mean(values[i] for values in present) for i in range(count)))
+        return Value(digits=3, values=tuple(mean(values[i] for values in present) for i in range(count)))
 
     @property
     def title(self) -> str:
@@ -138,7 +113,9 @@ def tables(rows: Rows) -> list[Table]:
                 continue
             losses.setdefault((cell["row"], cell["split"]), {})[cell["seed"]] = score(one)
             rates[cell["row"]] = cell["rate"]
-        values = {key: Value(tuple(of[seed] for seed in sorted(of))) for key, of in losses.items()}
+        values = {
+            key: Value(digits=3, values=tuple(of[seed] for seed in sorted(of))) for key, of in losses.items()
+        }
         found.append(Table(task, epsilon, per_round, values, rates))
     return found
 
@@ -150,7 +127,7 @@ def markdown(table: Table) -> str:
     central = table.values.get((CENTRAL, "iid"))
     for row in table.rows:
         over = table.over_splits(row)
-        behind = "" if over is None or central is None or row == CENTRAL else over.behind(central)
+        behind = "" if over is None or central is None or row == CENTRAL else over.minus(central)
         cells = [_text(table.value(row, split)) for split in table.splits]
         rate = f"{table.rates[row]:g}" if table.rates[row] else ""
         lines.append("| " + " | ".join([row, rate, *cells, _text(over), behind]) + " |")
@@ -170,7 +147,7 @@ def summary(found: Sequence[Table]) -> str:
         ours = min((present["tan"], present["alt"]), key=lambda value: value.mean)
         rival = min((present[row] for row in PUBLISHED), key=lambda value: value.mean)
         cells = [f"{value.mean:.3f}" for value in present.values()]
-        gaps = [present["joint"].behind(present[CENTRAL]), rival.behind(ours)]
+        gaps = [present["joint"].minus(present[CENTRAL]), rival.minus(ours)]
         lines.append("| " + " | ".join([table.task, shown(table.epsilon), *cells, *gaps]) + " |")
     return "\n".join(lines)
 

@@ -17,58 +17,41 @@ those of the other task, as who has no records of this kind to try on would; giv
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-import time
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from comparison_cells import ROWS, TASKS, UNTRAINED, Cell, Runner
+from finished import Finished, best_along, epsilon_of, exit_without_models, finite_or_inf, study_parser
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "comparison.jsonl"
 SEEDS, SELECTION_SEEDS = (0, 1, 2, 3, 4), (100,)
+_FARTHEST = 12  # factors of 2 from a first guess
 _NO_NOISE = 64.0  # in the place of an epsilon, where rates of one are where the search of another begins
-
-Rows = list[dict[str, Any]]
-
-
-def read_rows(path: Path) -> Rows:
-    """The finished cells, without what was said of the machine."""
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if "cell" in row]
 
 
 def score(row: dict[str, Any]) -> float:
     """Held-out loss, inf for a run that diverged."""
-    return float(row["loss"]) if math.isfinite(row["loss"]) else math.inf
+    return finite_or_inf(row["loss"])
 
 
 class Study:
     """A file of finished cells, and what runs those that are missing."""
 
     def __init__(self, out: Path, runner: Runner, rates: Literal["own", "other"] = "own") -> None:
-        self.out, self.runner, self.rates = out, runner, rates
-        self.rows = {json.dumps(row["cell"]): row for row in read_rows(out)}
+        self.finished, self.runner, self.rates = Finished(out), runner, rates
         self._rates: dict[tuple[str, str, int, float | None], float] = {}
 
     def run(self, cell: Cell) -> float:
         """Its loss, also where it was run before."""
-        key = json.dumps(cell.to_dict())
-        if key not in self.rows:
-            cpu = time.process_time()
-            found = self.runner.run(cell)
-            row = {"cell": cell.to_dict(), **found, "cpu_seconds": round(time.process_time() - cpu, 2)}
-            self.rows[key] = row
-            self.append(row)
-            said = (cell.role, cell.row, cell.records, cell.epsilon, cell.seed, cell.rate, score(row))
-            print(*said, flush=True)
-        return score(self.rows[key])
+        return score(self.finished.find(cell.to_dict(), lambda: self.runner.run(cell)))
 
     def rate(self, task: str, row: str, records: int, epsilon: float | None) -> float:
         """Of the grid: from the rate of the number of records nearest to these on, or the row's first guess, the next
@@ -98,15 +81,11 @@ class Study:
                 for seed in SELECTION_SEEDS
             )
 
-        best = self._first_rate(task, row, records, epsilon)
-        for factor in (2.0, 0.5):
-            before = best
-            while loss(best * factor) < loss(best):
-                best *= factor
-            if best != before:
-                break
-        self._rates[task, row, records, epsilon] = best
-        return best
+        first = self._first_rate(task, row, records, epsilon)
+        rates = [first * 2.0**power for power in range(-_FARTHEST, _FARTHEST + 1)]
+        found = best_along(rates, _FARTHEST, loss)
+        self._rates[task, row, records, epsilon] = found
+        return found
 
     def _first_rate(self, task: str, row: str, records: int, epsilon: float | None) -> float:
         """That of the row with the nearest noise in a step's mean, as far as one was chosen."""
@@ -128,49 +107,28 @@ class Study:
         cell = Cell(
             task=task, row="auto", records=records, epsilon=epsilon, seed=0, rate=0.0, role="rehearsal"
         )
-        key = json.dumps(cell.to_dict())
-        if key not in self.rows:
-            self.rows[key] = {"cell": cell.to_dict(), "choice": self.runner.choose(cell)}
-            self.append(self.rows[key])
-        return dict(self.rows[key]["choice"])
-
-    def append(self, row: dict[str, Any]) -> None:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.out, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _epsilon(text: str) -> float | None:
-    return None if text == "none" else float(text)
+        found = self.finished.find(cell.to_dict(), lambda: {"choice": self.runner.choose(cell)})
+        return dict(found["choice"])
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--assets", type=Path, required=True)
+    parser = study_parser(__doc__, RESULTS)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["abstracts"])
     parser.add_argument("--rates", choices=("own", "other"), default="own")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--records", nargs="+", type=int, default=[50, 200, 1600])
-    parser.add_argument("--epsilons", nargs="+", type=_epsilon, default=[1.0])
+    parser.add_argument("--epsilons", nargs="+", type=epsilon_of, default=[1.0])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     return parser.parse_args()
 
 
 def main() -> None:
     chosen = parsed()
-    if not (chosen.assets / "models").is_dir():
-        print(f"skipped: there are no models in {chosen.assets}")
-        return
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from machine import describe_machine
-
+    exit_without_models(chosen.assets)
     torch.set_num_threads(1)
     study = Study(chosen.out, Runner(chosen.assets, chosen.cache), chosen.rates)
-    study.append({"machine": describe_machine()})
+    study.finished.tell_machine()
     for task in chosen.tasks:
         places = [(e, records) for e in chosen.epsilons for records in chosen.records]
         for epsilon, records in places:

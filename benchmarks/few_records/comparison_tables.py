@@ -1,134 +1,211 @@
-"""Tables of the study of few records, from its finished cells.
+"""Tables and figure of the study of few records, from its finished cells.
 
-    python benchmarks/few_records/comparison_tables.py
+    python benchmarks/few_records/comparison_tables.py [--figure docs/few-records.svg]
 
 Writes the tables beside the results, as comparison.md. A value is the mean over seeds of the held-out loss in nats, ±
-its standard error; a seed is other records, other batches and other noise.
+its standard error; a seed is other records, other batches and other noise. What a row is ahead by is told in standard
+errors of the difference of two such means.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from typing import Any, Literal
 
-from comparison import RESULTS, Rows, read_rows, score
+import matplotlib
+from comparison import RESULTS, score
 from comparison_cells import UNTRAINED
+from finished import Rows, Value, read_rows
 
-OURS = "span-prism"
-DENSE = ("prism", "prism, 50 steps", "prism, public start", "dp-adamw", "dp-adamw, 50 steps", "dp-sgd")
+from privlora.pages.figures import GRID, HUES, MUTED, STYLE, WIDTH, grid, in_style
 
-
-@dataclass(frozen=True)
-class Value:
-    """Of one cell over seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return mean(self.values)
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean; 0 for one seed."""
-        return stdev(self.values) / len(self.values) ** 0.5 if len(self.values) > 1 else 0.0
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f}" + (f" ± {self.error:.4f}" if self.error else "")
-
-    def ahead_of(self, other: Value) -> str:
-        """How much smaller than ``other``, also in standard errors of the difference."""
-        gap = other.mean - self.mean
-        error = (self.error**2 + other.error**2) ** 0.5
-        return f"{gap:+.4f}" + (f" ({gap / error:+.1f} SE)" if error else "")
+OURS, PRISM = "span-prism", "prism"
+DENSE = (
+    "prism",
+    "prism, 50 steps",
+    "prism, public start",
+    "dp-adamw",
+    "dp-adamw, 50 steps",
+    "dp-sgd",
+    "dp-sgd, 50 steps",
+)
+DRAWN = {
+    "span-prism": "span-prism",
+    "pe-sgd": "pe-sgd",
+    "pe-sgd-fix, chosen": "pe-sgd-fix, chosen",
+    "pdp-sgd": "pdp-sgd",
+    "gep": "gep",
+    "prism": "prism",
+    "dp-sgd": "dp-sgd",
+    "dp-adamw": "dp-adamw",
+}
+_MARKS = "oDs^v<>P"
+Place = tuple[float | None, int]  # epsilon and records
 
 
 @dataclass(frozen=True)
-class Table:
-    """All reported cells of a task at one epsilon."""
+class Task:
+    """All reported cells of one: place -> row -> value."""
 
-    task: str
-    epsilon: float | None
-    values: dict[tuple[str, int], Value]
-    """(row, records)."""
-    hardest: dict[tuple[str, int], Value]
-    rates: dict[str, float]
+    name: str
     untrained: float
+    losses: dict[Place, dict[str, Value]]
+    hardest: dict[Place, dict[str, Value]]
+    accuracies: dict[Place, dict[str, Value]]
+    rates: dict[Place, dict[str, float]]
+    choices: dict[Place, dict[str, Any]]
+    """What method.name=auto took, where it was asked."""
 
-    @property
-    def title(self) -> str:
-        return f"{self.task}, " + ("without privacy" if self.epsilon is None else f"ε = {self.epsilon:g}")
-
-    @property
-    def records(self) -> list[int]:
-        return sorted({records for _, records in self.values})
-
-    @property
-    def rows(self) -> list[str]:
-        """Best first, at the number of records that most rows have."""
-        at = max(self.records, key=lambda m: sum(m == records for _, records in self.values))
-        rows = {row for row, _ in self.values}
-        last = float("inf")
-        return sorted(rows, key=lambda r: self.values[r, at].mean if (r, at) in self.values else last)
+    def along(self, axis: Literal["records", "epsilon"]) -> list[Place]:
+        """Places that differ in one alone: in records at the epsilon of most, or in epsilon at the records of most."""
+        fixed = 0 if axis == "records" else 1
+        by: dict[Any, list[Place]] = defaultdict(list)
+        for place in self.losses:
+            by[place[fixed]].append(place)
+        chosen = max(by.values(), key=len)
+        return sorted(chosen, key=lambda place: (place[0] is None, place[0] or 0.0, place[1]))
 
     def to_markdown(self) -> str:
-        heads = "".join(f" M = {m} |" for m in self.records)
+        lines = [f"## {self.name}", "", f"Untouched: {self.untrained:.4f}.", ""]
+        by_records, by_epsilon = self.along("records"), self.along("epsilon")
+        lines += self.table(by_records, [f"M = {m}" for _, m in by_records])
+        if len(by_epsilon) > 1:
+            lines += self.table(by_epsilon, [_epsilon(e) for e, _ in by_epsilon])
+        return "\n".join([*lines, *self.leads(), "", *self.rates_table(), ""])
+
+    def table(self, places: list[Place], heads: list[str]) -> list[str]:
+        """Rows best first at the first place, and there the loss's change on the hardest tenth of records, and how many
+        of the next tokens are the likeliest."""
+        first = places[0]
+        rows = dict.fromkeys(row for place in places for row in self.losses[place])
+        ranked = sorted(rows, key=lambda r: self.losses[first][r].mean if r in self.losses[first] else 1e9)
         lines = [
-            f"## {self.title}",
-            "",
-            f"Untouched: {self.untrained:.4f}.",
-            "",
-            f"| row | rate |{heads} hardest tenth, M = {self.records[len(self.records) // 2]} |",
-            "|" + "---|" * (3 + len(self.records)),
+            "| row |"
+            + "".join(f" {head} |" for head in heads)
+            + f" hardest tenth, {heads[0]} | accuracy, {heads[0]} |",
+            "|" + "---|" * (3 + len(heads)),
         ]
-        middle = self.records[len(self.records) // 2]
-        for row in self.rows:
-            cells = "".join(f" {self.values.get((row, m), '')} |" for m in self.records)
-            hardest = self.hardest.get((row, middle))
-            change = "" if hardest is None else f"{hardest.mean:+.3f}"
-            lines.append(f"| {row} | {self.rates[row]:g} |{cells} {change} |")
-        return "\n".join([*lines, "", *self.leads(), ""])
+        for row in ranked:
+            cells = "".join(f" {self.losses[place].get(row, '')} |" for place in places)
+            hardest, accuracy = self.hardest[first].get(row), self.accuracies[first].get(row)
+            ends = ("", "") if hardest is None else (f"{hardest.mean:+.3f}", f"{100 * accuracy.mean:.2f} %")
+            lines.append(f"| {row} |{cells} {ends[0]} | {ends[1]} |")
+        return [*lines, ""]
+
+    def rates_table(self) -> list[str]:
+        places = sorted(self.rates, key=lambda place: (place[0] is None, place[0] or 0.0, place[1]))
+        lines = ["Learning rates:", "", "| row |" + "".join(f" {_epsilon(e)}, {m} |" for e, m in places)]
+        lines.append("|" + "---|" * (1 + len(places)))
+        for row in dict.fromkeys(row for place in places for row in self.rates[place]):
+            found = (self.rates[place].get(row) for place in places)
+            lines.append(f"| {row} |" + "".join(f" {'' if r is None else f'{r:.2g}'} |" for r in found))
+        return lines
 
     def leads(self) -> list[str]:
-        """How far ahead our row is of the best row that adds noise in all coordinates of an adapter."""
+        """How far ahead our row is of the best row that adds noise in all coordinates of an adapter; what auto took."""
         found = []
-        for m in self.records:
-            rivals = {row: self.values[row, m] for row in DENSE if (row, m) in self.values}
-            if rivals and (OURS, m) in self.values:
+        for place in sorted(self.losses, key=lambda p: (p[0] is None, p[0] or 0.0, p[1])):
+            here = self.losses[place]
+            where = f"M = {place[1]}, {_epsilon(place[0])}"
+            rivals = {row: here[row] for row in DENSE if row in here}
+            if rivals and OURS in here:
                 best = min(rivals, key=lambda row: rivals[row].mean)
-                lead = self.values[OURS, m].ahead_of(rivals[best])
-                found.append(f"M = {m}: {OURS} is {lead} ahead of {best}.")
+                found.append(f"* {where}: {OURS} is {rivals[best].minus(here[OURS])} ahead of {best}.")
+            both = {row: here.get(f"{row}, rehearsed") for row in (OURS, PRISM)}
+            if place in self.choices and None not in both.values():
+                took = self.choices[place]["row"]
+                (other,) = set(both) - {took}
+                lead = both[other].minus(both[took])  # type: ignore[union-attr, arg-type]
+                found.append(
+                    f"* {where}: auto takes {took}, which is {lead} ahead of {other} at its rehearsed rate."
+                )
         return found
 
 
-def tables_of(rows: Rows) -> list[Table]:
-    """One for each task and epsilon."""
-    untrained = {row["cell"]["task"]: score(row) for row in rows if row["cell"]["row"] == UNTRAINED}
-    reported = [row for row in rows if row["cell"]["role"] == "report" and row["cell"]["row"] != UNTRAINED]
-    places = sorted(
-        {(row["cell"]["task"], row["cell"]["epsilon"]) for row in reported},
-        key=lambda place: (place[0], place[1] is None, place[1]),
-    )
+def _epsilon(epsilon: float | None) -> str:
+    return "no privacy" if epsilon is None else f"ε = {epsilon:g}"
+
+
+def tasks_of(rows: Rows) -> list[Task]:
+    """In the order in which they were begun."""
     found = []
-    for task, epsilon in places:
-        here = [row for row in reported if (row["cell"]["task"], row["cell"]["epsilon"]) == (task, epsilon)]
-        keys = {(row["cell"]["row"], row["cell"]["records"]) for row in here}
-        of = {
-            key: [row for row in here if (row["cell"]["row"], row["cell"]["records"]) == key] for key in keys
+    for name in dict.fromkeys(row["cell"]["task"] for row in rows):
+        here = [row for row in rows if row["cell"]["task"] == name]
+        reported = [row for row in here if row["cell"]["role"] == "report"]
+        (untrained,) = {score(row) for row in reported if row["cell"]["row"] == UNTRAINED}
+        found_values: dict[str, dict[Place, dict[str, list[float]]]] = {
+            kind: defaultdict(lambda: defaultdict(list)) for kind in ("loss", "hardest", "accuracy")
+        }
+        rates: dict[Place, dict[str, float]] = defaultdict(dict)
+        for row in reported:
+            cell = row["cell"]
+            if cell["row"] != UNTRAINED:
+                place = cell["epsilon"], cell["records"]
+                for kind, values in found_values.items():
+                    values[place][cell["row"]].append(score(row) if kind == "loss" else row[kind])
+                rates[place][cell["row"]] = cell["rate"]
+        choices = {
+            (row["cell"]["epsilon"], row["cell"]["records"]): row["choice"]
+            for row in here
+            if row["cell"]["role"] == "rehearsal"
         }
         found.append(
-            Table(
-                task=task,
-                epsilon=epsilon,
-                values={key: Value(tuple(map(score, some))) for key, some in of.items()},
-                hardest={key: Value(tuple(row["hardest"] for row in some)) for key, some in of.items()},
-                rates={row["cell"]["row"]: row["cell"]["rate"] for row in here},
-                untrained=untrained[task],
-            )
+            Task(name, untrained, *map(_values, found_values.values()), dict(rates), choices),
         )
     return found
+
+
+def _values(lists: dict[Place, dict[str, list[float]]]) -> dict[Place, dict[str, Value]]:
+    return {place: {row: Value(tuple(v)) for row, v in rows.items()} for place, rows in lists.items()}
+
+
+@in_style
+def figure(tasks: list[Task]) -> bytes:
+    """Change of the held-out loss over records and over epsilon, a line of panels for each task, as SVG."""
+    panels, axes = grid(len(tasks), 2, WIDTH, 3.3 * len(tasks), width_ratios=(1, 1))
+    for k, task in enumerate(tasks):
+        for axis, ax in zip(("records", "epsilon"), axes[2 * k : 2 * k + 2], strict=True):
+            places = task.along(axis)  # type: ignore[arg-type]
+            at = range(len(places))
+            for (row, label), hue, mark in zip(DRAWN.items(), HUES, _MARKS, strict=True):
+                here = [
+                    (i, task.losses[p][row]) for i, p in zip(at, places, strict=True) if row in task.losses[p]
+                ]
+                if here:
+                    ax.errorbar(
+                        [i for i, _ in here],
+                        [v.mean - task.untrained for _, v in here],
+                        yerr=[v.error or 0.0 for _, v in here],
+                        label=label,
+                        color=hue,
+                        marker=mark,
+                        markersize=5 if row in (OURS, PRISM) else 4,
+                        linewidth=2 if row in (OURS, PRISM) else 1.1,
+                        elinewidth=1,
+                    )
+            ax.axhline(0, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+            fixed = places[0]
+            if axis == "records":
+                ax.set_xticks(list(at), [str(m) for _, m in places])
+                ax.set_xlabel("private records")
+                ax.set_ylabel("change of the held-out loss, nats")
+                ax.set_title(f"{task.name}, {_epsilon(fixed[0])}")
+            else:
+                ax.set_xticks(list(at), ["none" if e is None else f"{e:g}" for e, _ in places])
+                ax.set_xlabel("ε")
+                ax.set_title(f"{task.name}, {fixed[1]} records")
+            ax.grid(axis="x", visible=False)
+            ax.spines["bottom"].set_color(GRID)
+    handles, labels = axes[0].get_legend_handles_labels()
+    panels.legend(handles, labels, loc="outside lower center", ncols=8, columnspacing=1.2, handlelength=1.6)
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "few records"}):
+        panels.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def main() -> None:
@@ -136,12 +213,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--figure", type=Path, help="an .svg to write")
     chosen = parser.parse_args()
-    tables = tables_of(read_rows(chosen.results))
+    tasks = tasks_of(read_rows(chosen.results))
     text = "# Few records\n\nMade by benchmarks/few_records/comparison_tables.py.\n\n"
-    text += "\n".join(table.to_markdown() for table in tables)
+    text += "\n".join(task.to_markdown() for task in tasks)
     chosen.results.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
+    if chosen.figure is not None:
+        chosen.figure.write_bytes(figure(tasks))
 
 
 if __name__ == "__main__":

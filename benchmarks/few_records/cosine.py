@@ -10,7 +10,8 @@ adapter. 10 steps at a sampling rate of 0.2, as in PE-SGD (Zou et al. 2026). Not
 
 The row GRID holds all settings of a span against each other: all 400 private gradients are taken once, and 300 batches
 with their noise are worked out from inner products alone, which is the same mechanism in N numbers. It says what the
-setting that is chosen on public gradients keeps, what it forecast, and what the best of the grid would keep.
+setting that is chosen on public gradients keeps, what it forecast, and what the best of the grid would keep. The row
+PROJECTION says how much of the records' mean gradient, and of one record's, lies beside the leading k directions.
 
 Adds to benchmarks/results/few_records/cosine.json. Without ASSETS nothing is run.
 """
@@ -108,6 +109,8 @@ GRID = {
     "grid": Row("pe-sgd-fix", {"hold_out": 0.25}),
     "grid, span-prism": Row("span-prism", {"hold_out": 0.25}),
 }
+PROJECTION = {"projection": Row("pe-sgd-fix"), "projection, span-prism": Row("span-prism", {"hold_out": 0.0})}
+AT_ONCE = {**GRID, **PROJECTION}
 BATCHES = 300
 DIRECTIONS = (3, 5, 10, 20, 30, 50, 75, 100, 150, TEXTS)
 
@@ -182,10 +185,23 @@ def cosines(
     }
 
 
-def grid(
-    row: Row, model: Any, tokenizer: Any, folder: Path, records: Any, public: Path, sigma: float
-) -> dict[str, Any]:
-    """What every setting of the span keeps, and the one that is chosen: see the top of this file."""
+@dataclass(frozen=True)
+class Seen:
+    """All gradients at one state, by their inner products. gram: (N, N). among: (records, records) of private ones.
+
+    values, axes: (N,), (N, records): squared singular values of the public gradients, largest first, and the private
+    ones along their directions.
+    """
+
+    gram: Tensor
+    among: Tensor
+    values: Tensor
+    axes: Tensor
+    settings: Settings
+
+
+def look(row: Row, model: Any, tokenizer: Any, folder: Path, records: Any, public: Path) -> Seen:
+    """After the warm start."""
     settings = settings_of(row, folder, public)
     parts = build_parts(settings, model, PublicStart(tokenizer))
     space = parts.coordinates
@@ -197,19 +213,57 @@ def grid(
         gradients = private_gradients(parts, examples, list(range(len(examples))))
         public_gradients = space.span.gradients
         gram, products = public_gradients.gram(), public_gradients.times(gradients).mT
-    law = ReleaseLaw(sigma, 1.0, settings.privacy.b, "normalized")
+    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+    roots = torch.where(values > 1e-12 * values[0], values, torch.inf).rsqrt()
+    axes = roots[:, None] * (vectors.mT @ products)
+    return Seen(gram, gradients @ gradients.mT, values, axes, settings)
+
+
+def projection(
+    row: Row, model: Any, tokenizer: Any, folder: Path, records: Any, public: Path, sigma: float
+) -> dict[str, Any]:
+    """Relative error of projections on the leading k directions: |g - P g| / |g|."""
+    seen = look(row, model, tokenizer, folder, records, public)
+    count = len(seen.among)
+    of_mean = seen.axes.mean(dim=1).square().cumsum(0) / (seen.among.sum() / count**2)
+    of_each = (seen.axes.square().cumsum(0) / seen.among.diagonal()).mean(dim=1)
+
+    def errors(share: Tensor) -> list[float]:
+        return [float((1 - share[k - 1]).clamp_min(0).sqrt()) for k in DIRECTIONS]
+
+    return {"directions": list(DIRECTIONS), "of_mean": errors(of_mean), "of_each": errors(of_each)}
+
+
+def projection_table(results: dict[str, Any]) -> list[str]:
+    """Of the mean gradient, for each pair and some k, as lines of Markdown."""
+    shown = [DIRECTIONS.index(k) for k in (3, 10, 20, 50, 100, TEXTS)]
+    lines = [
+        "| pair | space |" + "".join(f" k = {DIRECTIONS[i]} |" for i in shown) + " one record, all |",
+        "|" + "---|" * (3 + len(shown)),
+    ]
+    for name, rows in results["pairs"].items():
+        for title, space in (("projection", "pe-sgd"), ("projection, span-prism", "span-prism")):
+            found = rows[title]
+            cells = "".join(f" {found['of_mean'][i]:.2f} |" for i in shown)
+            lines.append(f"| {name} | {space} |{cells} {found['of_each'][-1]:.2f} |")
+    return lines
+
+
+def grid(
+    row: Row, model: Any, tokenizer: Any, folder: Path, records: Any, public: Path, sigma: float
+) -> dict[str, Any]:
+    """What every setting of the span keeps, and the one that is chosen: see the top of this file."""
+    at = look(row, model, tokenizer, folder, records, public)
+    gram, among, values, seen = at.gram, at.among, at.values, at.axes
+    law = ReleaseLaw(sigma, 1.0, at.settings.privacy.b, "normalized")
     started = time.process_time()
     chosen = choose_setting(gram, law)
     seconds = time.process_time() - started
     assert chosen is not None
-    values, vectors = torch.linalg.eigh(gram)
-    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-    roots = torch.where(values > 1e-12 * values[0], values, torch.inf).rsqrt()
-    seen = roots[:, None] * (vectors.mT @ products)  # (N, records), orthonormal
     generator = torch.Generator().manual_seed(0)
-    batches = (torch.rand(BATCHES, len(examples), generator=generator) < RATE).double()
+    batches = (torch.rand(BATCHES, len(among), generator=generator) < RATE).double()
     noise = sigma * torch.randn(BATCHES, len(values), generator=generator, dtype=torch.float64)
-    among = gradients @ gradients.mT
     lengths, sums = (batches @ among * batches).sum(dim=1).sqrt(), batches @ seen.mT
 
     def kept(alpha: float, ridge: float, directions: int) -> Tensor:
@@ -231,7 +285,7 @@ def grid(
         }
 
     whole = [said(a, r, k) for a in ALPHAS for r in RIDGES for k in DIRECTIONS]
-    count, one = len(examples), among.diagonal().mean()
+    count, one = len(among), among.diagonal().mean()
     return {
         "paper": said(1.0, 1e-6, TEXTS),
         "chosen": {
@@ -284,7 +338,7 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
-    parser.add_argument("--rows", nargs="+", choices=[*ROWS, *GRID], default=[*ROWS, *GRID])
+    parser.add_argument("--rows", nargs="+", choices=[*ROWS, *AT_ONCE], default=[*ROWS, *AT_ONCE])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--draws", type=int, default=10)
     chosen = parser.parse_args()
@@ -315,10 +369,13 @@ def main() -> None:
             lines = (json.dumps(record) for record in texts_of(chosen.assets, pair.public, TEXTS))
             public.write_text("\n".join(lines), encoding="utf-8")
             for title in chosen.rows:
-                row = {**ROWS, **GRID}[title]
+                row = {**ROWS, **AT_ONCE}[title]
                 model, tokenizer = load_model(settings_of(row, folder, public).model)
                 given = (row, model, tokenizer, folder, records, public, plan.noise_multiplier)
-                of_pair[title] = grid(*given) if title in GRID else cosines(*given, chosen.draws)
+                if title in ROWS:
+                    of_pair[title] = cosines(*given, chosen.draws)
+                else:
+                    of_pair[title] = (grid if title in GRID else projection)(*given)
                 print(name, "|", title, of_pair[title], flush=True)
                 chosen.out.parent.mkdir(parents=True, exist_ok=True)
                 chosen.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -63,14 +63,14 @@ def test_finished_cells_are_not_run_again(study: Any, tmp_path: Path) -> None:
     path = tmp_path / "study.jsonl"
     cell = study.selection("reviews", "tan", 3.0, 0.016)
     first = study.Study(path, _Runner())
-    first.append({"machine": {}})
+    first.finished.append({"machine": {}})
     assert first.run(cell) == first.run(cell) == 2.0
     again = study.Study(path, _Runner())
     assert again.run(cell) == 2.0
     assert again.runner.ran == []
     again.run(replace(cell, epsilon=1.0))
     assert len(again.runner.ran) == 1
-    assert len(study.read_rows(path)) == 2
+    assert len(again.finished.rows) == 2
 
 
 def test_controls_in_one_place_are_run_once_for_all_splits(study: Any) -> None:
@@ -177,7 +177,7 @@ def page() -> str:
 
 
 def test_the_page_quotes_the_tables(page: str, study: Any, study_tables: Any) -> None:
-    rows = study.read_rows(RESULTS / "study.jsonl")
+    rows = study_tables.read_rows(RESULTS / "study.jsonl")
     found = study_tables.tables(rows)
     assert study_tables.summary(found) in page
     for table in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,43 @@ def test_a_rate_is_sought_by_runs_that_are_not_reported(
     best = comparison.ROWS["dp-adamw"].first_rate * 2.0**steps
     runner = _Runner(best)
     study = comparison.Study(tmp_path / "out.jsonl", runner, rates)
-    assert study.rate("abstracts", "dp-adamw", 1.0) == best
+    assert study.rate("abstracts", "dp-adamw", 200, 1.0) == best
     assert {(cell.task, cell.role) for cell in runner.ran} == {(task, "selection")}
     assert {cell.seed for cell in runner.ran}.isdisjoint(comparison.SEEDS)
+
+
+def test_a_search_begins_at_the_rate_of_the_most_alike_noise(comparison: Any, tmp_path: Path) -> None:
+    study = comparison.Study(tmp_path / "out.jsonl", _Runner(0.008))
+    study.rate("abstracts", "prism", 200, 1.0)
+    study.runner.best = 0.016
+    study.rate("abstracts", "prism", 200, 8.0)
+    before = len(study.runner.ran)
+    for records, epsilon, first in ((100, 1.0, 0.008), (1600, 1.0, 0.016), (200, None, 0.016)):
+        study.runner.best = first
+        assert study.rate("abstracts", "prism", records, epsilon) == first
+        assert study.runner.ran[before].rate in (first, 2 * first)
+        before = len(study.runner.ran)
 
 
 def test_noise_alone_has_the_rate_of_the_row_whose_noise_it_is(comparison: Any, tmp_path: Path) -> None:
     runner = _Runner(0.008)
     study = comparison.Study(tmp_path / "out.jsonl", runner)
-    assert study.rate("abstracts", "noise alone", 1.0) == 0.008
+    assert study.rate("abstracts", "noise alone", 200, 1.0) == 0.008
     assert {cell.row for cell in runner.ran} == {"span-prism"}
+
+
+def test_rehearsed_rates_are_found_once_and_on_no_record(comparison: Any, tmp_path: Path) -> None:
+    class Rehearses(_Runner):
+        def choose(self, cell: Any) -> dict[str, Any]:
+            self.ran.append(cell)
+            rows = [{"name": "prism", "learning_rate": 0.01}, {"name": "span-prism", "learning_rate": 0.02}]
+            return {"row": "prism", "rows": rows}
+
+    for runner, asked in ((Rehearses(0.0), 1), (Rehearses(0.0), 0)):
+        study = comparison.Study(tmp_path / "out.jsonl", runner)
+        assert study.rate("abstracts", "prism, rehearsed", 50, 1.0) == 0.01
+        assert study.rate("abstracts", "span-prism, rehearsed", 50, 1.0) == 0.02
+        assert [cell.role for cell in runner.ran] == ["rehearsal"] * asked
 
 
 def test_what_is_finished_is_not_run_again(comparison: Any, tmp_path: Path) -> None:
@@ -59,37 +87,71 @@ def test_what_is_finished_is_not_run_again(comparison: Any, tmp_path: Path) -> N
     )
     comparison.Study(tmp_path / "out.jsonl", _Runner(0.0)).run(cell)
     again = comparison.Study(tmp_path / "out.jsonl", _Runner(0.0))
-    again.append({"machine": {}})
+    again.finished.append({"machine": {}})
     again.run(cell)
     assert again.runner.ran == []
     again.run(replace(cell, seed=1))
-    assert len(comparison.read_rows(tmp_path / "out.jsonl")) == 2
+    assert len(again.finished.rows) == 2
+
+
+def _row(name: str, records: int, epsilon: float | None, seed: int, loss: float) -> dict[str, Any]:
+    cell = {"task": "abstracts", "row": name, "records": records, "epsilon": epsilon, "seed": seed}
+    return {
+        "cell": {**cell, "rate": 0.004, "role": "report"},
+        "loss": loss,
+        "hardest": loss - 5,
+        "accuracy": loss / 10,
+    }
 
 
 def test_tables_hold_means_and_standard_errors_best_first(comparison: Any) -> None:
     tables = importlib.import_module("comparison_tables")
-
-    def row(name: str, seed: int, loss: float) -> dict[str, Any]:
-        cell = {"task": "abstracts", "row": name, "records": 200, "epsilon": 1.0, "seed": seed, "rate": 0.004}
-        return {"cell": {**cell, "role": "report"}, "loss": loss, "hardest": loss - 5}
-
-    rows = [row("zero training", 0, 5.0)]
-    rows += [row("prism", seed, loss) for seed, loss in enumerate((3.0, 4.0, 5.0))]
-    rows += [row("span-prism", seed, loss) for seed, loss in enumerate((1.0, 2.0, 3.0))]
-    (table,) = tables.tables_of(rows)
-    lines = table.to_markdown().splitlines()
-    assert lines[-4:-2] == [
-        "| span-prism | 0.004 | 2.0000 ± 0.5774 | -3.000 |",
-        "| prism | 0.004 | 4.0000 ± 0.5774 | -1.000 |",
+    rows = [_row("zero training", 50, 1.0, 0, 5.0)]
+    for records, epsilon in ((200, 1.0), (50, 1.0), (50, None)):
+        rows += [_row("prism", records, epsilon, s, loss) for s, loss in enumerate((3.0, 4.0, 5.0))]
+        rows += [_row("span-prism", records, epsilon, s, loss) for s, loss in enumerate((1.0, 2.0, 3.0))]
+    rows += [_row("prism, rehearsed", 50, 1.0, 0, 4.5), _row("span-prism, rehearsed", 50, 1.0, 0, 4.0)]
+    choice = {
+        "task": "abstracts",
+        "row": "auto",
+        "records": 50,
+        "epsilon": 1.0,
+        "seed": 0,
+        "role": "rehearsal",
+    }
+    (task,) = tables.tasks_of([*rows, {"cell": choice, "choice": {"row": "prism"}}])
+    lines = task.to_markdown().splitlines()
+    both = "4.0000 ± 0.5774 | 4.0000 ± 0.5774"
+    assert "| row | M = 50 | M = 200 | hardest tenth, M = 50 | accuracy, M = 50 |" in lines
+    assert "| row | ε = 1 | no privacy | hardest tenth, ε = 1 | accuracy, ε = 1 |" in lines
+    assert lines.count(f"| prism | {both} | -1.000 | 40.00 % |") == 2
+    order = [
+        line.split(" |")[0]
+        for line in lines[
+            lines.index("| row | M = 50 | M = 200 | hardest tenth, M = 50 | accuracy, M = 50 |") :
+        ]
     ]
-    assert lines[-1] == "M = 200: span-prism is +2.0000 (+2.4 SE) ahead of prism."
+    assert order[2:6] == ["| span-prism", "| prism", "| span-prism, rehearsed", "| prism, rehearsed"]
+    assert "* M = 200, ε = 1: span-prism is +2.0000 (+2.4 SE) ahead of prism." in lines
+    assert (
+        "* M = 50, ε = 1: auto takes prism, which is -0.5000 ahead of span-prism at its rehearsed rate."
+        in lines
+    )
+    assert b"<svg" in tables.figure([task])
 
 
 def test_the_page_quotes_what_came_out(comparison: Any) -> None:
-    tables = importlib.import_module("comparison_tables").tables_of(comparison.read_rows(comparison.RESULTS))
+    tables = importlib.import_module("comparison_tables")
     page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
-    for table in tables:
-        if table.epsilon is not None:
-            rows = [line for line in table.to_markdown().splitlines() if line.startswith("| ")]
-            assert all(line in page for line in rows)
-            assert f"{table.untrained:.4f}" in page
+    for task in tables.tasks_of(tables.read_rows(comparison.RESULTS)):
+        said, _, _ = task.to_markdown().partition("Learning rates:")
+        assert all(line in page for line in said.splitlines() if line.startswith(("| ", "* ")))
+        assert f"{task.untrained:.4f}" in page
+
+
+def test_the_page_quotes_what_lies_beside_a_span() -> None:
+    cosine = importlib.import_module("cosine")
+    results = json.loads(cosine.RESULTS.read_text(encoding="utf-8"))
+    assert "\n".join(cosine.projection_table(results)) in (ROOT / "docs" / "few-records.md").read_text(
+        encoding="utf-8"
+    )
