@@ -1,6 +1,6 @@
 """Tables and figure of the study of few records, from its finished cells.
 
-    python benchmarks/few_records/comparison_tables.py [--figure docs/few-records.svg]
+    python benchmarks/few_records/comparison_tables.py [--figure docs/figures/few-records.png]
 
 Writes the tables beside the results, as comparison.md. A value is the mean over seeds of the held-out loss in nats, ±
 its standard error; a seed is other records, other batches and other noise. What a row is ahead by is told in standard
@@ -10,18 +10,16 @@ errors of the difference of two such means.
 from __future__ import annotations
 
 import argparse
-import io
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
 from comparison import RESULTS, score
 from comparison_cells import UNTRAINED
 from finished import Rows, Value, read_rows
 
-from privlora.pages.figures import GRID, HUES, MUTED, STYLE, WIDTH, grid, in_style
+from privlora.pages.figures import HUES, MUTED, WIDTH, grid, in_style, png
 
 OURS, PRISM = "span-prism", "prism"
 DENSE = (
@@ -33,16 +31,7 @@ DENSE = (
     "dp-sgd",
     "dp-sgd, 50 steps",
 )
-DRAWN = {
-    "span-prism": "span-prism",
-    "pe-sgd": "pe-sgd",
-    "pe-sgd-fix, chosen": "pe-sgd-fix, chosen",
-    "pdp-sgd": "pdp-sgd",
-    "gep": "gep",
-    "prism": "prism",
-    "dp-sgd": "dp-sgd",
-    "dp-adamw": "dp-adamw",
-}
+DRAWN = ("span-prism", "prism", "pe-sgd", "pe-sgd-fix", "pdp-sgd", "gep", "dp-sgd", "dp-adamw")
 _MARKS = "oDs^v<>P"
 Place = tuple[float | None, int]  # epsilon and records
 
@@ -165,13 +154,13 @@ def _values(lists: dict[Place, dict[str, list[float]]]) -> dict[Place, dict[str,
 
 @in_style
 def figure(tasks: list[Task]) -> bytes:
-    """Change of the held-out loss over records and over epsilon, a line of panels for each task, as SVG."""
+    """Change of the held-out loss over records and over epsilon, a line of panels for each task, as PNG."""
     panels, axes = grid(len(tasks), 2, WIDTH, 3.3 * len(tasks), width_ratios=(1, 1))
     for k, task in enumerate(tasks):
         for axis, ax in zip(("records", "epsilon"), axes[2 * k : 2 * k + 2], strict=True):
             places = task.along(axis)  # type: ignore[arg-type]
             at = range(len(places))
-            for (row, label), hue, mark in zip(DRAWN.items(), HUES, _MARKS, strict=True):
+            for row, hue, mark in zip(DRAWN, HUES, _MARKS, strict=True):
                 here = [
                     (i, task.losses[p][row]) for i, p in zip(at, places, strict=True) if row in task.losses[p]
                 ]
@@ -180,7 +169,7 @@ def figure(tasks: list[Task]) -> bytes:
                         [i for i, _ in here],
                         [v.mean - task.untrained for _, v in here],
                         yerr=[v.error or 0.0 for _, v in here],
-                        label=label,
+                        label=row,
                         color=hue,
                         marker=mark,
                         markersize=5 if row in (OURS, PRISM) else 4,
@@ -199,13 +188,9 @@ def figure(tasks: list[Task]) -> bytes:
                 ax.set_xlabel("ε")
                 ax.set_title(f"{task.name}, {fixed[1]} records")
             ax.grid(axis="x", visible=False)
-            ax.spines["bottom"].set_color(GRID)
     handles, labels = axes[0].get_legend_handles_labels()
     panels.legend(handles, labels, loc="outside lower center", ncols=8, columnspacing=1.2, handlelength=1.6)
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "few records"}):
-        panels.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return png(panels)
 
 
 def main() -> None:
@@ -213,7 +198,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--figure", type=Path, help="an .svg to write")
+    parser.add_argument("--figure", type=Path, help="a .png to write")
     chosen = parser.parse_args()
     tasks = tasks_of(read_rows(chosen.results))
     text = "# Few records\n\nMade by benchmarks/few_records/comparison_tables.py.\n\n"
