@@ -57,17 +57,25 @@ class Finished:
         self.append({"machine": describe_machine()})
 
 
-def best_along(rates: Sequence[float], first: int, loss: Callable[[float], float]) -> float:
-    """Of ascending ``rates``: from the ``first`` on the next one is tried as long as it is better, up or else down."""
-    for side in (range(first + 1, len(rates)), range(first - 1, -1, -1)):
-        best = rates[first]
-        for number in side:
-            if loss(rates[number]) >= loss(best):
-                break
-            best = rates[number]
-        if best != rates[first]:
-            break
-    return best
+def best_along(
+    rates: Sequence[float], first: int, loss: Callable[[float], float], astray: float = math.inf
+) -> float:
+    """Of ascending ``rates``: from the ``first`` on the next one is tried as long as it is better, up or else down.
+
+    Losses from ``astray`` on are no better than each other, and smaller rates are tried until one is not.
+    """
+
+    def of(number: int) -> float:
+        found = loss(rates[number])
+        return found if found < astray else math.inf
+
+    best = first
+    while best + 1 < len(rates) and of(best + 1) < of(best):
+        best += 1
+    if best == first:
+        while best > 0 and (of(best - 1) < of(best) or of(best) == math.inf):
+            best -= 1
+    return rates[best]
 
 
 def finite_or_inf(loss: float) -> float:

@@ -33,6 +33,7 @@ from finished import Finished, best_along, epsilon_of, exit_without_models, fini
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "comparison.jsonl"
 SEEDS, SELECTION_SEEDS = (0, 1, 2, 3, 4), (100,)
+_ASTRAY = 1.05  # times the loss of the start: a run that ends above it diverged
 _FARTHEST = 12  # factors of 2 from a first guess
 _NO_NOISE = 64.0  # in the place of an epsilon, where rates of one are where the search of another begins
 
@@ -65,7 +66,7 @@ class Study:
         if (task, row, records, epsilon) in self._rates:
             return self._rates[task, row, records, epsilon]
 
-        def loss(rate: float) -> float:
+        def loss(rate: float, row: str = row) -> float:
             return mean(
                 self.run(
                     Cell(
@@ -81,9 +82,12 @@ class Study:
                 for seed in SELECTION_SEEDS
             )
 
+        # Where all of two rates end far above the start, the smaller loss says nothing of where to go.
+        astray = _ASTRAY * loss(0.0, UNTRAINED)
+
         first = self._first_rate(task, row, records, epsilon)
         rates = [first * 2.0**power for power in range(-_FARTHEST, _FARTHEST + 1)]
-        found = best_along(rates, _FARTHEST, loss)
+        found = best_along(rates, _FARTHEST, loss, astray)
         self._rates[task, row, records, epsilon] = found
         return found
 

@@ -24,11 +24,14 @@ from privlora.pages.figures import HUES, MUTED, WIDTH, grid, in_style, png
 OURS, PRISM = "span-prism", "prism"
 DENSE = (
     "prism",
+    "prism, automatic",
     "prism, 50 steps",
     "prism, public start",
     "dp-adamw",
+    "dp-adamw, automatic",
     "dp-adamw, 50 steps",
     "dp-sgd",
+    "dp-sgd, automatic",
     "dp-sgd, 50 steps",
 )
 DRAWN = ("span-prism", "prism", "pe-sgd", "pe-sgd-fix", "pdp-sgd", "gep", "dp-sgd", "dp-adamw")

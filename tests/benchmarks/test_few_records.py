@@ -30,6 +30,8 @@ class _Runner:
         self.best, self.ran = best, list[Any]()
 
     def run(self, cell: Any) -> dict[str, Any]:
+        if cell.row == "zero training":
+            return {"loss": 2.0}
         self.ran.append(cell)
         return {"loss": 1.0 + abs(cell.rate - self.best), "hardest": -0.1}
 
@@ -58,6 +60,12 @@ def test_a_search_begins_at_the_rate_of_the_most_alike_noise(comparison: Any, tm
         assert study.rate("abstracts", "prism", records, epsilon) == first
         assert study.runner.ran[before].rate in (first, 2 * first)
         before = len(study.runner.ran)
+
+
+def test_a_search_that_begins_where_runs_diverge_goes_down(comparison: Any) -> None:
+    losses = {0.5: 1.2, 1.0: 0.9, 2.0: 7.0, 4.0: 7.5, 8.0: 7.1}
+    assert comparison.best_along(list(losses), 3, losses.__getitem__) == 8.0
+    assert comparison.best_along(list(losses), 3, losses.__getitem__, astray=2.0) == 1.0
 
 
 def test_noise_alone_has_the_rate_of_the_row_whose_noise_it_is(comparison: Any, tmp_path: Path) -> None:
