@@ -149,7 +149,7 @@ ROWS: dict[str, Row] = {
     "span-prism": Row("span-prism", first_rate=0.004),
     "span-prism, fixed": Row("span-prism", first_rate=0.004, synthesis={"evolve_every": 0}),
     "span-prism, rehearsed": Row("span-prism", synthesis={"evolve_every": 0}, rehearsed=True),
-    "prism, rehearsed": Row("prism", rehearsed=True),
+    "prism, rehearsed": Row("prism", {"clipping": "automatic"}, rehearsed=True),
     "aug-pe": Row("aug-pe", votes=True),
     "aug-pe, model writes": Row("aug-pe", generator="model", votes=True),
     "popri": Row("popri", generator="model", votes=True, synthesis={"dpo_learning_rate": 1e-3}),

@@ -469,13 +469,15 @@ class Choice:
     """A name that stands for one of several rows: which of them a run takes, it finds on public texts before it begins.
 
     rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
-    accountant, so the noise is the same whichever is taken.
+    accountant, so the noise is the same whichever is taken. clipping: of a row where the settings name none, if not the
+    row's own.
     """
 
     name: str
     summary: str
     reference: str
     rows: tuple[str, ...]
+    clipping: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 CHOICES: dict[str, Choice] = {
@@ -486,6 +488,7 @@ CHOICES: dict[str, Choice] = {
             summary="the one of its rows that does better in short rehearsals on public texts, before a run begins",
             reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
             rows=("prism", "span-prism"),
+            clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
         ),
     )
 }

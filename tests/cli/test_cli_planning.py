@@ -200,7 +200,7 @@ def test_advice_says_from_how_many_records_on(
     assert [line["rows"][0]["name"] for line in advice["table"]] == ["span-prism"] * 3 + ["prism"] * 2
     assert advice["overtakes"] == 200
     shown = call(capsys, "plan", choosing, "--advise")
-    assert "prism overtakes span-prism at 200 records" in shown.out
+    assert "prism with clipping: automatic overtakes span-prism at 200 records" in " ".join(shown.out.split())
     assert "rehearsing on public texts: 10 of 10" in shown.err
 
 

@@ -121,6 +121,7 @@ def test_a_run_is_the_row_that_did_better(
     kept = yaml.safe_load(folder.settings.read_text(encoding="utf-8"))
     assert kept["method"]["name"] == row
     assert ("synthesis" in kept) == (row == "span-prism")  # which PRISM would refuse
+    assert kept["method"].get("clipping") == {"prism": "automatic"}.get(row)  # as it was rehearsed
     assert read_ledger(folder.ledger).plan.method == row
     assert read_ledger(folder.ledger).charges == 2  # rehearsals charge nobody
     found = json.loads(folder.choice.read_text(encoding="utf-8"))
@@ -379,6 +380,20 @@ def test_the_noise_does_not_depend_on_the_choice(file: Path) -> None:
     assert not any(event.projections for plan in plans for event, _ in plan.phases)
     assert plans[0].phases == plans[1].phases
     assert [plan.method for plan in plans] == list(CHOICES["auto"].rows)
+
+
+def test_both_rows_bring_every_record_to_one_norm(file: Path) -> None:
+    assert [row.method.clipping for row in rows_of_choice(settings(file))] == ["automatic", None]
+    assert [row.method.clipping for row in rows_of_choice(settings(file, method={"clipping": "flat"}))] == [
+        "flat"
+    ] * 2
+    advised = rows_to_advise_on(settings(file, method={"name": "pe-sgd"}))
+    assert [(row.method.name, row.method.clipping) for row in advised] == [
+        ("prism", "automatic"),
+        ("pe-sgd", None),
+    ]
+    own = rows_to_advise_on(settings(file, method={"name": "prism"}))
+    assert own[0].method.clipping is None
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,13 @@ def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
         found, facts = rehearse(settings, rows, counts, sigma, model, tokenizer, None, told)
     table = [{"records": n, **verdict(outcomes)} for n, outcomes in zip(counts, found, strict=True)]
     names = [row.method.name for row in rows]
-    return {**facts, "names": names, "table": table, "overtakes": _overtakes(names[0], table)}
+    return {
+        **facts,
+        "names": names,
+        "clipping": {row.method.name: row.method.clipping for row in rows if row.method.clipping},
+        "table": table,
+        "overtakes": _overtakes(names[0], table),
+    }
 
 
 def _overtakes(name: str, table: list[dict[str, Any]]) -> float | None:
@@ -57,6 +63,10 @@ def _overtakes(name: str, table: list[dict[str, Any]]) -> float | None:
             break
         found = line["records"]
     return found
+
+
+def _with_clipping(name: str, clipping: dict[str, str]) -> str:
+    return f"{name} with clipping: {clipping[name]}" if name in clipping else name
 
 
 def show_advice(advice: dict[str, Any]) -> None:
@@ -76,7 +86,7 @@ def show_advice(advice: dict[str, Any]) -> None:
         error = "" if line["standard_error"] is None else f" ± {line['standard_error']:.2g}"
         lead = "" if line["lead"] is None else f" by {line['lead']:.2g}{error}"
         out().print(f"  {line['records']:>6g} records  {losses}  better: {line['rows'][0]['name']}{lead}")
-    first, *others = names
+    first, *others = (_with_clipping(name, advice["clipping"]) for name in names)
     if advice["overtakes"] is None:
         words = (
             f"{first} does not overtake {others[0]} with at most {advice['table'][-1]['records']:g} records"

@@ -24,8 +24,8 @@ from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import text_column
 
-SPAN, PLAIN = "span-prism", "prism"
-"""What is advised between, where settings name neither."""
+CHOICE, SPAN, PLAIN = "auto", "span-prism", "prism"
+"""What is advised between, where settings name neither, with the clipping that the choice gives them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def rows_of_choice(settings: Settings) -> list[Settings]:
     """
     name = settings.method.name
     _refuse_nothing_to_rehearse(settings, f"method {name!r}")
-    found = [with_row(settings, row) for row in CHOICES[name].rows]
+    choice = CHOICES[name]
+    found = [with_row(settings, row, clipping=choice.clipping.get(row)) for row in choice.rows]
     for row in found:
         try:
             find_method(row.method.name).resolve(row.method, row.adapter.init, row.privacy.steps)
@@ -56,7 +57,8 @@ def rows_of_choice(settings: Settings) -> list[Settings]:
 def rows_to_advise_on(settings: Settings) -> list[Settings]:
     """The run's settings with PRISM, and with the row of public texts that they name, or else ``span-prism``.
 
-    Of a choice the rows that it stands for. A row that settings do not name takes its defaults.
+    Of a choice the rows that it stands for. A row that settings do not name takes its defaults, or what ``auto`` gives
+    it.
     """
     own = settings.method.name
     if own in CHOICES:
@@ -64,20 +66,30 @@ def rows_to_advise_on(settings: Settings) -> list[Settings]:
     _refuse_nothing_to_rehearse(settings, "an advice")
     span = own if find_method(own).public_texts else SPAN
     return [
-        with_row(
-            settings if row == own else settings.model_copy(update={"method": MethodSettings(name=row)}),
+        with_row(settings, row)
+        if row == own
+        else with_row(
+            settings.model_copy(update={"method": MethodSettings(name=row)}),
             row,
+            clipping=CHOICES[CHOICE].clipping.get(row),
         )
         for row in (PLAIN, span)
     ]
 
 
-def with_row(settings: Settings, row: str, learning_rate: float | None = None) -> Settings:
-    """The settings of a run that takes ``row``, without what it would not read. learning_rate: None keeps it."""
+def with_row(
+    settings: Settings, row: str, learning_rate: float | None = None, clipping: str | None = None
+) -> Settings:
+    """The settings of a run that takes ``row``, without what it would not read. learning_rate: None keeps it.
+
+    clipping: where the settings name none.
+    """
     method = find_method(row)
     updates: dict[str, Any] = {"name": row}
     if learning_rate is not None:
         updates["learning_rate"] = learning_rate
+    if clipping is not None and settings.method.clipping is None:
+        updates["clipping"] = clipping
     chosen = settings.synthesis
     if chosen is not None:
         own = {
@@ -121,9 +133,9 @@ def choose(
         settings, rows, [settings.privacy.n], noise_multiplier, model, tokenizer, generator, told
     )
     best = better(list(outcomes.values()))
-    settled = with_row(settings, best.row, best.learning_rate)
+    (row,) = (row for row in rows if row.method.name == best.row)
+    settled = with_row(row, best.row, best.learning_rate)
     if settled.synthesis is not None and settled.synthesis.warm_start_epochs:
-        (row,) = (row for row in rows if row.method.name == best.row)
         rate = {"warm_start_learning_rate": _warm_rate(row)}  # as rehearsed
         settled = settled.model_copy(update={"synthesis": settled.synthesis.model_copy(update=rate)})
     return Chosen(settled, {"asked": settings.method.name, "row": best.row, **facts, **verdict(outcomes)})
