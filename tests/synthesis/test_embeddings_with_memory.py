@@ -1,0 +1,49 @@
+"""An embedding whose positions stretch with the longest text so far: one record would move the votes of later ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from privlora.errors import ConfigError
+from privlora.synthesis.directions import record_directions
+from privlora.synthesis.embeddings import SentenceEmbedding
+
+
+class Stretching:
+    """What sentence_transformers gives for a model with rotary positions of the type "dynamic"."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = hf.LlamaConfig(
+            vocab_size=128, max_position_embeddings=16, rope_parameters=rope, initializer_range=0.3, **sizes
+        )
+        self.model = hf.LlamaModel(config).eval()
+
+    def modules(self) -> Any:
+        return self.model.modules()
+
+    def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray:
+        with torch.no_grad():
+            rows = [self.model(torch.tensor([list(t.encode())])).last_hidden_state.mean(1)[0] for t in texts]
+        return torch.stack(rows).numpy()
+
+
+@pytest.mark.xfail(strict=True, reason="models of embeddings are taken whatever their positions do")
+def test_a_record_is_where_it_is_whoever_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Stretching))
+    try:
+        alone = record_directions(["a cold and a cough."], SentenceEmbedding("any"))
+        after = record_directions(["long " * 12, "a cold and a cough."], SentenceEmbedding("any"))
+    except ConfigError:
+        return
+    assert (after[1] == alone[0]).all()
