@@ -9,6 +9,7 @@ import torch
 from tiny_models import PUBLIC_TEXTS, tiny_model
 from torch import Tensor
 
+from privlora.accounting import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.coordinates import PublicGradients, ReleaseLaw, SpanCoordinates
 from privlora.coordinates.public_span import Span
@@ -22,6 +23,8 @@ from privlora.coordinates.span_choice import (
 )
 from privlora.coordinates.starts import factor_start
 from privlora.errors import ConfigError
+from privlora.mechanisms import GaussianMechanism
+from privlora.mechanisms.charges import Uncharged
 from privlora.training.texts.public_gradients import public_gradients
 
 P, N, UNITS, BATCH = 600, 60, 300, 60
@@ -205,3 +208,16 @@ def test_holding_out_without_anything_to_choose_is_refused() -> None:
         space_of(hold_out=0.25)
     with pytest.raises(ConfigError, match=r"hold_out=0 and ridge left to choose"):
         space_of(ridge=None)
+
+
+def test_a_mechanism_says_the_noise_that_it_will_add() -> None:
+    space = space_of(alpha=None, ridge=None, top_k=None, hold_out=0.25)
+    GaussianMechanism(
+        space,
+        clip_norm=0.5,
+        event=StepEvent(PoissonSampling(0.2), 1.25),
+        expected_batch_size=8.0,
+        ledger=Uncharged(),
+        clipping="normalized",
+    )
+    assert space.memory.law == ReleaseLaw(1.25, 0.5, 8.0, "normalized")

@@ -58,17 +58,20 @@ def write_adapter(
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = (b.T / root).float().contiguous().cpu()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    LoraConfig(
+    config = LoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=published_name(base_model),
         r=rank,
         lora_alpha=lora_alpha,
         use_rslora=use_rslora,
         lora_dropout=0.0,
-        target_modules=_short_names(adapter),
         fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in adapter.sites),
         inference_mode=True,
-    ).save_pretrained(str(folder))
+    )
+    config.target_modules = sorted(
+        _short_names(adapter)
+    )  # peft's set would be in another order in every process
+    config.save_pretrained(str(folder))
 
 
 def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:

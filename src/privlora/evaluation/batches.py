@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from privlora.data.examples import pad_token
+
+# Kinds of rotary positions that depend on how long the longest row of a batch is.
+_STRETCHED: Final = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,17 @@ def evaluating(model: torch.nn.Module) -> Iterator[torch.device]:
             yield next(model.parameters()).device
     finally:
         model.train(was_training)
+
+
+def stretched_by_length(config: Any) -> bool:
+    """Whether rotary positions depend on how long the longest text of a batch is, or even of those before it."""
+    return any((each.get("rope_type") or each.get("type")) in _STRETCHED for each in rotary_kinds(config))
+
+
+def rotary_kinds(config: Any) -> list[Mapping[str, Any]]:
+    """What a model's configuration says of its rotary positions, for each kind of layer; [] where it has none."""
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [each for each in (rotary, *rotary.values()) if isinstance(each, Mapping)]
 
 
 def takes_positions(model: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from privlora.data.examples import Template, build_examples
 from privlora.errors import ConfigError, named
-from privlora.evaluation.batches import evaluating, prompt_batches, takes_positions
+from privlora.evaluation.batches import evaluating, prompt_batches, stretched_by_length, takes_positions
 
 
 class Attached(Protocol):
@@ -97,6 +97,14 @@ class SentenceEmbedding:
                 fix="give the folder or the hub name of a public sentence-transformers model; or leave it out, and the "
                 "base model's hidden states are used",
             ) from None
+        if any(stretched_by_length(getattr(module, "config", None)) for module in self._model.modules()):
+            raise ConfigError(
+                f"synthesis.embedding={named(name)} stretches its positions with the longest text",
+                why="after a long record it would place all later ones elsewhere: one record would move the votes "
+                "of others",
+                fix="give a model whose rope_type is neither dynamic nor longrope; or leave it out, and the base "
+                "model's hidden states are used",
+            )
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         vectors = self._model.encode(

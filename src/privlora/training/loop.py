@@ -174,6 +174,13 @@ def finish_training(
         written = read_ledger(folder.ledger)
         if written.closed:  # crashed while the release was written, or resumed once more
             refuse_lost_charges(folder, written)
+            if not folder.checkpoint.exists():
+                raise RunError(
+                    f"the run in {str(folder.root)!r} is finished, and its checkpoint is gone",
+                    why="what it began with would be published in the place of what was trained",
+                    fix="restore private/checkpoint.safetensors, or leave release/ as it is: it is complete; or begin "
+                    "a new run, at a cost of its own",
+                )
             load(parts, folder, written.run_id)
             return
     else:

@@ -13,14 +13,13 @@ from torch import Tensor
 from privlora.adapters import LowRankAdapter
 from privlora.data.examples import Example, pad_token
 from privlora.errors import DataError, ModelError
+from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 
 _ROWS, _TOKENS, _HALF = 3, 8, 4
 _LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
 _KEPT: Final = ((2, 0), (0, 2))  # (row, its new place): both get other neighbours on either side
 # Where models say how many positions they have.
 _POSITIONS: Final = ("max_position_embeddings", "max_seq_len", "max_target_positions", "seq_length")
-# Kinds of rotary positions that depend on how long the longest row of a batch is.
-_STRETCHED_BY_LENGTH: Final = ("dynamic", "longrope")
 # Logits move this much without cause, as a part of what a token moves those at its own position: far above rounding
 # (kernels round by the shape of what they are given, which a mixture of experts makes others decide).
 _ROUNDING: Final = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.05}
@@ -258,13 +257,10 @@ def positions_of(model: Any) -> int | None:
     positions = next((value for value in named if isinstance(value, int) and value > 0), None)
     if positions is None:
         return None
-    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [
-        each for each in (rotary, *rotary.values()) if isinstance(each, Mapping)
-    ]  # of each kind of layer
+    kinds = rotary_kinds(config)
     originals = [each.get("original_max_position_embeddings") for each in kinds]
     original = min([positions, *(n for n in (*originals, _original(config)) if n)])
-    if any((each.get("rope_type") or each.get("type")) in _STRETCHED_BY_LENGTH for each in kinds):
+    if stretched_by_length(config):
         return original
     factors = [each["factor"] for each in kinds if each.get("factor")]
     return max([positions, *(int(original * factor) for factor in factors)])

@@ -93,6 +93,21 @@ def test_the_updated_model_varies_before_each_step_and_not_after_the_last(tmp_pa
 
 
 @quickly
+def test_published_texts_are_chosen_and_varied_by_the_last_release_too(tmp_path: Path) -> None:
+    model = tiny_model()
+    notes = Notes(model)
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "publish": True})
+    _, first, *later = notes.asked
+    assert [len(texts) for texts in (first, *later)] == [K * (L - 1)] * (PRIVACY["steps"] + 1)  # type: ignore[arg-type]
+    found = RunFolder(tmp_path / "run").texts.read_text(encoding="utf-8")
+    kept, varied = (
+        later[-1],
+        [f"{text[:20]} came back with {len(notes.asked) * 10 + i}" for i, text in enumerate(later[-1])],
+    )
+    assert {json.loads(line)["text"] for line in found.splitlines()} == {*kept, *varied}
+
+
+@quickly
 def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
     model = tiny_model()
     notes = Notes(model)
