@@ -426,6 +426,12 @@ def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
     """Those that the run was started with. Raises RunError without any, or where they name no evaluation records."""
     if not folder.settings.exists():
         raise no_run(folder.root)
+    if folder.is_audit:
+        raise RunError(
+            f"{str(folder.root)!r} holds an audit",
+            why="canaries are among its records, and what is trained with them is not for release",
+            fix="run the command of the audit again, which goes on where it stopped",
+        )
     settings = load_settings(folder.settings)
     if evaluation is not None and settings.data.evaluation is None:
         raise RunError(
