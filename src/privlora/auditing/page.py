@@ -262,7 +262,7 @@ _NOTES_OF_SHADOWS = (
 _NOTES_OF_TEXTS = (
     "The attacker has the released texts, the public texts and the list of canaries, and does not know which of them "
     "were records. Whoever has every release, or the adapter, sees more: this bound is below what they would show.",
-    "A canary is a record that is nobody's: a beginning as public texts have it, and words that nobody would write. "
+    "A canary is a record that is nobody's: a public text, and behind it words that nobody would write. "
     "Its score is how much more probable its words are under the released texts than under public ones (bigrams).",
     "Exposure: a canary's rank among those that were not in, in bits. Recited: five words of its end stand in a text.",
     "A bound of 0 proves nothing, and neither does exposure as chance gives it: only that this attack found nothing in "

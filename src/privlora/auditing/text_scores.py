@@ -1,13 +1,14 @@
 """What released texts, and nothing else, say of canaries: how probable they make each, and whether they recite it.
 
-A canary is a text with a beginning like those of public texts, which a writer may fall into, and an end that nobody
-would write: words drawn one by one (Meeus et al. 2025, "The Canary's Echo", find that canaries of rare words alone are
-hardly ever echoed by a model that is asked for ordinary texts). Its score is
+A canary is a public text with an end that nobody would write: words drawn one by one. A writer may fall into such a
+beginning, and a record that begins so votes for such a text, while canaries of rare words alone are hardly ever echoed
+(Meeus et al. 2025, "The Canary's Echo"); the end is what only the canary could have taught. Its score is the sum of two
+means, over the words of its beginning and over those of its end, of
 
-    mean over its words of ln P(word | word before it) under the released texts, less the same under public texts,
+    ln P(word | word before it) under the released texts, less the same under the public texts,
 
-P a bigram model with Dirichlet smoothing. The public texts are those that gave canaries their beginnings, so a
-beginning that is common anyway gains nothing.
+P a bigram model with Dirichlet smoothing. The public texts are those that gave canaries their beginnings, so what is
+common anyway gains nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from privlora.auditing.bounds import Floats
 from privlora.errors import ConfigError, GeneratorError
 from privlora.evaluation.texts import runs_of, words_of
 
-_PART: Final = 8  # words of a beginning, and of an end
+_END: Final = 8  # words
 _RECITED: Final = 5  # words of an end in a row: none of the public texts has them but by chance
 _FEWEST: Final = 20  # different words that ends are made of
 
@@ -42,9 +43,9 @@ class Canary:
 
 
 def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[str], bool]) -> list[Canary]:
-    """``count`` different canaries: the first words of public texts in turn, and 8 words of all of them at random.
+    """``count`` different canaries: public texts in turn, each with 8 words of all of them at random behind it.
 
-    fits: whether a record is short enough to be trained on as a whole; beginnings are shortened until it is.
+    fits: whether a record is short enough to be trained on as a whole; beginnings are cut until it is.
 
     Raises GeneratorError for public texts of too few different words, ConfigError where no end fits.
     """
@@ -56,14 +57,14 @@ def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[
         )
     generator, found = np.random.default_rng(seed), dict[str, Canary]()
     while len(found) < count:
-        end = " ".join(generator.choice(words, size=_PART, replace=False))
-        kept = public[len(found) % len(public)].split()[:_PART]
+        end = " ".join(generator.choice(words, size=_END, replace=False))
+        kept = public[len(found) % len(public)].split()
         while kept and not fits(Canary(" ".join(kept), end).text):
             kept.pop()
         canary = Canary(" ".join(kept), end)
         if not kept and not fits(canary.text):
             raise ConfigError(
-                f"a canary of {_PART} words is longer than a record may be",
+                f"a canary of {_END} words is longer than a record may be",
                 why="what is cut off is not trained on, and cannot be found again",
                 fix="raise data.max_length",
             )
@@ -85,10 +86,9 @@ class Bigrams:
         self._words = Counter(word for row in rows for word in row[1:])
         self._total = self._words.total() + vocabulary
 
-    def mean_log_likelihood(self, text: str) -> float:
-        """Of the words of a text, in nats a word. 0 for a text without one."""
-        pairs = runs_of(["", *words_of(text)], 2)
-        return sum(map(self._log_probability, pairs)) / len(pairs) if pairs else 0.0
+    def log_likelihoods(self, text: str) -> Floats:
+        """Of each word of a text, in nats, (words,)."""
+        return np.array([self._log_probability(pair) for pair in runs_of(["", *words_of(text)], 2)])
 
     def _log_probability(self, pair: tuple[str, ...]) -> float:
         before, word = pair
@@ -101,10 +101,12 @@ def score_canaries(canaries: Sequence[Canary], texts: Sequence[str], public: Seq
     all_texts = [*texts, *public, *(canary.text for canary in canaries)]
     vocabulary = len({word for text in all_texts for word in words_of(text)})
     released, other = Bigrams(texts, vocabulary), Bigrams(public, vocabulary)
-    return np.array(
-        [released.mean_log_likelihood(c.text) - other.mean_log_likelihood(c.text) for c in canaries],
-        dtype=np.float64,
-    )
+    scores = np.zeros(len(canaries))
+    for number, canary in enumerate(canaries):
+        ratios = released.log_likelihoods(canary.text) - other.log_likelihoods(canary.text)
+        parts = np.split(ratios, [len(ratios) - len(words_of(canary.end))])
+        scores[number] = sum(part.mean() for part in parts if len(part))
+    return scores
 
 
 def recited(canaries: Sequence[Canary], texts: Sequence[str]) -> list[bool]:

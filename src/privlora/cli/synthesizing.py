@@ -68,7 +68,7 @@ def synthesize(
             raise ConfigError(f"{option} goes with --audit", fix=f"add --audit, or remove {option}")
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
-        from privlora.api import synthesize_run
+        from privlora.api_synthesis import synthesize_run
         from privlora.rehearsals.choosing import plan_run
 
         if source is None:
