@@ -33,9 +33,9 @@ from privlora.errors import ConfigError, RunError
 from privlora.methods import find_row
 from privlora.names import published_name
 from privlora.reporting.finished import refuse_another_writer
-from privlora.synthesis.generators import build_generator
+from privlora.synthesis.generators import ResumableGenerator, build_generator
 from privlora.synthesis.population import Population
-from privlora.training.assembly import Parts, PublicStart, build_parts, refuse_unused_texts
+from privlora.training.assembly import Parts, PublicStart, build_parts, refuse_unused_texts, texts_evolve
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.inputs import Data, check_sources, fitted, load_data, text_column, tokenise
@@ -161,20 +161,13 @@ def audit_texts(
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
-    chosen = settings.synthesis if writer is None else writer.synthesis
-    assert chosen is not None
-    seed = settings.run.seed if writer is None else writer.seed
-    max_tokens = settings.run.tokens_per_micro_batch
+    kept = folder.private / _FILE
+    public: list[str] = []
     with unchanged_afterwards(model):
-        kept = folder.private / _FILE
-        public: list[str] = []
-        if not (folder.settings.exists() and kept.exists()):
-            first = build_generator(
-                chosen, seed=seed, model=model, tokenizer=tokenizer, own=generator, max_tokens=max_tokens
-            )
-            public = first.random(min(canaries, getattr(first, "left", canaries)))
         parts = build_parts(settings, model, PublicStart(tokenizer, generator))
         with parts.adapter:
+            if not (folder.settings.exists() and kept.exists()):
+                public = _first_texts(parts, writer, tokenizer, canaries)
             state = open_audit(folder, settings, _kind(writer), canaries)
             if public:
                 wide = settings.data.model_copy(update={"max_length": 10**6})
@@ -213,6 +206,25 @@ def _with_records(
     )
 
 
+def _first_texts(parts: Parts, writer: Writer | None, tokenizer: Any, canaries: int) -> list[str]:
+    """PUBLIC texts from before the first release: those that are voted on or chosen from, else fresh ones."""
+    if writer is not None:
+        return _generator(parts, writer, tokenizer).random(canaries)
+    assert parts.texts is not None
+    return parts.texts.texts if texts_evolve(parts.settings) else parts.texts.more(canaries)
+
+
+def _generator(parts: Parts, writer: Writer, tokenizer: Any) -> ResumableGenerator:
+    """The adapter as it is now, asked as ``privlora synthesize --from`` asks it."""
+    return build_generator(
+        writer.synthesis,
+        seed=writer.seed,
+        model=parts.adapter.model,
+        tokenizer=tokenizer,
+        max_tokens=parts.settings.run.tokens_per_micro_batch,
+    )
+
+
 def _asked(
     parts: Parts,
     writer: Writer,
@@ -221,14 +233,8 @@ def _asked(
     run_id: str,
     progress: Progress | None,
 ) -> list[str]:
-    """Texts of the trained adapter, as ``privlora synthesize --from`` has them written."""
-    generator = build_generator(
-        writer.synthesis,
-        seed=writer.seed,
-        model=parts.adapter.model,
-        tokenizer=tokenizer,
-        max_tokens=parts.settings.run.tokens_per_micro_batch,
-    )
+    """Texts of the trained adapter."""
+    generator = _generator(parts, writer, tokenizer)
     wanted = writer.synthesis.samples or writer.synthesis.count
     parts.install_result()
     try:
