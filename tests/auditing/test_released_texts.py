@@ -260,7 +260,7 @@ def test_an_interrupted_audit_goes_on_with_its_canaries(
 
 
 def test_the_adapter_of_a_finished_run_is_trained_again_and_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick_reports: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What --from would release, of an adapter like that run's; a random model writes no words for canaries."""
     monkeypatch.setattr(audits, "_first_texts", lambda *_: sentences(CANARIES, 1))
