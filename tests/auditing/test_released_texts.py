@@ -29,7 +29,7 @@ WORDS = [
     f"{first}{last}" for first in "bdfglmnprt" for last in ("ade", "ilo", "une", "ost", "ek", "ay", "oor")
 ]
 RECORDS = [{"text": f"patient {i} had a cold."} for i in range(6)]
-CANARIES = 40
+CANARIES = 60
 TOKENIZER = byte_tokenizer(("<pad>", "</s>"), pad_token="<pad>", eos_token="</s>")
 
 
@@ -63,13 +63,13 @@ def settings(output: Path, **groups: Any) -> Settings:
         "data": {"path": "(in memory)", "max_length": 110},
         "adapter": {"r": 2},
         "privacy": {
-            "noise_multiplier": 8.0,
+            "noise_multiplier": 12.0,
             "delta": 1e-3,
             "steps": 1,
             "sample_rate": 1.0,
             "public_dataset_size": 6,
         },
-        "synthesis": {"generator": "callable", "callable": "a:b", "seeds": CANARIES, "samples": 20},
+        "synthesis": {"generator": "callable", "callable": "a:b", "seeds": CANARIES, "samples": 30},
         "method": {"name": "aug-pe"},
         "run": {"output": str(output)},
     }
@@ -164,15 +164,15 @@ def test_noise_that_is_switched_off_is_convicted(
     assert found.epsilon_claimed is not None
     assert found.epsilon_lower > found.epsilon_claimed
     assert found.exposure > found.chance + 1
-    assert found.area.value > 0.85
+    assert found.area.value > 0.8
     assert found.included == state.included.sum()
 
 
 def test_noise_that_is_on_hides_them(words: None, tmp_path: Path) -> None:
     """Over some runs: of one, exposure wanders."""
-    found = [audited(settings(tmp_path / str(n)))[0] for n in range(3)]
+    found = [audited(settings(tmp_path / str(n)), confidence=0.9999)[0] for n in range(3)]
     assert not any(each.violated for each in found)
-    assert np.mean([each.exposure for each in found]) < np.mean([each.chance for each in found]) + 0.7
+    assert np.mean([each.exposure for each in found]) < np.mean([each.chance for each in found]) + 1
     assert np.mean([each.area.value for each in found]) == pytest.approx(0.5, abs=0.2)
     assert found[0].chance == pytest.approx(chance_exposure(CANARIES - found[0].included))
 
@@ -235,7 +235,7 @@ def test_half_of_the_canaries_are_records_and_vote(
     included = [
         f"{c['beginning']} {c['end']}" for c, chosen in zip(canaries, state.included, strict=True) if chosen
     ]
-    assert 8 < len(included) < CANARIES - 8
+    assert 15 < len(included) < CANARIES - 15
     assert list(data.texts) == [*(record["text"] for record in RECORDS), *included]
     assert len(data.units) == len(data.examples) == len(RECORDS) + len(included)
     decoded = [TOKENIZER.decode(list(example.input_ids)) for example in list(data.examples)[len(RECORDS) :]]
@@ -252,7 +252,7 @@ def test_an_interrupted_audit_goes_on_with_its_canaries(
     before = (tmp_path / "a/private/canaries.json").read_bytes()
     found, _ = audited(settings(tmp_path / "a"))
     assert (tmp_path / "a/private/canaries.json").read_bytes() == before
-    assert found.texts == 20
+    assert found.texts == 30
     assert read_ledger(tmp_path / "a/release/ledger.jsonl").charges == 1
     (tmp_path / "a/private/canaries.json").write_text("{}")
     with pytest.raises(RunError, match="cannot be read"):
@@ -270,7 +270,7 @@ def test_the_adapter_of_a_finished_run_is_trained_again_and_asked(
         RECORDS,
         tokenizer=TOKENIZER,
         privacy={
-            "noise_multiplier": 8.0,
+            "noise_multiplier": 12.0,
             "delta": 1e-3,
             "steps": 2,
             "sample_rate": 0.5,
@@ -341,7 +341,7 @@ def test_without_privacy_it_shows_what_the_attack_can_find(
     found, state = audited(chosen, generator=None)
     assert found.epsilon_claimed is None
     assert not found.violated
-    assert found.guesses == 8
+    assert found.guesses == 12
     assert {path.name for path in (tmp_path / "a/not-private").iterdir()} == {MARK}
     page, _ = write_texts_audit(found, state, None, tmp_path / "a")
     assert "The run claims nothing" in page.read_text()
