@@ -74,13 +74,14 @@ def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     small = [f"model.name={model_path()}", "data.max_length=40", *steps]
     few = ["synthesis.seeds=4", "synthesis.max_new_tokens=20", "synthesis.samples=12", "privacy.delta=1e-3"]
     commands = [line[2:] for block in blocks("docs/synthesize.md", "console") for line in block.splitlines()]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for line in commands:
         program, *argv = shlex.split(line)
         assert program == "privlora"
         more = few if "texts.yaml" in argv else ["privacy.public_dataset_size=12"]
         assert main([*argv, *small, *more]) == 0, line
     assert len(Path("runs/texts/release/synthetic.jsonl").read_text(encoding="utf-8").splitlines()) == 12
+    assert Path("runs/texts-audit/private/audit.html").exists()
     assert (
         Path("runs/more/release/ledger.jsonl").read_bytes()
         == Path("runs/adapter/release/ledger.jsonl").read_bytes()

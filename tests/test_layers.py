@@ -25,16 +25,18 @@ LAYERS = (
     {"federated"},
     {"auditing"},
     {"api", "diagnostics", "studies"},
-    {"demo"},
+    {"api_synthesis", "demo"},
     {"cli"},
 )
 FRONT_DOOR = (
     "__version__",
     "Result",
+    "SynthesisResult",
     "federate",
     "fine_tune",
     "resume_federation",
     "resume_run",
+    "synthesize",
     "train_run",
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

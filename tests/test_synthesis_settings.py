@@ -98,12 +98,20 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
         ({"prefix_share": 1}, "below 1"),
         ({"similarity_limit": 0}, "above 0"),
         ({"seed": 3}, "unknown setting"),
+        ({"source": "runs/a"}, "source is read by privlora synthesize"),
+        ({"source": "runs/a", "publish": False}, "give its folder with --from"),
     ],
 )
 def test_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         of(**given)
     assert "Fix: " in str(refused.value)
+
+
+def test_a_finished_run_is_a_source_of_published_texts_alone() -> None:
+    found = of(publish=True, source="runs/a").synthesis
+    assert found is not None
+    assert (found.publish, found.source) == (True, "runs/a")
 
 
 @pytest.mark.parametrize(

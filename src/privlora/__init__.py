@@ -14,14 +14,17 @@ from privlora.version import __version__
 
 if TYPE_CHECKING:
     from privlora.api import Result, federate, fine_tune, resume_federation, resume_run, train_run
+    from privlora.api_synthesis import SynthesisResult, synthesize
 
 __all__ = [
     "Result",
+    "SynthesisResult",
     "__version__",
     "federate",
     "fine_tune",
     "resume_federation",
     "resume_run",
+    "synthesize",
     "train_run",
 ]
 
@@ -29,7 +32,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # torch and transformers take seconds to import; accounting commands do not need them.
     if name in __all__:  # all but __version__, which is here
-        from privlora import api
+        from privlora import api, api_synthesis
 
-        return getattr(api, name)
+        return getattr(api if hasattr(api, name) else api_synthesis, name)
     raise AttributeError(f"module 'privlora' has no attribute {name!r}")

@@ -92,18 +92,22 @@ def fine_tune(
 
     Raises PrivloraError subclasses that say what to mend.
     """
-    path, records = _given(data, "data")
-    public, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    path, records = given_records(data, "data")
+    public, evaluation_records = (
+        (None, None) if evaluation is None else given_records(evaluation, "evaluation")
+    )
     groups = {
         "privacy": privacy,
         "columns": columns,
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
-        "synthesis": _with_generator(synthesis, generator),
+        "synthesis": with_generator(synthesis, generator),
         "run": run,
     }
-    settings = _settings(model, {"path": path, "evaluation": public}, groups, output, source="fine_tune")
+    settings = settings_of_call(
+        model, {"path": path, "evaluation": public}, groups, output, source="fine_tune"
+    )
     return train_run(
         settings,
         model=model if isinstance(model, torch.nn.Module) else None,
@@ -115,7 +119,7 @@ def fine_tune(
     )
 
 
-def _with_generator(synthesis: Any, generator: Any) -> Any:
+def with_generator(synthesis: Any, generator: Any) -> Any:
     """The group ``synthesis`` of a call that may hand over a generator. Raises ConfigError for one of another kind."""
     if generator is None:
         return synthesis
@@ -129,7 +133,7 @@ def _with_generator(synthesis: Any, generator: Any) -> Any:
     return {**given, "generator": "callable", "callable": _IN_MEMORY_GENERATOR}
 
 
-def _settings(
+def settings_of_call(
     model: str | Path | torch.nn.Module,
     data: Mapping[str, Any],
     groups: Mapping[str, Any],
@@ -194,7 +198,9 @@ def federate(
     """
     from privlora.federated.run import federate as run_federation
 
-    public, evaluation_records = (None, None) if evaluation is None else _given(evaluation, "evaluation")
+    public, evaluation_records = (
+        (None, None) if evaluation is None else given_records(evaluation, "evaluation")
+    )
     sources: dict[str, Any] = {"evaluation": public}
     if federation is None:
         raise ConfigError(
@@ -209,13 +215,13 @@ def federate(
             raise ConfigError(
                 "data names the clients, and so does federation", fix="remove federation['clients']"
             )
-        given = {name: _given(source, f"data[{named(name)}]") for name, source in data.items()}
+        given = {name: given_records(source, f"data[{named(name)}]") for name, source in data.items()}
         terms["clients"] = [
             {"name": name, "path": None if path == IN_MEMORY else path} for name, (path, _) in given.items()
         ]
         records = {name: found for name, (_, found) in given.items() if found is not None}
     else:
-        sources["path"], records = _given(data, "data")
+        sources["path"], records = given_records(data, "data")
     groups = {
         "privacy": privacy,
         "columns": columns,
@@ -226,7 +232,7 @@ def federate(
         "federation": terms,
     }
     return run_federation(
-        _settings(model, sources, groups, output, source="federate"),
+        settings_of_call(model, sources, groups, output, source="federate"),
         model=model if isinstance(model, torch.nn.Module) else None,
         tokenizer=tokenizer,
         records=records,
@@ -286,7 +292,7 @@ def _refuse_no_mapping(name: str, group: Any) -> None:
         )
 
 
-def _given(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
+def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
     """Paths for the settings, or the mark that stands for records in memory and those records.
 
     Files are a string by itself and whatever is a ``Path``. Strings in a list are records, whatever they say.
@@ -352,24 +358,8 @@ def train_run(
     )
 
 
-def synthesize_run(settings: Settings, **given: Any) -> Result:
-    """Start a run whose release is a data set of generated texts; what ``privlora synthesize`` does.
-
-    ``settings`` have the group ``synthesis``; with synthesis.source the adapter of that finished run is asked, at no
-    further cost. given: as of ``train_run``; of a finished run model, tokenizer and progress alone.
-
-    Raises what ``train_run`` does.
-    """
-    if settings.synthesis is None:
-        raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
-    publishing = settings.synthesis.model_copy(update={"publish": True})
-    settings = settings.model_copy(update={"synthesis": publishing})
-    if publishing.source is None:
-        return train_run(settings, **given)
-    return _of_finished_run(settings.located(), **given)
-
-
-def _of_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
+def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
+    """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, progress."""
     folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)
     return _result(folder, summary, 0 if summary is None else summary.charges)
 
@@ -396,7 +386,7 @@ def resume_run(
     if settings.federation is not None:
         raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
     if settings.synthesis is not None and settings.synthesis.source is not None:
-        return _of_finished_run(settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False)
+        return ask_finished_run(settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False)
     _check_sources(settings, records, evaluation)
     if (
         generator is None
@@ -426,6 +416,12 @@ def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
     """Those that the run was started with. Raises RunError without any, or where they name no evaluation records."""
     if not folder.settings.exists():
         raise no_run(folder.root)
+    if folder.is_audit:
+        raise RunError(
+            f"{str(folder.root)!r} holds an audit",
+            why="canaries are among its records, and what is trained with them is not for release",
+            fix="run the command of the audit again, which goes on where it stopped",
+        )
     settings = load_settings(folder.settings)
     if evaluation is not None and settings.data.evaluation is None:
         raise RunError(

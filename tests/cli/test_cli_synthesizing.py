@@ -328,3 +328,48 @@ def test_a_plan_counts_rounds(model: Path, folder: Path, capsys: pytest.CaptureF
     shown = call(capsys, "plan", config).out
     assert re.search(r"^rounds +2$", shown, re.MULTILINE)
     assert "2 votes in each text's count" in shown
+
+
+def test_the_texts_are_audited_in_a_folder_of_their_own(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(folder / "public.jsonl")
+    chosen = {**TEXTS, "seeds": 20, "variations": 0, "file": file}
+    given = settings(model, folder, synthesis=chosen, privacy={**VOTES, "steps": 1}, data={"max_length": 120})
+    # What would be evaluated on is no matter of an audit.
+    given["data"]["evaluation"] = str(write_records(folder / "held_out.jsonl", 8, first=100))
+    config = write_config(folder, given)
+    ended = call(capsys, "synthesize", config, "--audit", "--canaries", 24, "--confidence", 0.9)
+    assert ended.code == 0, ended.err
+    assert "audit, not for release: per record" in ended.err
+    assert re.search(r"^lower bound: epsilon \d\.\d{4} \(90% confidence", ended.out, re.MULTILINE)
+    assert re.search(
+        r"^exposure: +\d\.\d\d bits \(chance 1\.\d\d, most \d\.\d\d\), AUC", ended.out, re.MULTILINE
+    )
+    assert re.search(
+        r"^recited: +\d+ of \d+ canaries that were in, \d+ of \d+ that were not, in 20 texts", ended.out, re.M
+    )
+    assert "PRIVATE: these numbers are about the records" in ended.out
+    assert not (folder / "run").exists()
+    place = folder / "run-audit"
+    assert sorted(tree(place / "release")) == ["AUDIT-NOT-FOR-RELEASE.txt", "ledger.jsonl"]
+    again = call(capsys, "synthesize", config, "--audit", "--canaries", 24, "--json")
+    assert again.json["canaries"] == 24
+    assert again.json["confidence"] == 0.95
+    assert json.loads((place / "private/audit.json").read_text())["included"] == again.json["included"]
+    refuses(capsys, folder, ["resume", place], "holds an audit", quiet=False)
+    refuses(capsys, folder, ["synthesize", config, "--canaries", 24], "--canaries goes with --audit")
+    refuses(
+        capsys, folder, ["synthesize", config, "--audit", "--canaries", 25], "holds another run", quiet=False
+    )
+
+
+def test_a_run_that_has_no_adapter_is_not_audited(
+    voted: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
+    for source, words in (
+        (voted / "run", "no adapter that could be asked"),
+        (folder / "nowhere", "no run in"),
+    ):
+        refuses(capsys, folder, ["synthesize", config, "--from", source, "--audit"], words)

@@ -32,46 +32,58 @@ def test_rank_keeps_the_highest_counts_and_the_first_of_equal_ones() -> None:
         ([1.0, 1.0, 1.0, 1.0], [0, 1]),
         ([-1.0, -3.0, 0.5, -2.0], [2, 0]),
     ):
-        assert evolution(FOUR).kept(np.array(votes)) == kept
+        assert evolution(FOUR).kept(np.array(votes), 1) == kept
 
 
 def test_below_the_threshold_nothing_counts() -> None:
     votes = np.array([0.9, 0.2, 2.0, 0.99])
-    assert evolution(FOUR).kept(votes) == [2, 3]
-    assert evolution(FOUR, threshold=1.0).kept(votes) == [2, 0]
-    assert evolution(FOUR, threshold=-5.0).kept(-votes) == [1, 0]
+    assert evolution(FOUR).kept(votes, 1) == [2, 3]
+    assert evolution(FOUR, threshold=1.0).kept(votes, 1) == [2, 0]
+    assert evolution(FOUR, threshold=-5.0).kept(-votes, 1) == [1, 0]
 
 
 def test_probability_is_proportional_to_counts_above_the_threshold() -> None:
     """Of one text kept by draws; a strongly negative count is none, whatever its size."""
-    draws = evolution(
-        FOUR, keep=1, variations=3, threshold=1.0, selection="probability", public=np.random.default_rng(1)
-    )
+    draws = evolution(FOUR, keep=1, variations=3, threshold=1.0, selection="probability")
     votes = np.array([2.0, 4.0, -50.0, 0.9])
-    kept = np.bincount([draws.kept(votes)[0] for _ in range(2000)], minlength=4)
+    kept = np.bincount([draws.kept(votes, number)[0] for number in range(2000)], minlength=4)
     assert kept[2] == kept[3] == 0
     assert kept[0] / 2000 == pytest.approx(0.25, abs=0.04)
-    assert len(set(evolution(FOUR, keep=2, selection="probability").kept(np.ones(4)))) == 2
+    assert len(set(evolution(FOUR, keep=2, selection="probability").kept(np.ones(4), 1))) == 2
+
+
+def test_what_is_drawn_follows_from_the_number_of_the_release_alone() -> None:
+    """Not from what the process drew before, so that texts do not tell of a crash."""
+    votes, eight = np.ones(8), [*FOUR, "e", "f", "g", "h"]
+
+    def drawing() -> AugPE:
+        return evolution(eight, keep=4, selection="probability")
+
+    whole = drawing()
+    first, second = whole.kept(votes, 1), whole.kept(votes, 2)
+    assert first != second
+    assert drawing().kept(votes, 2) == second
+    assert whole.kept(votes, 1) == first
 
 
 def test_fresh_texts_may_stand_beside_what_is_kept() -> None:
     evolving = evolution(FOUR, fresh=True)
-    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]), 1)
     assert evolving.population.texts == ["b", "d", "a", "b"]
 
 
 def test_what_is_kept_and_its_variations_are_the_next_population() -> None:
     evolving = evolution(FOUR)
-    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]), 1)
     assert evolving.population.texts == ["b", "d", "bb", "dd"]
     evolving = evolution([*FOUR, "e", "f"], variations=2)
-    evolving.use(np.array([9.0, 5.0, 0.0, 4.0, 0.0, 0.0]))
+    evolving.use(np.array([9.0, 5.0, 0.0, 4.0, 0.0, 0.0]), 1)
     assert sorted(evolving.population.texts) == ["a", "aa", "aa", "b", "bb", "bb"]
 
 
 def test_a_generator_of_the_room_may_vary() -> None:
     evolving = evolution(FOUR, generator=FileGenerator(["e", "f", "g"], seed=0))
-    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]))
+    evolving.use(np.array([0.0, 5.0, 0.0, 4.0]), 1)
     assert evolving.population.texts[:2] == ["b", "d"]
     assert set(evolving.population.texts[2:]) < {"e", "f", "g"}
 

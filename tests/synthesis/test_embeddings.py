@@ -93,11 +93,11 @@ def test_sentence_transformers_are_asked_for_by_name(monkeypatch: pytest.MonkeyP
 
 def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A progress bar would count texts that may be private."""
-    loaded: list[str] = []
+    loaded: list[tuple[str, str | None]] = []
 
     class Model:
-        def __init__(self, name: str) -> None:
-            loaded.append(name)
+        def __init__(self, name: str, device: str | None) -> None:
+            loaded.append((name, device))
 
         def encode(self, texts: list[str], **how: Any) -> np.ndarray:
             assert how == {
@@ -108,15 +108,32 @@ def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> N
             return np.ones((len(texts), 3))
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
-    embed = SentenceEmbedding("tiny")
+    embed = SentenceEmbedding("tiny", device="cpu")
     for _ in range(2):  # loaded once, for private records are embedded one by one
         found = embed(TEXTS)
         assert (found.shape, found.dtype) == ((4, 3), np.float32)
-    assert loaded == ["tiny"]
+    assert loaded == [("tiny", "cpu")]
+
+
+def test_a_text_without_a_token_is_not_handed_to_a_sentence_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would fail on it, and so tell that there is such a record."""
+
+    class Model:
+        def __init__(self, name: str, device: str | None) -> None: ...
+
+        def tokenizer(self, text: str, **how: Any) -> dict[str, list[int]]:
+            return {"input_ids": [1] * len(text.strip())}
+
+        def encode(self, texts: list[str], **how: Any) -> np.ndarray:
+            assert all(text.strip() for text in texts)
+            return np.ones((len(texts), 3))
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    assert SentenceEmbedding("tiny")(["hello", " ", ""]).tolist() == [[1.0] * 3, [0.0] * 3, [0.0] * 3]
 
 
 def test_a_sentence_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
+    def fail(name: str, device: str | None) -> None:
         raise OSError("long advice of a library\non many lines")
 
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=fail))

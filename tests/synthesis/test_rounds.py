@@ -31,7 +31,7 @@ class Killed(Exception):
 
 
 class Proposer:
-    """Puts what it was last told into its texts; remembers nothing else."""
+    """Puts what it was last told, and as which release, into its texts; remembers nothing else."""
 
     def __init__(self, crash: Callable[[str], None]) -> None:
         self.population = Population(list(TEXTS))
@@ -41,10 +41,10 @@ class Proposer:
         self.crash("proposing")
         return directions(count_letters([text[0] for text in self.population.texts]))
 
-    def use(self, votes: Floats) -> None:
+    def use(self, votes: Floats, number: int) -> None:
         self.crash("using")
         told = zip(self.population.texts, votes, strict=True)
-        self.population = Population([f"{text} {vote:.3f}" for text, vote in told])
+        self.population = Population([f"{text} {number}:{vote:.3f}" for text, vote in told])
         self.crash("used")
 
 
@@ -138,7 +138,7 @@ def test_a_crash_at_any_point(crash_at: int, tmp_path: Path) -> None:
     for old, new in zip(before, rounds.released, strict=False):
         assert np.array_equal(old, new)
     assert rounds.proposer.population.texts == [
-        " ".join([text, *(f"{votes[i] * 4.0:.3f}" for votes in rounds.released)])
+        " ".join([text, *(f"{n}:{votes[i] * 4.0:.3f}" for n, votes in enumerate(rounds.released, 1))])
         for i, text in enumerate(TEXTS)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,6 +49,45 @@ def test_distances_are_to_means_of_directions_not_to_their_line() -> None:
     """With look-ahead candidates are shorter than 1: one in the right direction may still be far away."""
     candidates = np.array([[0.05, 0.0], [0.8, 0.55]])
     assert NearestVotes(1)(np.array([[1.0, 0.0]]), candidates).tolist() == [0.0, 1.0]
+
+
+def exact(record: Floats, candidates: Floats) -> list[float]:
+    """Products one number at a time."""
+    return [math.fsum(a * b for a, b in zip(record, row, strict=True)) for row in candidates]
+
+
+@pytest.mark.parametrize("number", [5, 8, 30])
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_nearest_are_those_of_exact_distances(k: int, number: int) -> None:
+    """Signed directions in 8 dimensions, and candidates of any length up to 1, as means of several are."""
+    draw = np.random.default_rng(number)
+    records = directions(draw.standard_normal((40, 8)))
+    candidates = directions(draw.standard_normal((number, 8))) * draw.uniform(0.1, 1, (number, 1))
+    for record in records:
+        products, squares = exact(record, candidates), [sum(exact(row, row[None])) for row in candidates]
+        apart = [1 - 2 * product + square for product, square in zip(products, squares, strict=True)]
+        vote = NearestVotes(k)(record[None], candidates)
+        assert set(np.flatnonzero(vote)) == set(np.argsort(apart)[:k])
+
+
+@pytest.mark.parametrize("number", [5, 8, 30])
+def test_scores_are_those_of_exact_cosines(number: int) -> None:
+    draw = np.random.default_rng(number)
+    records, candidates = (directions(draw.standard_normal((n, 8))) for n in (40, number))
+    for pair in records.reshape(20, 2, 8):
+        cosines = np.sum([exact(record, candidates) for record in pair], axis=0)
+        centred = cosines - math.fsum(cosines) / number
+        expected = centred / math.sqrt(math.fsum(centred**2))
+        np.testing.assert_allclose(similarity_scores(pair, candidates), expected, rtol=0, atol=1e-12)
+
+
+def test_a_vote_does_not_know_how_its_record_lies_in_memory() -> None:
+    draw = np.random.default_rng(3)
+    (record,), candidates = (directions(draw.standard_normal((n, 257))) for n in (1, 30))
+    beside = np.repeat(record[:, None], 3, axis=1).T  # its numbers lie three apart
+    assert not beside[1].flags.c_contiguous
+    for encode in ENCODERS:
+        assert encode(beside[1:2], candidates).tobytes() == encode(record[None], candidates).tobytes()
 
 
 def test_what_has_no_direction_takes_no_part() -> None:

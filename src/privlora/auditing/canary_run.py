@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from privlora.accounting import read_ledger
+from privlora.accounting import Plan, read_ledger
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, OneRunAudit, judge_canaries
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
@@ -18,13 +18,13 @@ from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
 
 KINDS = ("gradient", *TEXT_CANARIES)
-MARK = "AUDIT-NOT-FOR-RELEASE.txt"
 _STATE = "canaries.safetensors"
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
 _WARNING = """This run was trained with canaries, to audit the training. Publish nothing of it.
@@ -59,7 +59,7 @@ def audit_run(
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
-    state = _open(folder, settings, kind, canaries)
+    state = open_audit(folder, settings, kind, canaries)
     train_with = _with_gradients if kind == "gradient" else _with_texts
     with unchanged_afterwards(model):
         train_with(_Audit(settings, folder, state, kind, model, tokenizer, observer), data)
@@ -78,16 +78,13 @@ class _Audit:
     observer: Observer | None
 
     def save(self) -> None:
-        self.state.save(self.folder.private / _STATE)
+        save_state(self.state, self.folder)
 
     def train(
         self, parts: Parts, data: Data, instrument: Callable[[Mechanism], Mechanism] | None = None
     ) -> None:
         """Take the steps that are left, if any."""
-        plan = None
-        if not self.folder.has_plan:
-            plan = plan_privacy(self.settings, self.model)[0]
-            plan = replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}")
+        plan = plan_of_audit(self.settings, self.folder, self.model)
         finish_training(parts, data, self.folder, plan, observer=self.observer, instrument=instrument)
 
 
@@ -121,6 +118,19 @@ def _with_texts(audit: _Audit, data: Data) -> None:
     audit.save()
 
 
+def plan_of_audit(settings: Settings, folder: RunFolder, model: torch.nn.Module) -> Plan | None:
+    """Of an audit's ledger, which says that it is one; None where there is a ledger already, or none is kept."""
+    if folder.has_plan or not settings.privacy.private:
+        return None
+    plan = plan_privacy(settings, model)[0]
+    return replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}")
+
+
+def save_state(state: CanaryState, folder: RunFolder) -> None:
+    """Write it into private/. Raises RunError."""
+    state.save(folder.private / _STATE)
+
+
 def read_state(root: Path) -> CanaryState:
     """The canaries of an audit in ``root``. Raises RunError if there are none."""
     return CanaryState.load(RunFolder(root).private / _STATE)
@@ -135,7 +145,12 @@ def _refuse(settings: Settings, kind: str) -> None:
         raise ConfigError(
             "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
         )
-    if privacy.max_batch_size is not None:
+    refuse_settings(settings)
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raise ConfigError for settings that no audit by canaries goes with."""
+    if settings.privacy.max_batch_size is not None:
         raise ConfigError(
             "an audit needs plain Poisson sampling",
             why="a canary that takes a place in a truncated batch could push out another unit",
@@ -145,8 +160,11 @@ def _refuse(settings: Settings, kind: str) -> None:
         raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")
 
 
-def _open(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> CanaryState:
-    """The canaries of this folder: drawn, or those of an audit with the same settings."""
+def open_audit(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> CanaryState:
+    """The canaries of this folder: drawn, or those of an audit with the same settings. kind: what they are.
+
+    Raises RunError where the folder holds another run, or nothing can be written.
+    """
     path = folder.private / _STATE
     mark = f"{_WARNING}\ncanaries: {canaries} {kind}\n"
     if not folder.settings.exists():

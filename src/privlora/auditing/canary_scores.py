@@ -198,8 +198,7 @@ def judge_canaries(
     larger bound is told.
     """
     canaries = len(state.scores)
-    # Ties are broken at random, not by the order of the canaries.
-    order = np.lexsort((private_generator().random(canaries), state.scores))
+    right = right_guesses(state)
     games: dict[int, float] = {} if guesses is None else {guesses: 1.0}
     if guesses is None:
         planned = planned_guesses(canaries, event, steps, 1 - (1 - confidence) * _PLANNED_SHARE)
@@ -209,8 +208,9 @@ def judge_canaries(
     outcomes = []
     for guessed, share in games.items():
         half = guessed // 2
-        correct = int(state.included[order[canaries - half :]].sum() + (~state.included[order[:half]]).sum())
-        outcomes.append(_outcome((correct, 2 * half, canaries), event, steps, 1 - (1 - confidence) * share))
+        outcomes.append(
+            _outcome((right(half), 2 * half, canaries), event, steps, 1 - (1 - confidence) * share)
+        )
     best = max(outcomes, key=lambda outcome: outcome.mu)
     members, others = state.scores[state.included], state.scores[~state.included]
     mu = best.mu
@@ -227,6 +227,16 @@ def judge_canaries(
         confidence=confidence,
         area=area_under_curve(members, others).value,
         violated=any(outcome.violated for outcome in outcomes),
+    )
+
+
+def right_guesses(state: CanaryState) -> Callable[[int], int]:
+    """From h, how many are right of 2 h guesses: "in" for the h highest scores, "out" for the h lowest."""
+    canaries = len(state.scores)
+    # Ties are broken at random, not by the order of the canaries.
+    order = np.lexsort((private_generator().random(canaries), state.scores))
+    return lambda half: int(
+        state.included[order[canaries - half :]].sum() + (~state.included[order[:half]]).sum()
     )
 
 

@@ -19,6 +19,7 @@ from privlora.auditing.bounds import Floats, curve_floor
 from privlora.auditing.canary_scores import CanaryState, OneRunAudit
 from privlora.auditing.finished_run import FinishedAudit
 from privlora.auditing.membership import roc_curve
+from privlora.auditing.released_texts import TextAudit
 from privlora.auditing.shadows import ShadowAudit
 from privlora.errors import RunError
 from privlora.pages.figures import ACCENT, GRID, INK, MUTED, SECOND, grid, in_style, inline_svg
@@ -135,6 +136,49 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
     )
 
 
+def write_texts_audit(
+    audit: TextAudit, state: CanaryState, events: Events | None, root: Path
+) -> tuple[Path, Path]:
+    """The page and the JSON of ``privlora synthesize CONFIG --audit``. events: of the claim, None without one.
+
+    Raises RunError if nothing can be written.
+    """
+    claim, claimed = None, "nothing: this run is not private"
+    if events is not None and audit.epsilon_claimed is not None:
+        claim = Claim(events, audit.epsilon_claimed, audit.delta)
+        claimed = f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"
+    inside, outside = audit.included, audit.canaries - audit.included
+    area = audit.area
+    rows = [
+        ("claimed by the plan", claimed),
+        (f"lower bound, {audit.confidence:.0%} confidence", f"ε ≥ {number(audit.epsilon_lower)}"),
+        ("the same without assuming the plan's kind of release", f"ε ≥ {number(audit.epsilon_lower_plain)}"),
+        ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries"),
+        ("AUC of the scores", f"{number(area.value)} ({number(area.low)} to {number(area.high)})"),
+        ("mean exposure", f"{audit.exposure:.2f} bits of the {inside} canaries that were in"),
+        ("what chance gives, and what is most", f"{audit.chance:.2f} and {audit.ceiling:.2f} bits"),
+        (
+            "recited, five words in a row",
+            f"{audit.recited[0]} of {inside} in, {audit.recited[1]} of {outside} out",
+        ),
+        ("texts", str(audit.texts)),
+        *([("audited", describe_events(events))] if events is not None else []),
+    ]
+    return write_page(
+        RunFolder(root),
+        audit.to_dict(),
+        heading="What the texts give away about canaries",
+        by=str(root),
+        verdict=_verdict_of_texts(audit),
+        violated=audit.violated,
+        claim=claim,
+        epsilon_lower=audit.epsilon_lower,
+        scores={"canaries": (state.scores[state.included], state.scores[~state.included])},
+        tables=[("Numbers", ("", ""), rows)],
+        notes=_NOTES_OF_TEXTS,
+    )
+
+
 @in_style
 def roc_picture(
     scores: Mapping[str, tuple[Floats, Floats]], claim: Claim | None, epsilon_lower: float
@@ -215,6 +259,17 @@ _NOTES_OF_SHADOWS = (
     "No adapter was kept. What is written here is a fact about private records.",
 )
 
+_NOTES_OF_TEXTS = (
+    "The attacker has the released texts, the public texts and the list of canaries, and does not know which of them "
+    "were records. Whoever has every release, or the adapter, sees more: this bound is below what they would show.",
+    "A canary is a record that is nobody's: a public text, and behind it words that nobody would write. "
+    "Its score is how much more probable its words are under the released texts than under public ones (bigrams).",
+    "Exposure: a canary's rank among those that were not in, in bits. Recited: five words of its end stand in a text.",
+    "A bound of 0 proves nothing, and neither does exposure as chance gives it: only that this attack found nothing in "
+    "these texts. Audit the same settings with privacy.private=false to learn what it can find.",
+    "Nothing of this run may be published. Its ledger counts what its releases would cost.",
+)
+
 
 def _verdict_of_run(audit: FinishedAudit) -> str:
     if audit.membership is None:
@@ -235,6 +290,16 @@ def _verdict_of_canaries(audit: OneRunAudit) -> str:
             f"The canaries refute the claimed {claimed}: {bound}. Do not publish runs of this configuration."
         )
     return f"The canaries agree with the claimed {claimed}: {bound}."
+
+
+def _verdict_of_texts(audit: TextAudit) -> str:
+    bound = f"at {audit.confidence:.0%} confidence its ε is at least {number(audit.epsilon_lower)}"
+    if audit.epsilon_claimed is None:
+        return f"The run claims nothing; {bound}."
+    claimed = f"ε = {rounded_up(audit.epsilon_claimed)} (δ = {number(audit.delta)})"
+    if audit.violated:
+        return f"The texts refute the claimed {claimed}: {bound}. Do not publish texts of this configuration."
+    return f"The texts agree with the claimed {claimed}: {bound}."
 
 
 def _verdict_of_shadows(audit: ShadowAudit) -> str:

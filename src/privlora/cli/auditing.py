@@ -139,7 +139,7 @@ def _finished(
         from privlora.auditing.page import write_finished
 
         console = err()
-        with _stoppable("nothing was written; an audit keeps no state, so run the command again"):
+        with stoppable("nothing was written; an audit keeps no state, so run the command again"):
             found = audit_finished(
                 target,
                 secrets=secrets,
@@ -156,7 +156,7 @@ def _finished(
         return
     for line in _lines(content):
         out().print(line)
-    _close(page)
+    close(page)
 
 
 def _lines(content: dict[str, Any]) -> Iterator[str]:
@@ -207,7 +207,7 @@ def _one_run(
         if plan is not None:
             console.print(f"audit, not for release: {describe(plan)}; {canaries} canaries")
         with (
-            _stoppable("what was done is kept; run the same command again to go on"),
+            stoppable("what was done is kept; run the same command again to go on"),
             RichObserver(console, plan) as observer,
         ):
             found = audit_run(
@@ -223,7 +223,7 @@ def _one_run(
     out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
     out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
     out().print("VIOLATED: the run leaks more than it claims" if found.violated else "within the claim")
-    _close(page)
+    close(page)
 
 
 def _shadows(
@@ -244,7 +244,7 @@ def _shadows(
 
         RunFolder(folder).refuse_if_used()
         with (
-            _stoppable("nothing was written; such an audit keeps no state, so run the command again"),
+            stoppable("nothing was written; such an audit keeps no state, so run the command again"),
             counted(f"{adapters} adapters, half of them with a canary") as progress,
         ):
             found = audit_shadows(
@@ -269,7 +269,7 @@ def _shadows(
     out().print(f"guesses:     {found.correct} right of {found.judged}")
     if found.violated:
         out().print("VIOLATED: the configuration leaks more than it claims")
-    _close(page)
+    close(page)
 
 
 def _federation(
@@ -289,7 +289,7 @@ def _federation(
 
         RunFolder(folder).refuse_if_used()
         with (
-            _stoppable("nothing was written; such an audit keeps no state, so run the command again"),
+            stoppable("nothing was written; such an audit keeps no state, so run the command again"),
             counted(f"{trials} rounds with and {trials} without a canary") as progress,
         ):
             found = audit_federation(
@@ -356,7 +356,8 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
 
 
 @contextmanager
-def _stoppable(words: str) -> Iterator[None]:
+def stoppable(words: str) -> Iterator[None]:
+    """Inside, an interruption ends in ``words``, which say how to go on."""
     from privlora.training.loop import Interrupted
 
     try:
@@ -365,6 +366,7 @@ def _stoppable(words: str) -> Iterator[None]:
         raise Stopped(words) from None
 
 
-def _close(page: Path) -> None:
+def close(page: Path) -> None:
+    """The last lines of an audit on the screen."""
     out().print(f"page:        {page}")
     out().print("PRIVATE: these numbers are about the records; do not publish them")

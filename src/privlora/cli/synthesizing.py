@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privlora.cli.console import JsonOption, accounting, counted, quiet_libraries
+from privlora.cli.auditing import close, stoppable
+from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
 from privlora.cli.training import (
     WRITING,
     ConfigArgument,
     OverridesArgument,
+    describe,
     explained_stops,
     observed,
     show_choice,
@@ -23,6 +26,9 @@ from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_unknown_model
 
+if TYPE_CHECKING:
+    from privlora.auditing.released_texts import TextAudit
+
 
 def synthesize(
     config: ConfigArgument,
@@ -33,6 +39,19 @@ def synthesize(
             "--from", help="A finished run: ask its adapter, at no further cost.", show_default=False
         ),
     ] = None,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit", help="Make them once more with canaries, not for release, and attack the texts."
+        ),
+    ] = False,
+    canaries: Annotated[int | None, typer.Option(help="With --audit; 200.", show_default=False)] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            min=0.5, max=0.999, help="With --audit: of the lower bound on epsilon; 0.95.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a private synthetic data set as CONFIG says: texts, a ledger, a card and a report in run.output.
@@ -41,9 +60,15 @@ def synthesize(
     """
     settings = _publishing(load_settings(config, overrides or ()), source)
     refuse_unknown_model(settings.model.name)
+    if audit:
+        _audit(settings, canaries or 200, confidence or 0.95, as_json)
+        return
+    for option, value in (("--canaries", canaries), ("--confidence", confidence)):
+        if value is not None:
+            raise ConfigError(f"{option} goes with --audit", fix=f"add --audit, or remove {option}")
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries():
-        from privlora.api import synthesize_run
+        from privlora.api_synthesis import synthesize_run
         from privlora.rehearsals.choosing import plan_run
 
         if source is None:
@@ -84,3 +109,68 @@ def _publishing(settings: Settings, source: Path | None) -> Settings:
     if source is not None:
         updates["source"] = str(source.expanduser().resolve())
     return settings.model_copy(update={"synthesis": settings.synthesis.model_copy(update=updates)})
+
+
+def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) -> None:
+    """In a folder of its own, beside that of the texts which may be released."""
+    settings = settings.model_copy(
+        update={
+            "run": settings.run.model_copy(update={"output": f"{settings.run.output}-audit"}),
+            "data": settings.data.model_copy(update={"evaluation": None}),
+        }
+    )
+    with quiet_libraries():
+        from privlora.auditing.page import write_texts_audit
+        from privlora.auditing.released_texts import audit_texts, settings_of_audit
+        from privlora.training.assembly import plan_privacy
+        from privlora.training.progress import RichObserver
+
+        settings, writer = settings_of_audit(settings)
+        folder = Path(settings.run.output)
+        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        console = err()
+        claim = "NOT PRIVATE: no clipping, no noise" if plan is None else describe(plan)
+        console.print(f"audit, not for release: {claim}; {canaries} canaries")
+        with (
+            stoppable("what was done is kept; run the same command again to go on"),
+            RichObserver(console, plan) as observer,
+        ):
+            found, state, claimed = audit_texts(
+                settings,
+                writer,
+                canaries=canaries,
+                confidence=confidence,
+                observer=observer,
+                progress=observer.on_texts,
+            )
+        events = None if claimed is None else claimed.plan.phases
+        page, series = write_texts_audit(found, state, events, folder)
+    if as_json:
+        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
+        return
+    for line in _lines(found):
+        out().print(line)
+    close(page)
+
+
+def _lines(found: TextAudit) -> Iterator[str]:
+    inside, outside = found.included, found.canaries - found.included
+    claimed = found.epsilon_claimed
+    yield (
+        "claimed:     nothing"
+        if claimed is None
+        else f"claimed:     epsilon {claimed:.4f}, delta {found.delta:g}"
+    )
+    zero = "" if found.epsilon_lower else "; 0 proves nothing, only that this attack found nothing"
+    yield f"lower bound: epsilon {found.epsilon_lower:.4f} ({found.confidence:.0%} confidence{zero})"
+    yield (
+        f"exposure:    {found.exposure:.2f} bits (chance {found.chance:.2f}, most {found.ceiling:.2f}), "
+        f"AUC {found.area.value:.3f} ({found.area.low:.3f} to {found.area.high:.3f})"
+    )
+    yield (
+        f"recited:     {found.recited[0]} of {inside} canaries that were in, {found.recited[1]} of {outside} that "
+        f"were not, in {found.texts} texts"
+    )
+    yield f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries"
+    if claimed is not None:
+        yield "VIOLATED: the texts leak more than the run claims" if found.violated else "within the claim"

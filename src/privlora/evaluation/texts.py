@@ -97,7 +97,7 @@ def token_losses(
 
 def distinct(texts: Sequence[str], n: int) -> float | None:
     """Different n-grams of words over all of them, in all texts together; None where no text has n words."""
-    grams = [gram for text in texts for gram in _runs(_words(text), n)]
+    grams = [gram for text in texts for gram in runs_of(words_of(text), n)]
     return len(set(grams)) / len(grams) if grams else None
 
 
@@ -115,18 +115,18 @@ def _near(texts: Sequence[str], others: Sequence[str], *, among: bool = True) ->
     places: dict[tuple[str, ...], list[int]] = defaultdict(list)
 
     def add(number: int, text: str) -> None:
-        words = _words(text)
+        words = words_of(text)
         for size in range(1, _RUN + 1):  # those of shorter texts are looked for by all their words
-            for run in set(_runs(words, size)) if size == _RUN or size in short else ():
+            for run in set(runs_of(words, size)) if size == _RUN or size in short else ():
                 places[run].append(number)
 
-    short = {min(len(_words(text)), _RUN) for text in texts}
+    short = {min(len(words_of(text)), _RUN) for text in texts}
     for number, text in enumerate(others):
         add(number, text)
     found = []
     for number, text in enumerate(texts):
-        words = _words(text)
-        runs = set(_runs(words, min(len(words), _RUN))) if words else set()
+        words = words_of(text)
+        runs = set(runs_of(words, min(len(words), _RUN))) if words else set()
         shared = Counter(place for run in runs for place in places.get(run, ()))
         found.append(bool(runs) and max(shared.values(), default=0) >= _SHARED * len(runs))
         if among:
@@ -134,11 +134,13 @@ def _near(texts: Sequence[str], others: Sequence[str], *, among: bool = True) ->
     return found
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """In order, between blanks; capitals do not count."""
     return text.casefold().split()
 
 
-def _runs(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
+def runs_of(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """All runs of so many words, in order."""
     return [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
 
 

@@ -10,7 +10,7 @@ from peft import PeftModel
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
-from privlora.config import Settings
+from privlora.config import Settings, SynthesisSettings
 from privlora.errors import ConfigError, ModelError, RunError
 from privlora.names import published_name
 from privlora.reporting.publication import check_same_run, read_report
@@ -52,12 +52,7 @@ def texts_of_finished_run(
             why="that run's ledger would take the place of its own, and what it cost would be forgotten",
             fix="restore the settings that it was started with",
         )
-    if chosen.generator != "model":
-        raise ConfigError(
-            f"the adapter of a finished run is asked, and generator={chosen.generator} asks another writer",
-            why="such texts would say nothing of the records",
-            fix="set synthesis.generator=model",
-        )
+    refuse_another_writer(chosen)
     text_column(settings.data)
     report = read_report(source.report)
     _refuse_without_adapter(source, report)
@@ -102,6 +97,16 @@ def texts_of_finished_run(
         finally:
             adapted.unload()
     return folder, summary
+
+
+def refuse_another_writer(chosen: SynthesisSettings) -> None:
+    """Raise ConfigError where it is not the model, with the adapter, that writes."""
+    if chosen.generator != "model":
+        raise ConfigError(
+            f"the adapter of a finished run is asked, and generator={chosen.generator} asks another writer",
+            why="such texts would say nothing of the records",
+            fix="set synthesis.generator=model",
+        )
 
 
 def _refuse_without_adapter(source: RunFolder, report: dict[str, Any]) -> None:

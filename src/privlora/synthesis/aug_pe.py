@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
@@ -31,7 +32,8 @@ class AugPE:
             probability proportional to their counts, and some without any where too few have one.
         fresh: fresh texts stand in the place of variations; those that are kept stay.
         lookahead: a text stands where the mean of so many variations of it does; 0 for where it is itself.
-        public: draws texts. It sees releases alone, so it may have a seed.
+        public: of each release's number, what draws texts by it; after a crash the same number has to draw the same,
+            or texts would tell of the crash. It sees releases alone, so it may have a seed.
 
     Raises:
         ConfigError: a number is out of range, or the population's size does not fit ``keep`` and ``variations``.
@@ -49,7 +51,7 @@ class AugPE:
         selection: Selection = "rank",
         lookahead: int = 0,
         fresh: bool = False,
-        public: np.random.Generator | None = None,
+        public: Callable[[int], np.random.Generator] = np.random.default_rng,
     ) -> None:
         if keep < 1 or min(variations, lookahead) < 0:
             raise ConfigError(
@@ -70,7 +72,7 @@ class AugPE:
         self._generator, self._embed = generator, embed
         self._keep, self._variations, self._threshold = keep, variations, threshold
         self._selection, self._lookahead, self._fresh = selection, lookahead, fresh
-        self._public = np.random.default_rng() if public is None else public
+        self._public = public
 
     def propose(self) -> Floats:
         texts = self.population.texts
@@ -79,17 +81,17 @@ class AugPE:
         varied = [directions(self._embed(self._generator.vary(texts))) for _ in range(self._lookahead)]
         return np.mean(varied, axis=0, dtype=np.float64)
 
-    def use(self, votes: Floats) -> None:
-        kept = self.kept(votes)
+    def use(self, votes: Floats, number: int) -> None:
+        kept = self.kept(votes, number)
         if self._fresh:
             texts = [self.population.texts[i] for i in kept]
             self.population = Population(texts + self._generator.random(self._keep * self._variations))
         else:
             self.population = self.population.evolve(kept, self._generator, self._variations)
 
-    def kept(self, votes: Floats) -> list[int]:
-        """Which texts go on, given (N,) noisy sums of votes."""
+    def kept(self, votes: Floats, number: int) -> list[int]:
+        """Which texts go on, given (N,) noisy sums of votes of release ``number``."""
         counts = np.maximum(votes - self._threshold, 0.0)
         if self._selection == "probability":
-            return self.population.choose(counts, self._keep, self._public)
+            return self.population.choose(counts, self._keep, self._public(number))
         return [int(index) for index in np.argsort(-counts, kind="stable")[: self._keep]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch
 from privlora.data.examples import Template, build_examples
 from privlora.errors import ConfigError, named
 from privlora.evaluation.batches import evaluating, prompt_batches, stretched_by_length, takes_positions
+
+_ANY: Final = "a"  # stands for a text without a token
+_SOME: Final = 16  # tokens, which hold those that a tokenizer adds and one more
 
 
 class Attached(Protocol):
@@ -76,12 +79,14 @@ def hidden_states(
 
 
 class SentenceEmbedding:
-    """A sentence-transformers model, loaded once: texts to vectors, (N, d) float32 of norm 1.
+    """A sentence-transformers model, loaded once: texts to vectors, (N, d) float32 of norm 1. A text without a token
+    has zeros.
 
-    name: a local folder or a hub name. Raises ConfigError if the package is not installed, or the model not there.
+    name: a local folder or a hub name. device: None takes what sentence-transformers prefers. Raises ConfigError if the
+    package is not installed, or the model not there.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, device: str | None = None) -> None:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
@@ -90,7 +95,7 @@ class SentenceEmbedding:
                 fix="pip install sentence-transformers, or use the base model's hidden states",
             ) from None
         try:
-            self._model = SentenceTransformer(name)
+            self._model = SentenceTransformer(name, device=device)
         except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause
             raise ConfigError(
                 f"synthesis.embedding={named(name)} cannot be loaded ({type(error).__name__})",
@@ -107,10 +112,23 @@ class SentenceEmbedding:
             )
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        # Models fail on a text without a token, and whether one does would tell of the private texts.
+        empty = [not self._has_token(text) for text in texts]
         vectors = self._model.encode(
-            list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+            [_ANY if none else text for text, none in zip(texts, empty, strict=True)],
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
-        return np.asarray(vectors, dtype=np.float32)
+        found = np.array(vectors, dtype=np.float32)
+        found[empty] = 0.0
+        return found
+
+    def _has_token(self, text: str) -> bool:
+        tokenizer = getattr(self._model, "tokenizer", None)
+        if not callable(tokenizer):  # models of words alone have another kind, and take any text
+            return True
+        return len(tokenizer(text, truncation=True, max_length=_SOME)["input_ids"]) > 0
 
 
 @contextmanager

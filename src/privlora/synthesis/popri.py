@@ -65,7 +65,7 @@ class POPri:
         self.population = Population([text for texts in drawn for text in texts])
         return directions(self._embed(self.population.texts))
 
-    def use(self, votes: Floats) -> None:
+    def use(self, votes: Floats, number: int) -> None:
         self._tune(self.preferences(votes))
 
     def preferences(self, votes: Floats) -> list[Preference]:

@@ -39,8 +39,9 @@ class Proposer(Protocol):
         """The directions (N, d) of the round's candidates, N the same in all rounds."""
         ...
 
-    def use(self, votes: Floats) -> None:
-        """Make of (N,) noisy sums of votes what the next round begins with."""
+    def use(self, votes: Floats, number: int) -> None:
+        """Make of (N,) noisy sums of votes what the next round begins with. number: of the release, from 1; the same
+        again after a crash, so whatever is drawn here has to follow from it."""
         ...
 
 
@@ -92,7 +93,7 @@ class Rounds:
         """
         while self._used < len(self.released) or self._ledger.charges < self.rounds:
             if self._used < len(self.released):
-                self.proposer.use(self.released[-1] * self._mechanism.divisor)
+                self.proposer.use(self.released[-1] * self._mechanism.divisor, self._used + 1)
                 self._used += 1
             else:
                 self._vote()

@@ -64,7 +64,7 @@ def similarity_scores(records: Floats, candidates: Floats) -> Floats:
 
 def _similarities(record: Floats, candidates: Floats) -> Floats:
     # Not a matrix product: its last digits follow from how many records are in it, and from where they lie in memory.
-    products: Floats = np.einsum("nd,d->n", candidates, record)
+    products: Floats = np.einsum("nd,d->n", candidates, np.ascontiguousarray(record))
     return products
 
 

@@ -17,6 +17,9 @@ _TEMPORARY = ".privlora-tmp"
 
 _SETTINGS = "config.resolved.yaml"
 
+AUDIT_MARK = "AUDIT-NOT-FOR-RELEASE.txt"
+"""Stands where a release would, in folders of runs that were trained with canaries."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -82,6 +85,11 @@ class RunFolder:
     def texts(self) -> Path:
         """The texts that a run released, one a line; other runs have none."""
         return self.release / "synthetic.jsonl"
+
+    @property
+    def is_audit(self) -> bool:
+        """Whether canaries are among the run's records, so that nothing of it may be published."""
+        return (self.release / AUDIT_MARK).exists()
 
     @property
     def has_plan(self) -> bool:

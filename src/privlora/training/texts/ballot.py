@@ -58,7 +58,8 @@ def build_embedding(
     """
     assert settings.synthesis is not None
     if settings.synthesis.embedding is not None:
-        return SentenceEmbedding(settings.synthesis.embedding)
+        device = str(next(model.parameters()).device)
+        return SentenceEmbedding(settings.synthesis.embedding, device=device)
     found: Embedding = partial(
         hidden_states,
         model,

@@ -23,7 +23,7 @@ from privlora.training.assembly import Parts
 from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
 from privlora.training.texts.warm_start import train_on_texts
 
-_CHOICES: Final = 2**63 + 1  # stream of the public seed
+_CHOICES: Final = 2**63 + 2**60  # streams of the public seed: apart from warm starts and rehearsals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def aug_pe(parts: Parts) -> Poll:
         selection=chosen.selection,
         lookahead=chosen.lookahead,
         fresh=chosen.evolution == "fresh",
-        public=counter_generator(settings.run.seed, stream=_CHOICES),
+        public=lambda number: counter_generator(settings.run.seed, stream=_CHOICES + number),
     )
     return Poll(
         proposer=proposer,

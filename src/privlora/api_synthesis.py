@@ -1,0 +1,166 @@
+"""One call in Python: ``synthesize``, texts in the place of an adapter; and what is behind ``privlora synthesize``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from privlora.api import (
+    Result,
+    Source,
+    ask_finished_run,
+    given_records,
+    settings_of_call,
+    train_run,
+    with_generator,
+)
+from privlora.config import Settings, load_settings
+from privlora.errors import ConfigError
+from privlora.reporting.publication import read_report
+from privlora.training.files import RunFolder, no_run
+from privlora.training.loop import Observer
+from privlora.training.texts.final_texts import Progress
+
+
+@dataclass(frozen=True)
+class SynthesisResult(Result):
+    """What a run leaves whose release is texts. All of it is public, but for what lies in ``folder``/private.
+
+    texts: those of ``release``/synthetic.jsonl, in order. folder: of the run. report: privacy_report.json, where
+    "quality" has the figures. For the rest see ``Result``.
+    """
+
+    texts: tuple[str, ...]
+    folder: Path
+    report: Mapping[str, Any]
+
+
+def synthesize(
+    model: str | Path | torch.nn.Module,
+    data: Source | None = None,
+    *,
+    synthesis: Mapping[str, Any],
+    privacy: Mapping[str, Any] | None = None,
+    source: str | Path | None = None,
+    tokenizer: Any = None,
+    evaluation: Source | None = None,
+    columns: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None,
+    method: str | Mapping[str, Any] | None = None,
+    generator: Any = None,
+    output: str | Path = "runs/texts",
+    run: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    progress: Progress | None = None,
+) -> SynthesisResult:
+    """Make a private data set of texts that stand for ``data``; what ``privlora synthesize`` does.
+
+    data: the private records, as in ``fine_tune``. Or source: the folder of a finished run of ``fine_tune``, whose
+        adapter is asked at no further cost; what it was trained on and how is known from there, so of the rest
+        ``columns``, ``loading``, ``tokenizer``, ``run`` and ``progress`` may be given.
+    synthesis: fields of SynthesisSettings, for example ``dict(preset="clinical-note", seeds=100, samples=500)``.
+    method: a row's name or fields of MethodSettings; None: aug-pe.
+    generator: see ``fine_tune``. It is never given anything private.
+    progress: told (done, all) while texts are written.
+    For the rest see ``fine_tune``.
+
+    Raises PrivloraError subclasses that say what to mend.
+    """
+    if (data is None) == (source is None):
+        raise ConfigError(
+            "texts stand for records, or come of a finished run", fix="give data, or source, and not both"
+        )
+    loaded = model if isinstance(model, torch.nn.Module) else None
+    if source is not None:
+        refused = {"privacy": privacy, "evaluation": evaluation, "adapter": adapter, "method": method}
+        for name, value in {**refused, "generator": generator, "observer": observer}.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is given, and the run in source is trained already", fix=f"leave out {name}"
+                )
+        groups = {"columns": columns, "loading": loading, "synthesis": synthesis, "run": run}
+        settings = _of_source(source, model, groups, output)
+        return synthesize_run(settings, model=loaded, tokenizer=tokenizer, progress=progress)
+    assert data is not None
+    path, records = given_records(data, "data")
+    public, held = (None, None) if evaluation is None else given_records(evaluation, "evaluation")
+    groups = {
+        "privacy": privacy,
+        "columns": columns,
+        "adapter": adapter,
+        "loading": loading,
+        "method": {"name": method or "aug-pe"} if method is None or isinstance(method, str) else method,
+        "synthesis": with_generator(synthesis, generator),
+        "run": run,
+    }
+    files = {"path": path, "evaluation": public}
+    return synthesize_run(
+        settings_of_call(model, files, groups, output, source="synthesize"),
+        model=loaded,
+        tokenizer=tokenizer,
+        records=records,
+        evaluation=held,
+        generator=generator,
+        observer=observer,
+        progress=progress,
+    )
+
+
+def synthesize_run(settings: Settings | str | Path, **given: Any) -> SynthesisResult:
+    """Start a run whose release is a data set of generated texts. settings: checked, or the YAML file that says them.
+
+    They have the group ``synthesis``; with synthesis.source the adapter of that finished run is asked, at no further
+    cost. given: as of ``train_run``; of a finished run model, tokenizer and progress alone.
+
+    Raises what ``train_run`` does.
+    """
+    if not isinstance(settings, Settings):
+        settings = load_settings(settings)
+    if settings.synthesis is None:
+        raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
+    publishing = settings.synthesis.model_copy(update={"publish": True})
+    settings = settings.model_copy(update={"synthesis": publishing})
+    if publishing.source is None:
+        result = train_run(settings, **given)
+    else:
+        result = ask_finished_run(settings.located(), **given)
+    folder = RunFolder(Path(settings.run.output))
+    report = read_report(folder.report)
+    rows = map(json.loads, folder.texts.read_text(encoding="utf-8").splitlines())
+    texts = tuple(row[report["texts"]["column"]] for row in rows)
+    return SynthesisResult(**vars(result), texts=texts, folder=folder.root, report=report)
+
+
+def _of_source(
+    source: str | Path,
+    model: str | Path | torch.nn.Module,
+    groups: Mapping[str, Any],
+    output: str | Path,
+) -> Settings:
+    """The settings of the finished run, with what is asked of its adapter. Raises RunError without such a run."""
+    folder = RunFolder(Path(source).expanduser())
+    if not folder.settings.exists():
+        raise no_run(folder.root)
+    trained = load_settings(folder.settings)
+    asked = groups["synthesis"]
+    if isinstance(asked, Mapping):
+        asked = {**asked, "publish": True, "source": str(folder.root.resolve())}
+    known = {
+        "privacy": trained.privacy.model_dump(exclude_unset=True),
+        "columns": trained.data.model_dump(exclude_unset=True, exclude={"path", "evaluation"}),
+        "loading": trained.model.model_dump(exclude_unset=True, exclude={"name"}),
+    }
+    given = {name: group for name, group in groups.items() if group is not None}
+    return settings_of_call(
+        trained.model.name if isinstance(model, torch.nn.Module) else model,
+        {"path": trained.data.path},
+        {**dict.fromkeys(groups), **known, **given, "synthesis": asked},
+        output,
+        source="synthesize",
+    )

@@ -1,0 +1,329 @@
+"""What a data set of generated texts gives away about records: a run once more, with canaries among the records.
+
+A coin decides for each canary whether it is a record of the run. The run then writes the texts that it would release,
+and an attacker who has these texts alone guesses which canaries were in (``text_scores``). Texts follow from releases,
+so the bound on epsilon is that of any other attack on the run, and holds for the texts too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from privlora.accounting import LedgerSummary, read_ledger
+from privlora.auditing.bounds import one_run_epsilon
+from privlora.auditing.canary_run import (
+    open_audit,
+    plan_of_audit,
+    refuse_settings,
+    save_state,
+)
+from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses
+from privlora.auditing.exposure import measure_exposure
+from privlora.auditing.membership import Area, area_under_curve
+from privlora.auditing.text_canaries import add_records
+from privlora.auditing.text_scores import Canary, draw_canaries, recited, score_canaries
+from privlora.config import Settings, SynthesisSettings, load_settings
+from privlora.errors import ConfigError, RunError
+from privlora.methods import find_row
+from privlora.names import published_name
+from privlora.reporting.finished import refuse_another_writer
+from privlora.synthesis.generators import ResumableGenerator, build_generator
+from privlora.synthesis.population import Population
+from privlora.training.assembly import Parts, PublicStart, build_parts, refuse_unused_texts, texts_evolve
+from privlora.training.checkpoint import NO_RUN
+from privlora.training.files import RunFolder, no_run, write_atomically
+from privlora.training.inputs import Data, check_sources, fitted, load_data, text_column, tokenise
+from privlora.training.loop import Observer, finish_training
+from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.texts.final_texts import Progress, final_texts, gather_texts
+
+_FILE: Final = "canaries.json"
+_GUESSED: Final = 0.1  # of the canaries on either side, where no plan says how many suit it
+_DELTA: Final = 1e-5  # of the bound, for a run that claims nothing
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes the texts of an audited run: settings of ``synthesis`` and a public seed, of --from; else the run."""
+
+    synthesis: SynthesisSettings
+    seed: int
+
+
+@dataclass(frozen=True)
+class TextAudit:
+    """What the texts of one run gave away about its canaries.
+
+    exposure: mean bits of the canaries that were in, each ranked among those that were not; chance and ceiling: of a
+    run that never saw them, and of one where all rank first. exposures: of each, highest first. recited: of those that
+    were in, and of those that were not, how many a text repeats. epsilon_lower, epsilon_lower_plain, violated: as of
+    ``OneRunAudit``. epsilon_claimed: None where nothing is claimed; both bounds are then the plain one, at 1e-5.
+    """
+
+    canaries: int
+    included: int
+    texts: int
+    exposure: float
+    chance: float
+    ceiling: float
+    exposures: tuple[float, ...]
+    recited: tuple[int, int]
+    area: Area
+    guesses: int
+    correct: int
+    epsilon_lower: float
+    epsilon_lower_plain: float
+    epsilon_claimed: float | None
+    delta: float
+    confidence: float
+    violated: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; facts about private records."""
+        return asdict(self)
+
+
+def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
+    """What is trained, and who writes where it is not the run itself: with synthesis.source, the settings of that run
+    in the folder that ``settings`` name.
+
+    Raises RunError for a run that cannot be asked or has another model, ConfigError for another generator.
+    """
+    chosen = settings.synthesis
+    if chosen is None:
+        raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
+    if chosen.source is None:
+        publishing = chosen.model_copy(update={"publish": True})
+        return settings.model_copy(update={"synthesis": publishing}), None
+    refuse_another_writer(chosen)
+    source = RunFolder(Path(chosen.source).expanduser())
+    if not source.settings.exists():
+        raise no_run(source.root)
+    found = load_settings(source.settings)
+    if found.federation is not None or (found.synthesis is not None and found.synthesis.publish):
+        raise RunError(
+            f"the run in {str(source.root)!r} has no adapter that could be asked",
+            fix="give a run of `privlora train`",
+        )
+    if published_name(found.model.name) != published_name(settings.model.name):
+        raise RunError(
+            f"{str(source.root)!r} trained an adapter of {published_name(found.model.name)!r}, and model.name is "
+            "another",
+            fix="give the settings of that run",
+        )
+    place = {"output": settings.run.output}
+    trained = found.model_copy(
+        update={
+            "run": found.run.model_copy(update=place),
+            "data": found.data.model_copy(update={"evaluation": None}),
+        }
+    )
+    return trained, Writer(chosen, settings.run.seed)
+
+
+def audit_texts(
+    settings: Settings,
+    writer: Writer | None = None,
+    *,
+    canaries: int = 200,
+    confidence: float = 0.95,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Any = None,
+    generator: Any = None,
+    observer: Observer | None = None,
+    progress: Progress | None = None,
+) -> tuple[TextAudit, CanaryState, LedgerSummary | None]:
+    """Make the texts of ``settings`` once more with about half of ``canaries`` among the records, and attack them.
+
+    settings, writer: of ``settings_of_audit``. Everything goes to run.output, a folder of its own with its own ledger;
+    nothing is released. A second call with the same settings goes on where an interrupted audit stopped, or only judges
+    again. Gives what was found, the canaries' state, and the ledger of a run that claims something. For the rest see
+    ``train_run``.
+
+    Raises ConfigError for settings that cannot be audited, GeneratorError where no canary can be made of public texts,
+    RunError where the folder holds another run.
+    """
+    find_row(settings.method.name)
+    refuse_settings(settings)
+    if writer is None:
+        refuse_unused_texts(settings)
+    column = text_column(settings.data)
+    check_sources(settings, records)
+    folder = RunFolder(Path(settings.run.output))
+    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    settings = fitted(settings, model)
+    check_model(settings, model, tokenizer)
+    data = load_data(settings, tokenizer, records, model=model)
+    kept = folder.private / _FILE
+    public: list[str] = []
+    with unchanged_afterwards(model):
+        parts = build_parts(settings, model, PublicStart(tokenizer, generator))
+        with parts.adapter:
+            if not (folder.settings.exists() and kept.exists()):
+                public = _first_texts(parts, writer, tokenizer, canaries)
+            state = open_audit(folder, settings, _kind(writer), canaries)
+            if public:
+                wide = settings.data.model_copy(update={"max_length": 10**6})
+
+                def fits(text: str) -> bool:
+                    (example,) = tokenise([{column: text}], wide, tokenizer)
+                    return len(example.input_ids) <= settings.data.max_length
+
+                _keep(kept, draw_canaries(public, canaries, state.seed, fits), public)
+            drawn, public = _read(kept)
+            included = [c.text for c, chosen in zip(drawn, state.included, strict=True) if chosen]
+            data = _with_records(data, settings, column, tokenizer, included)
+            plan = plan_of_audit(settings, folder, model)
+            finish_training(parts, data, folder, plan, observer=observer)
+            summary = read_ledger(folder.ledger) if settings.privacy.private else None
+            run_id = NO_RUN if summary is None else summary.run_id
+            if writer is None:
+                texts = final_texts(parts, folder, run_id, progress)
+            else:
+                texts = _asked(parts, writer, tokenizer, folder, run_id, progress)
+    state.scores = score_canaries(drawn, texts, public)
+    state.releases = 0 if summary is None else summary.charges
+    save_state(state, folder)
+    stated = None if summary is None or summary.plan.insecure_noise else summary
+    return _judge(state, drawn, texts, stated, confidence), state, stated
+
+
+def _with_records(
+    data: Data, settings: Settings, column: str, tokenizer: Any, included: Sequence[str]
+) -> Data:
+    """PRIVATE. The records and these texts, each a unit of its own; they vote where records do."""
+    more = tokenise([{column: text} for text in included], settings.data, tokenizer)
+    examples, units = add_records(data.examples, data.units, list(more))
+    return replace(
+        data, examples=examples, units=units, texts=[*data.texts, *included] if data.texts else data.texts
+    )
+
+
+def _first_texts(parts: Parts, writer: Writer | None, tokenizer: Any, canaries: int) -> list[str]:
+    """PUBLIC texts from before the first release: those that are voted on or chosen from, else fresh ones."""
+    if writer is not None:
+        return _generator(parts, writer, tokenizer).random(canaries)
+    assert parts.texts is not None
+    return parts.texts.texts if texts_evolve(parts.settings) else parts.texts.more(canaries)
+
+
+def _generator(parts: Parts, writer: Writer, tokenizer: Any) -> ResumableGenerator:
+    """The adapter as it is now, asked as ``privlora synthesize --from`` asks it."""
+    return build_generator(
+        writer.synthesis,
+        seed=writer.seed,
+        model=parts.adapter.model,
+        tokenizer=tokenizer,
+        max_tokens=parts.settings.run.tokens_per_micro_batch,
+    )
+
+
+def _asked(
+    parts: Parts,
+    writer: Writer,
+    tokenizer: Any,
+    folder: RunFolder,
+    run_id: str,
+    progress: Progress | None,
+) -> list[str]:
+    """Texts of the trained adapter."""
+    generator = _generator(parts, writer, tokenizer)
+    wanted = writer.synthesis.samples or writer.synthesis.count
+    parts.install_result()
+    try:
+        return gather_texts(generator, lambda: Population([]), wanted, folder, run_id, progress)
+    finally:
+        parts.coordinates.install()
+
+
+def _judge(
+    state: CanaryState,
+    drawn: Sequence[Canary],
+    texts: Sequence[str],
+    summary: LedgerSummary | None,
+    confidence: float,
+) -> TextAudit:
+    """summary: of a run that claims something."""
+    scores = dict(zip((c.text for c in drawn), map(float, state.scores), strict=True))
+    sides: dict[bool, list[str]] = {True: [], False: []}
+    for canary, chosen in zip(drawn, state.included, strict=True):
+        sides[bool(chosen)].append(canary.text)
+    planted = [_Planted(text, tuple(sides[False])) for text in sides[True]]
+    exposure = measure_exposure(planted, lambda _, candidates: [scores[text] for text in candidates])
+    found = recited(drawn, texts)
+    facts: dict[str, Any] = {
+        "canaries": len(drawn),
+        "included": len(planted),
+        "texts": len(texts),
+        "exposure": exposure.mean,
+        "chance": exposure.chance,
+        "ceiling": exposure.ceiling,
+        "exposures": tuple(sorted((secret.exposure for secret in exposure.secrets), reverse=True)),
+        "recited": tuple(
+            sum(f for f, chosen in zip(found, state.included, strict=True) if chosen == side)
+            for side in (True, False)
+        ),
+        "area": area_under_curve(
+            state.scores[state.included], state.scores[~state.included], confidence=confidence
+        ),
+    }
+    if summary is not None:
+        plan = summary.plan
+        game = judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
+        judged = {name: value for name, value in game.to_dict().items() if name not in facts}
+        return TextAudit(**facts, **judged)
+    half = max(1, round(_GUESSED * len(drawn)))
+    correct = right_guesses(state)(half)
+    bound = one_run_epsilon(correct, 2 * half, len(drawn), _DELTA, confidence)
+    return TextAudit(
+        **facts,
+        guesses=2 * half,
+        correct=correct,
+        epsilon_lower=bound,
+        epsilon_lower_plain=bound,
+        epsilon_claimed=None,
+        delta=_DELTA,
+        confidence=confidence,
+        violated=False,
+    )
+
+
+@dataclass(frozen=True)
+class _Planted:
+    """A canary that was in, and those that were not."""
+
+    secret: str
+    references: tuple[str, ...]
+    prefix: str = ""
+
+
+def _kind(writer: Writer | None) -> str:
+    if writer is None:
+        return "texts, found in what the run writes"
+    asked = writer.synthesis.model_dump_json(exclude={"source"})
+    return f"texts, found in what its adapter writes, asked by seed {writer.seed} and {asked}"
+
+
+def _keep(path: Path, drawn: Sequence[Canary], public: Sequence[str]) -> None:
+    content = {"public": list(public), "canaries": [asdict(canary) for canary in drawn]}
+    write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
+
+
+def _read(path: Path) -> tuple[list[Canary], list[str]]:
+    """Canaries, and the public texts that they begin as. Raises RunError for a file that is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [Canary(**each) for each in content["canaries"]], list(content["public"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
+            why="without them nobody knows what to look for in the texts",
+            fix="audit anew in another folder",
+        ) from None
