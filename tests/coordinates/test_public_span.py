@@ -36,9 +36,12 @@ def test_products_are_those_of_the_matrix() -> None:
     assert torch.equal(found.gram(), found.gram().mT)
     torch.testing.assert_close(found.times(h), h @ g.T, rtol=1e-13, atol=1e-10)
     torch.testing.assert_close(found.combined(z), g.T @ z, rtol=1e-13, atol=1e-13)
-    part = found.some([0, 3])
-    torch.testing.assert_close(part.gram(), g[[0, 3]] @ g[[0, 3]].T, rtol=1e-13, atol=1e-11)
     assert found.times(h[:0]).shape == (0, 5)
+    few = g[[0, 3]].clone()
+    found.keep([0, 3])
+    assert torch.equal(found.matrix, few)
+    torch.testing.assert_close(found.gram(), few @ few.T, rtol=1e-13, atol=1e-11)
+    torch.testing.assert_close(found.times(h), h @ few.T, rtol=1e-13, atol=1e-10)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
