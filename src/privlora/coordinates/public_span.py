@@ -170,7 +170,7 @@ class PublicGradients:
             short = block.to(buffer.device, torch.float32)
             sizes = _sizes(short)
             _on_grid_(short, sizes, _BITS)
-            if short.data_ptr() != block.data_ptr():
+            if short is not block:
                 block.copy_(short)
             yield sizes.double(), buffer[:, : block.shape[1]].copy_(short)
 

@@ -25,6 +25,7 @@ from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 
 _BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
+_TILE = 8  # columns of a matrix product that kernels take at a time
 _NUMBER = 4  # bytes of one of a unit's
 
 
@@ -64,6 +65,12 @@ def rows_of(space: Coordinates, captured: Captured) -> Rows:
 def rows_beside(entries: int, kept: int, copies: int) -> int:
     """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
     return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
+
+
+def units_beside(entries: int, kept: int, copies: int) -> int:
+    """The same of units, whose products are taken together: 24 cost less than 25 do."""
+    rows = rows_beside(entries, kept, copies)
+    return rows if rows < _TILE else rows - rows % _TILE
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -210,7 +217,7 @@ class EncodedSpace(SpanSpace):
 
     def rows_at_once(self) -> int:
         matrix = self.span.gradients.matrix
-        return rows_beside(matrix.shape[1], matrix.nbytes, self._copies)
+        return units_beside(matrix.shape[1], matrix.nbytes, self._copies)
 
     def encode(self, captured: Captured) -> Captured:
         return replace(captured, columns=self._columns(captured))

@@ -21,6 +21,7 @@ from privlora.methods import METHODS
 from privlora.training.assembly import build_parts, plan_privacy
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.step import Step
+from privlora.training.texts.public_gradients import Room, public_gradients
 
 PRIVACY = {"steps": 4, "expected_batch_size": 6, "public_dataset_size": 30}
 PRIVACY = {**PRIVACY, "noise_multiplier": 1.0, "delta": 1e-3}
@@ -177,6 +178,20 @@ def test_where_memory_is_short_public_gradients_lie_in_a_file(
     parts = build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
     with pytest.raises(RunError, match=r"public texts take .* GiB.*public_gradient_dtype=bfloat16"):
         step_of(parts, 0.0).take([0])
+
+
+def test_public_gradients_of_all_steps_lie_in_one_place() -> None:
+    """Where fewer texts are left their rows lie in a part of it, and what is there is what a fresh place would hold."""
+    parts = build_parts(settings("pe-sgd"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+    space, room = parts.coordinates.inner, Room()
+    whole = public_gradients(space, PUBLIC_TEXTS, max_tokens=10**6, room=room).matrix
+    whole.fill_(float("nan"))
+    few = Examples([PUBLIC_TEXTS[i] for i in (2, 0)], pad_token_id=0)
+    again = public_gradients(space, few, max_tokens=10**6, room=room).matrix
+    assert again.data_ptr() == whole.data_ptr()
+    assert torch.equal(again, public_gradients(space, few, max_tokens=10**6).matrix)
+    wider = public_gradients(space, few, max_tokens=10**6, room=room, dtype=torch.float64).matrix
+    assert wider.data_ptr() != whole.data_ptr()
 
 
 @by_name
