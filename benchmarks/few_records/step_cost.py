@@ -301,6 +301,25 @@ def measured(rank: int, tokens: int, peer: Path | None) -> dict[str, Any]:
     return row
 
 
+def to_markdown(found: dict[str, Any]) -> list[str]:
+    """The table of the page, a line a row."""
+    lines = [
+        "| p, millions | passes | linear algebra | share | 5% from | peak over G | the peer's step | padded |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        passes = row["passes_seconds"]["public"] + row["passes_seconds"]["private"]
+        share = row["algebra_over_passes"]
+        # Passes take time in proportion to the model's parameters.
+        enough = found["model_parameters"] * share / 0.05 / 1e6
+        lines.append(
+            f"| {row['parameters'] / 1e6:.2f} | {passes:.0f} s | {share * passes:.1f} s | {100 * share:.1f}% "
+            f"| {enough:.0f} million parameters | {row['memory']['peak_over_kept']:.2f} "
+            f"| {row['peer_over_own']:.1f} times | {row['padded_peer_over_own']:.0f} times |"
+        )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[11, 30])
@@ -323,6 +342,8 @@ def main() -> None:
             "rows": rows,
         }
         given.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if given.peer is not None:
+        print("\n".join(to_markdown(found)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ def test_tables_hold_means_and_standard_errors_best_first(comparison: Any) -> No
         "| prism | 0.004 | 4.0000 ± 0.5774 | -1.000 |",
     ]
     assert lines[-1] == "M = 200: span-prism is +2.0000 (+2.4 SE) ahead of prism."
+
+
+def test_the_page_quotes_what_a_step_costs() -> None:
+    step_cost = importlib.import_module("step_cost")
+    found = json.loads(step_cost.RESULTS.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
+    assert all(line in page for line in step_cost.to_markdown(found))
+    # What the page says beside its table.
+    assert all(row["memory"]["peak_over_kept"] <= 1.2 for row in found["rows"])
+    assert len(found["rows"]) == 2
 
 
 def test_the_page_quotes_what_came_out(comparison: Any) -> None:

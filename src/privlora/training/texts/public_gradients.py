@@ -49,7 +49,7 @@ def public_gradients(
     """
     adapter, done = space.adapter, 0
     rows = (room or Room()).rows(len(texts), space.entries(), dtype or space.dtype, adapter.device)
-    # Short texts would fill a micro-batch's tokens with more gradients than all that are kept. Half of the units' share:
+    # Short texts would fill a micro-batch's tokens with more gradients than all that are kept. Half of what units take:
     # an allocator may not find room for those in what these leave.
     at_once = rows_beside(rows.shape[1], rows.nbytes, 2)
     # Reports ask for it too, where nothing else takes gradients.
