@@ -8,8 +8,9 @@ alike, and is scaled up; the linear algebra is measured in full, on gradients of
 whole step on very short texts, over the public gradients themselves and over the same passes without them.
 
 FOLDER: a checkout of github.com/LindaLydia/PE-SGD (Zou et al. 2026), of which per-sample gradients (GradSampleModule on
-peft's layers, 4 records at a time) and opt_grad_combine run on the same model, texts and sizes. Its padding of every
-text to 2048 tokens is left out. Seconds are of CPU, so that other work on the machine does not count.
+peft's layers, 4 records at a time) and opt_grad_combine run on the same model, texts and sizes: without its padding of
+every text to 2048 tokens, and with it, which one record is measured for. Seconds are of CPU, so that other work on the
+machine hardly counts.
 Writes benchmarks/results/few_records/step_cost.json.
 """
 
@@ -27,6 +28,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from privlora.adapters import Captured
 from privlora.config import settings_from
 from privlora.coordinates import PublicGradients
 from privlora.coordinates.public_span import Span
-from privlora.coordinates.span import unit_vectors
+from privlora.coordinates.span import lay, rows_of, units_beside
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.mechanisms import GaussianMechanism, NoiseSource
@@ -52,6 +54,8 @@ from privlora.training.step import Step
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "step_cost.json"
 TEXTS, UNITS, SHARE = 200, 80, 20  # passes are measured on a twentieth
+REPEATS = 3
+PADDED = 2048  # tokens to which its script pads every text
 PHYSICAL = 4  # records of the peer's micro-batches, as its script has it
 VOCABULARY = 4096
 
@@ -127,36 +131,50 @@ def own_passes(rank: int, tokens: int) -> dict[str, float]:
             micro_batch_gradients(adapter, batch, public=as_public)
 
     run(texts(2, tokens, 2), as_public=True)  # warms up
-    found = {
-        "public": SHARE * seconds(lambda: run(public, as_public=True)),
-        "private": SHARE * seconds(lambda: run(private, as_public=False)),
-        "private_together": SHARE * seconds(lambda: run(private, as_public=True)),
-    }
+    spent = [
+        (
+            SHARE * seconds(lambda: run(public, as_public=True)),
+            SHARE * seconds(lambda: run(private, as_public=False)),
+            SHARE * seconds(lambda: run(private, as_public=True)),
+        )
+        for _ in range(REPEATS)
+    ]
     adapter.detach()
-    return found
+    names = ("public", "private", "private_together")
+    return dict(zip(names, np.median(spent, axis=0).tolist(), strict=True))
 
 
 def own_algebra(rank: int) -> dict[str, float]:
-    """All that a step does beside passes, on gradients of a step's sizes."""
+    """All that a step does beside passes, on gradients of a step's sizes: medians of REPEATS, one after the other."""
     parts = parts_of(llama(), rank, texts(1, 8, 0))
     space, adapter = parts.coordinates.inner, parts.coordinates.adapter
     p = space.entries()
     torch.manual_seed(1)
     rows = torch.randn(TEXTS, p)
+    count = min(UNITS, units_beside(p, rows.nbytes, 1))  # that a step reads together
     some = Captured(
-        [torch.randn(8, site.m, rank) for site in adapter.sites],
-        [torch.randn(8, site.n, rank) for site in adapter.sites],
+        [torch.randn(count, site.m, rank) for site in adapter.sites],
+        [torch.randn(count, site.n, rank) for site in adapter.sites],
     )
-    found: dict[str, float] = {"parameters": p}
-    found["lay_end_to_end"] = seconds(lambda: unit_vectors(space, some, torch.float32)) * (TEXTS + UNITS) / 8
-    kept: list[Any] = []
-    found["round_public_gradients"] = seconds(lambda: kept.append(PublicGradients(rows)))
-    found["gram_and_eigenvectors"] = seconds(lambda: kept.append(Span(kept[0], ridge=1e-6, top_k=0)))
-    vectors = unit_vectors(space, some, torch.float32)
-    found["columns"] = UNITS / 8 * seconds(lambda: kept[1].along(vectors, -1.0))
-    found["decode"] = seconds(lambda: kept[1].back(torch.randn(TEXTS), 0.0))
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, times: float, work: Callable[[], Any]) -> Any:
+        made: list[Any] = []
+        spent.setdefault(name, []).append(times * seconds(lambda: made.append(work())))
+        return made[0]
+
+    def put_in_place() -> None:
+        for unit in range(count):
+            lay(space, some, unit, rows[unit])
+
+    for _ in range(REPEATS):
+        timed("lay_out_public_gradients", TEXTS / count, put_in_place)
+        kept = timed("round_and_gram_matrix", 1, lambda: PublicGradients(rows))
+        span = timed("eigenvectors", 1, partial(Span, kept, ridge=1e-6, top_k=0))
+        timed("columns", UNITS / count, partial(span.along, rows_of(space, some), -1.0))
+        timed("decode", 1, partial(span.back, torch.randn(TEXTS), 0.0))
     adapter.detach()
-    return found
+    return {"parameters": p} | {name: float(np.median(each)) for name, each in spent.items()}
 
 
 class Peak:
@@ -226,9 +244,10 @@ def peer_step(folder: Path, rank: int, tokens: int) -> dict[str, float]:
     model = GradSampleModule(lora).train()
     spent: dict[str, float] = {}
 
-    def gather(model: Any, count: int, seed: int) -> Tensor:
+    def gather(model: Any, count: int, seed: int, width: int = 0) -> Tensor:
         examples = texts(count, tokens, seed)
         for batch in micro_batches(range(count), examples, max_tokens=PHYSICAL * tokens):
+            batch = batch.widened(width)
             out = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels)
             names["per_sample_loss_function"](batch.labels, out.logits, reduction="none").sum().backward()
             for param in model.parameters():
@@ -246,7 +265,9 @@ def peer_step(folder: Path, rank: int, tokens: int) -> dict[str, float]:
     gather(model, 4, 2)
     kept: list[Tensor] = []
     part = (TEXTS + UNITS) // SHARE
-    spent["passes"] = SHARE * seconds(lambda: kept.append(gather(model, part, 0)))
+    each = [SHARE * seconds(lambda: kept.append(gather(model, part, 0))) for _ in range(REPEATS)]
+    spent["passes"] = float(np.median(each))
+    spent["passes_padded"] = (TEXTS + UNITS) * seconds(lambda: gather(model, 1, 0, width=PADDED))
     p = kept[0].shape[1]
     spent["parameters"] = p
     del lora
@@ -255,6 +276,7 @@ def peer_step(folder: Path, rank: int, tokens: int) -> dict[str, float]:
     public, private = torch.randn(TEXTS, p), torch.randn(UNITS, p)
     spent["combination"] = seconds(lambda: names["opt_grad_combine"](public, private, noise_multiplier=2.83))
     spent["step"] = spent["passes"] + spent["combination"]
+    spent["step_padded"] = spent["passes_padded"] + spent["combination"]
     return spent
 
 
@@ -275,7 +297,27 @@ def measured(rank: int, tokens: int, peer: Path | None) -> dict[str, Any]:
         print(json.dumps(row), flush=True)
         row["peer"] = peer_step(peer, rank, tokens)
         row["peer_over_own"] = row["peer"]["step"] / row["step_seconds"]
+        row["padded_peer_over_own"] = row["peer"]["step_padded"] / row["step_seconds"]
     return row
+
+
+def to_markdown(found: dict[str, Any]) -> list[str]:
+    """The table of the page, a line a row."""
+    lines = [
+        "| p, millions | passes | linear algebra | share | 5% from | peak over G | the peer's step | padded |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        passes = row["passes_seconds"]["public"] + row["passes_seconds"]["private"]
+        share = row["algebra_over_passes"]
+        # Passes take time in proportion to the model's parameters.
+        enough = found["model_parameters"] * share / 0.05 / 1e6
+        lines.append(
+            f"| {row['parameters'] / 1e6:.2f} | {passes:.0f} s | {share * passes:.1f} s | {100 * share:.1f}% "
+            f"| {enough:.0f} million parameters | {row['memory']['peak_over_kept']:.2f} "
+            f"| {row['peer_over_own']:.1f} times | {row['padded_peer_over_own']:.0f} times |"
+        )
+    return lines
 
 
 def main() -> None:
@@ -300,6 +342,8 @@ def main() -> None:
             "rows": rows,
         }
         given.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if given.peer is not None:
+        print("\n".join(to_markdown(found)))
 
 
 if __name__ == "__main__":

@@ -148,6 +148,16 @@ def test_tables_hold_means_and_standard_errors_best_first(comparison: Any) -> No
     assert tables.figure([task]).startswith(b"\x89PNG")
 
 
+def test_the_page_quotes_what_a_step_costs() -> None:
+    step_cost = importlib.import_module("step_cost")
+    found = json.loads(step_cost.RESULTS.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
+    assert all(line in page for line in step_cost.to_markdown(found))
+    # What the page says beside its table.
+    assert all(row["memory"]["peak_over_kept"] <= 1.2 for row in found["rows"])
+    assert len(found["rows"]) == 2
+
+
 def test_the_page_quotes_what_came_out(comparison: Any) -> None:
     tables = importlib.import_module("comparison_tables")
     page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")

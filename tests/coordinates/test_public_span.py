@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from privlora.coordinates.public_span import PublicGradients, Span
+from privlora.coordinates.public_span import PublicGradients, Rows, Span
 from privlora.errors import DataError
 
 BLOCK = 2048
@@ -36,9 +36,12 @@ def test_products_are_those_of_the_matrix() -> None:
     assert torch.equal(found.gram(), found.gram().mT)
     torch.testing.assert_close(found.times(h), h @ g.T, rtol=1e-13, atol=1e-10)
     torch.testing.assert_close(found.combined(z), g.T @ z, rtol=1e-13, atol=1e-13)
-    part = found.some([0, 3])
-    torch.testing.assert_close(part.gram(), g[[0, 3]] @ g[[0, 3]].T, rtol=1e-13, atol=1e-11)
     assert found.times(h[:0]).shape == (0, 5)
+    few = g[[0, 3]].clone()
+    found.keep([0, 3])
+    assert torch.equal(found.matrix, few)
+    torch.testing.assert_close(found.gram(), few @ few.T, rtol=1e-13, atol=1e-11)
+    torch.testing.assert_close(found.times(h), h @ few.T, rtol=1e-13, atol=1e-10)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
@@ -97,6 +100,30 @@ def test_nobodys_products_depend_on_the_company(dtype: torch.dtype) -> None:
     for shift in (1, 3, 5):  # of memory that begins between two vectors of a processor
         moved = torch.empty(P + shift, dtype=dtype)[shift:].copy_(h[0])
         assert torch.equal(found.times(moved[None]), alone)
+
+
+@pytest.mark.parametrize(
+    "widths", [[P], [1, 3000, 1100, P - 4101], [BLOCK, BLOCK, 77], [70] * 59 + [P - 4130]]
+)
+def test_units_are_read_where_they_lie(widths: list[int]) -> None:
+    """As if they lay end to end, to the bit, wherever one piece ends."""
+    found = PublicGradients(uneven(6))
+    h = uneven(4, seed=4)
+    rows = Rows(h.split(widths, dim=1), 0.5)
+    assert len(rows) == 4
+    assert torch.equal(found.times(rows), found.times(h) * 0.5)
+    assert torch.equal(rows.joined(), h.double() * 0.5)
+
+
+def test_rounding_in_float32_is_that_in_float64() -> None:
+    """Of numbers of any size that float32 holds, also those that it hardly holds."""
+    g = uneven(9, BLOCK + 5) * 10.0 ** torch.linspace(-42, 34, 9)[:, None]
+    g[3, :7] = torch.tensor([1.0, 1 - 2**-24, 2**-24, -(2**-25), 3 * 2**-25, 2**-40, 0.0]) * g[3].abs().max()
+    found = PublicGradients(g.clone()).matrix.double()
+    for block, rounded in zip(g.double().split(BLOCK, dim=1), found.split(BLOCK, dim=1), strict=True):
+        exponents = torch.frexp(block.abs().amax(dim=1, keepdim=True)).exponent.clamp(min=-100) - 24
+        step = 2.0 ** exponents.double()
+        assert torch.equal(rounded, (block / step).round() * step)
 
 
 def test_a_unit_that_is_no_number_gives_none() -> None:

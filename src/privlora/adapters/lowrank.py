@@ -15,9 +15,9 @@ cost what LoRA's own factor gradients cost. The user's modules are not wrapped: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -97,6 +97,29 @@ class Captured:
         owners = [part.owners for part in parts if part.owners is not None]
         return Captured(
             p, q, torch.cat(squares) if squares else None, torch.cat(owners, dim=1) if owners else None
+        )
+
+    @staticmethod
+    def gathered(parts: Iterable[Captured], units: int) -> Captured:
+        """The same of ``units`` parts of one unit each, made one after the other: none is held twice."""
+        whole: Captured | None = None
+        squares, owners = list[Tensor](), list[Tensor]()
+        unit = 0
+        for part in parts:
+            if whole is None:
+                p, q = ([t.new_empty(units, *t.shape[1:]) for t in side] for side in (part.p, part.q))
+                whole = Captured(p, q)
+            for place, t in zip((*whole.p, *whole.q), (*part.p, *part.q), strict=True):
+                place[unit] = t[0]
+            squares += [] if part.dense_squares is None else [part.dense_squares]
+            owners += [] if part.owners is None else [part.owners]
+            unit += 1  # noqa: SIM113 - enumerate holds a part while the next one is made
+            del part
+        assert whole is not None
+        return replace(
+            whole,
+            dense_squares=torch.cat(squares) if squares else None,
+            owners=torch.cat(owners, dim=1) if owners else None,
         )
 
     def some(self, units: slice) -> Captured:

@@ -156,6 +156,11 @@ class Coordinates(ABC):
         draw: standard normal entries of a shape; the vector is computed in their dtype and on their device.
         """
 
+    def laid_out(self, captured: Captured) -> tuple[list[Tensor], float] | None:
+        """All units' P and Q in the order of a vector's entries, and what ``to_vector`` multiplies them by; None where
+        it does more than that."""
+        return None
+
     def entries(self) -> int:
         """How many numbers a vector holds; at least ``dimension``, more where some follow from others."""
         zeros = self.standard_normal(

@@ -70,6 +70,15 @@ class FactorCoordinates(Coordinates):
     def to_vector(self, sums: Sums) -> Vector:
         return [tuple(pair[side] * self.scale for side in self.sides) for pair in sums]
 
+    def laid_out(self, captured: Captured) -> tuple[list[Tensor], float]:
+        found, start = list[Tensor](), 0
+        for group in self.adapter.groups:
+            stop = start + len(group.sites)
+            for side in self.sides:
+                found += (captured.p, captured.q)[side][start:stop]
+            start = stop
+        return found, self.scale
+
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return [tuple(draw(tuple(t.shape)) for t in tensors) for tensors in self.trained]
 

@@ -14,8 +14,8 @@ exact in any order, on any machine. Blocks are added one after the other, each n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from privlora.coordinates.base import float64_device
 from privlora.errors import DataError
 
 _BLOCK = 2048  # columns of G that are in float64 at a time
+_STRIP = 40  # rows of G that meet all later ones at a time: 0.6 of the work of a whole Gram matrix
 _BITS, _UNIT_BITS = 24, 18  # of a row of G and of a unit; with the 11 of a block's columns, those of float64
 # Entries above are as good as infinite; those of blocks below are rounded coarsely. No product leaves float64's range.
 _LEAST_EXPONENT, _HUGE_EXPONENT = -100, 400
@@ -35,98 +36,146 @@ _LEAST = 1e-3
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Gradients of several units, end to end in ``pieces`` (units, width) that lie apart, all to be times ``scale``.
+
+    They are read in blocks of columns where they lie: laid end to end they would take as much memory again.
+    """
+
+    pieces: Sequence[Tensor]
+    scale: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.pieces[0])
+
+    def joined(self) -> Tensor:
+        """(units, p) float64."""
+        return torch.cat([piece.double() for piece in self.pieces], dim=1).mul_(self.scale)
+
+    def blocks(self, width: int) -> Iterator[list[Tensor]]:
+        """Views that make up so many columns after the other, the last fewer."""
+        found, room = list[Tensor](), width
+        for piece in self.pieces:
+            start = 0
+            while start < piece.shape[1]:
+                found.append(piece[:, start : start + room])
+                start += found[-1].shape[1]
+                room -= found[-1].shape[1]
+                if not room:
+                    yield found
+                    found, room = [], width
+        if found:
+            yield found
+
+
 class PublicGradients:
     """G, (N, p) in any floating-point dtype: row j is the gradient of public text j. Products are float64.
 
-    matrix: taken over; below float64 it is rounded where it lies, by about as much as float32 rounds. It may be in
-    another memory than that of ``device``, where products are taken (None: where it lies).
+    matrix: taken over; below float64 it is rounded where it lies, by about as much as float32 rounds. device: where
+    products are taken, if not where the matrix lies.
 
     Raises DataError unless all entries are finite and one is other than zero.
     """
 
-    matrix: Tensor
-    device: torch.device | None = None
-    _gram: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # K, once it was asked for
-
-    def __post_init__(self) -> None:
-        largest = self._zeros(len(self.matrix), 1)
-        for columns, part in self._parts():
-            sizes = _sizes(part)
+    def __init__(self, matrix: Tensor, device: torch.device | None = None) -> None:
+        self.matrix, self.device = matrix, device or matrix.device
+        largest = self._zeros(len(matrix), 1)
+        total = self._zeros(len(matrix), len(matrix))
+        for sizes, part in self._rounded():
             largest = torch.maximum(largest, sizes)
-            if self.matrix.dtype != torch.float64:
-                self.matrix[:, columns].copy_(_on_grid_(part, sizes, _BITS))
+            for start in range(0, len(matrix), _STRIP):  # the rest follows by symmetry
+                rows = part[start:]
+                total[start:, start : start + _STRIP].addmm_(rows, rows[:_STRIP].mT)
         if not bool((largest < _HUGE).all()) or not bool(largest.any()):
             raise DataError(
-                f"no direction is spanned by the gradients of {len(self.matrix)} public texts: they are zero, or one "
+                f"no direction is spanned by the gradients of {len(matrix)} public texts: they are zero, or one "
                 "is not finite",
                 fix="give texts like the private ones, with something to predict, and lower method.learning_rate if "
                 "the loss is lost",
             )
+        lower = total.tril()
+        self._gram = lower + lower.tril(-1).mT
 
     def gram(self) -> Tensor:
         """K = G G^T, (N, N) float64."""
-        if not self._gram:
-            total = self._zeros(len(self.matrix), len(self.matrix))
-            halves = [slice(0, len(total) // 2), slice(len(total) // 2, len(total))]
-            for _, part in self._parts():
-                for rows in halves:  # the rest follows by symmetry
-                    total[rows, : rows.stop].addmm_(part[rows], part[: rows.stop].mT)
-            lower = total.tril()
-            self._gram.append(lower + lower.tril(-1).mT)
-        return self._gram[0]
+        return self._gram
 
     def cosines(self) -> Tensor:
         """Of each pair of rows, (N, N) float64; NaN where a row is zero."""
-        gram = self.gram()
-        lengths = gram.diagonal().sqrt()
-        return gram / lengths / lengths[:, None]
+        lengths = self._gram.diagonal().sqrt()
+        return self._gram / lengths / lengths[:, None]
 
-    def some(self, rows: list[int]) -> PublicGradients:
-        """These rows alone."""
-        found = PublicGradients(self.matrix[rows], self.device)
-        found._gram.extend(gram[rows][:, rows] for gram in self._gram)
-        return found
+    def keep(self, rows: Sequence[int]) -> None:
+        """These rows alone, in ascending order; they move up where they lie, so that nothing is held twice."""
+        for place, row in enumerate(rows):
+            if place != row:
+                self.matrix[place] = self.matrix[row]
+        kept = list(rows)
+        self.matrix, self._gram = self.matrix[: len(kept)], self._gram[kept][:, kept]
 
-    def times(self, vectors: Tensor) -> Tensor:
+    def times(self, vectors: Tensor | Rows) -> Tensor:
         """G h for each h of (units, p): (units, N) float64. No bit of one depends on the others, see above.
 
         NaN where h is not finite. In each block of columns h is rounded to 2^-18 of its largest entry there; beside
         float64 matrices, to 2^-54 and G to 2^-48, in pieces for each of which the same holds.
         """
-        total = self._zeros(len(vectors), len(self.matrix))
-        lost = torch.zeros(len(vectors), 1, dtype=torch.bool, device=total.device)
+        given = vectors if isinstance(vectors, Rows) else Rows([vectors])
+        # Kernels are nearly twice as fast on (N, few) as on (few, N).
+        total = self._zeros(len(self.matrix), len(given))
+        lost = torch.zeros(len(given), 1, dtype=torch.bool, device=total.device)
         double = self.matrix.dtype == torch.float64
-        for columns, part in self._parts():
-            block = vectors[:, columns].to(part, copy=True)
+        buffer = self._zeros(len(given), min(_BLOCK, self.matrix.shape[1]))
+        for part, views in zip(self._parts(), given.blocks(_BLOCK), strict=True):
+            block, start = buffer[:, : part.shape[1]], 0
+            for view in views:
+                block[:, start : start + view.shape[1]] = view
+                start += view.shape[1]
             unseen = ~(_sizes(block) < _HUGE)
             lost |= unseen
-            block.masked_fill_(
-                unseen, 0.0
-            )  # NaN times 0 would reach others, should a kernel work on several at once
+            # NaN times 0 would reach others, should a kernel work on several at once.
+            block.masked_fill_(unseen, 0.0)
             rows = _pieces(part, _BITS, 2) if double else [part]
             for piece in _pieces(block, _UNIT_BITS, 3 if double else 1):
                 for row in rows:
-                    total += piece @ row.mT
-        return total.masked_fill(lost, float("nan"))
+                    total += row @ piece.mT  # never added to within the product, whose sums would then round
+        return total.mT.mul(given.scale).masked_fill(lost, float("nan"))
 
     def combined(self, coefficients: Tensor) -> Tensor:
         """G^T z for (N,) coefficients z: (p,) float64."""
-        z = coefficients.to(self._zeros(0))
-        return torch.cat([z @ part for _, part in self._parts()])
+        z = coefficients.to(self._gram)
+        found = self._zeros(self.matrix.shape[1])
+        for part, out in zip(self._parts(), found.split(_BLOCK), strict=True):
+            torch.mv(part.mT, z, out=out)
+        return found
 
-    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of columns in float64, each until the next is asked for."""
-        width = min(_BLOCK, self.matrix.shape[1])
-        buffer = self._zeros(len(self.matrix), width)
+    def _blocks(self) -> Iterator[Tensor]:
+        """Views of so many columns each."""
         for start in range(0, self.matrix.shape[1], _BLOCK):
-            columns = slice(start, start + _BLOCK)
-            block = self.matrix[:, columns]
-            yield columns, buffer[:, : block.shape[1]].copy_(block)
+            yield self.matrix[:, start : start + _BLOCK]
+
+    def _parts(self) -> Iterator[Tensor]:
+        """Blocks of columns in float64, each until the next is asked for."""
+        buffer = self._zeros(len(self.matrix), min(_BLOCK, self.matrix.shape[1]))
+        for block in self._blocks():
+            yield buffer[:, : block.shape[1]].copy_(block)
+
+    def _rounded(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same once they are on their grids, to which the matrix is rounded, with the ``_sizes`` of their rows."""
+        if self.matrix.dtype == torch.float64:
+            yield from ((_sizes(part), part) for part in self._parts())
+            return
+        buffer = self._zeros(len(self.matrix), min(_BLOCK, self.matrix.shape[1]))
+        for block in self._blocks():
+            # Rounded in float32, which holds such numbers and all steps to them; half as many bytes to move.
+            short = block.to(buffer.device, torch.float32)
+            sizes = _sizes(short)
+            _on_grid_(short, sizes, _BITS)
+            if short is not block:
+                block.copy_(short)
+            yield sizes.double(), buffer[:, : block.shape[1]].copy_(short)
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(
-            shape, dtype=torch.float64, device=float64_device(self.device or self.matrix.device)
-        )
+        return torch.zeros(shape, dtype=torch.float64, device=float64_device(self.device))
 
 
 def _sizes(block: Tensor) -> Tensor:
@@ -135,9 +184,13 @@ def _sizes(block: Tensor) -> Tensor:
 
 
 def _on_grid_(block: Tensor, sizes: Tensor, bits: int) -> Tensor:
-    """Round, in place, each row of a float64 block to whole multiples of 2^(e - bits), 2^e above its ``sizes``."""
+    """Round, in place, each row of a block to whole multiples of 2^(e - bits), 2^e above its ``sizes``.
+
+    The block is float64, or float32 and bits are 24 at most: a number near 2^e is then on the grid as it is.
+    """
     exponents = torch.frexp(sizes).exponent.clamp(_LEAST_EXPONENT, _HUGE_EXPONENT) - bits
-    return block.mul_(_power_of_two(-exponents)).round_().mul_(_power_of_two(exponents))
+    there, back = (_power_of_two(e).to(block.dtype) for e in (-exponents, exponents))
+    return block.mul_(there).round_().mul_(back)
 
 
 def _power_of_two(exponents: Tensor) -> Tensor:
@@ -182,7 +235,7 @@ class Span:
         shifted = torch.where(self._seen, self.values + self._eta, 1.0)
         return torch.where(self._seen, shifted**exponent, 0.0)
 
-    def along(self, vectors: Tensor, exponent: float) -> Tensor:
+    def along(self, vectors: Tensor | Rows, exponent: float) -> Tensor:
         """diag((l + eta)^exponent) U^T G h for each h of (units, p): (units, k) float64, each by itself."""
         weights = self.power(exponent)[:, None] * self.vectors.mT  # (k, N)
         # Each in memory of its own, so that all are aligned alike.

@@ -18,14 +18,14 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector
 from privlora.coordinates.factors import FactorCoordinates
-from privlora.coordinates.public_span import PublicGradients, Span
+from privlora.coordinates.public_span import PublicGradients, Rows, Span
 from privlora.coordinates.span_choice import SpanChoice
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point
 
-_UNITS = 16  # whose gradients are laid end to end at a time
 _BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
+_TILE = 8  # columns of a matrix product that kernels take at a time
 _NUMBER = 4  # bytes of one of a unit's
 
 
@@ -33,14 +33,44 @@ def unit_vectors(space: Coordinates, captured: Captured, dtype: torch.dtype = to
     """Coordinates of each unit in ``space``, end to end: (units, p). Each by itself. Private if units are."""
     found = torch.empty(captured.units, space.entries(), dtype=dtype, device=captured.p[0].device)
     for unit, row in enumerate(found):
-        vector = space.to_vector(_alone(space, captured, unit))
-        torch.cat([t.flatten() for parts in vector for t in parts], out=row)
+        lay(space, captured, unit, row)
     return found
+
+
+def lay(space: Coordinates, captured: Captured, unit: int, row: Tensor) -> None:
+    """Write the coordinates of one unit into ``row``, (p,) of any dtype and device."""
+    laid = space.laid_out(captured)
+    if laid is None:
+        vector = space.to_vector(_alone(space, captured, unit))
+        pieces = [t.flatten() for parts in vector for t in parts]
+    else:
+        pieces = [t[unit].flatten() for t in laid[0]]
+    for piece, out in zip(pieces, row.split([len(piece) for piece in pieces]), strict=True):
+        if laid is None or laid[1] == 1:
+            out.copy_(piece)
+        elif out.dtype == piece.dtype and out.device == piece.device:
+            torch.mul(piece, laid[1], out=out)
+        else:
+            out.copy_(piece * laid[1])
+
+
+def rows_of(space: Coordinates, captured: Captured) -> Rows:
+    """The same of all units, where they lie if that is in order."""
+    laid = space.laid_out(captured)
+    if laid is None:
+        return Rows([unit_vectors(space, captured, space.dtype)])
+    return Rows([t.flatten(1) for t in laid[0]], laid[1])
 
 
 def rows_beside(entries: int, kept: int, copies: int) -> int:
     """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
     return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
+
+
+def units_beside(entries: int, kept: int, copies: int) -> int:
+    """The same of units, whose products are taken together: 24 cost less than 25 do."""
+    rows = rows_beside(entries, kept, copies)
+    return rows if rows < _TILE else rows - rows % _TILE
 
 
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
@@ -172,8 +202,13 @@ class EncodedSpace(SpanSpace):
         # Rounding in a micro-batch depends on who else is in it, and a span may enlarge it without bound.
         inner.adapter.one_by_one = True
 
+    @property
+    def _copies(self) -> int:
+        """How often a unit's gradient is held at once: as captured, and end to end where that is not read in place."""
+        return 1 if self.inner.entrywise else 2
+
     @abstractmethod
-    def _columns_of(self, vectors: Tensor) -> Tensor:
+    def _columns_of(self, rows: Rows) -> Tensor:
         """Linear: (units, d) float64 of (units, p). Each by itself."""
 
     @abstractmethod
@@ -182,8 +217,7 @@ class EncodedSpace(SpanSpace):
 
     def rows_at_once(self) -> int:
         matrix = self.span.gradients.matrix
-        # As captured, once more where units that went through the model alone are put together, and end to end.
-        return rows_beside(matrix.shape[1], matrix.nbytes, 3)
+        return units_beside(matrix.shape[1], matrix.nbytes, self._copies)
 
     def encode(self, captured: Captured) -> Captured:
         return replace(captured, columns=self._columns(captured))
@@ -201,17 +235,13 @@ class EncodedSpace(SpanSpace):
 
     def to_vector(self, sums: Sums) -> Vector:
         flat = flattened(self.inner.to_vector([(p.double(), q.double()) for p, q in sums]))
-        column = self._columns_of(flat[None])[0]
+        column = self._columns_of(Rows([flat[None]]))[0]
         return self._shaped(column.to(sums[0][0]))
 
     def _columns(self, captured: Captured) -> Tensor:
         if captured.columns is not None:
             return captured.columns
-        parts = []
-        for start in range(0, captured.units, _UNITS):
-            some = captured.some(slice(start, start + _UNITS))
-            parts.append(self._columns_of(unit_vectors(self.inner, some, self.dtype)))
-        return torch.cat(parts)
+        return self._columns_of(rows_of(self.inner, captured))
 
 
 class SpanCoordinates(EncodedSpace):
@@ -300,8 +330,8 @@ class SpanCoordinates(EncodedSpace):
         squares = self.span.values * self.span.power(2 * self.alpha - 2)
         return noise_std * (float(squares.sum()) / self.inner.dimension) ** 0.5
 
-    def _columns_of(self, vectors: Tensor) -> Tensor:
-        return self.span.along(vectors, -self.alpha)
+    def _columns_of(self, rows: Rows) -> Tensor:
+        return self.span.along(rows, -self.alpha)
 
     def _shaped(self, column: Tensor) -> Vector:
         return [(column,)]

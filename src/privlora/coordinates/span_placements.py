@@ -11,6 +11,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Sums, Vector
+from privlora.coordinates.public_span import Rows
 from privlora.coordinates.span import EncodedSpace, SpanSpace, flattened
 
 _ROOT_2 = 2**0.5
@@ -133,9 +134,14 @@ class ResidualSpanCoordinates(EncodedSpace):
     def _embedding(self, vector: Vector) -> Tensor:
         return _ROOT_2 * self.embedding_clip * vector[0][0].double()
 
-    def _columns_of(self, vectors: Tensor) -> Tensor:
-        vectors = vectors.double()
-        seen = self.span.along(vectors, -0.5)
+    @property
+    def _copies(self) -> int:
+        """As captured; in float64, which is twice as much, as it is, without what the span sees, and as a column."""
+        return 7
+
+    def _columns_of(self, rows: Rows) -> Tensor:
+        seen = self.span.along(rows, -0.5)
+        vectors = rows.joined()
         rest = torch.stack([h - self.span.back(e, -0.5).to(h) for h, e in zip(vectors, seen, strict=True)])
         return torch.cat([seen.to(rest) / self.embedding_clip, rest / self.residual_clip], dim=1) / _ROOT_2
 

@@ -45,7 +45,7 @@ from privlora.training.texts.ballot import (
     refuse_what_votes_have_not,
 )
 from privlora.training.texts.preferences import refuse_without_trl
-from privlora.training.texts.public_gradients import PublicTexts, public_gradients
+from privlora.training.texts.public_gradients import PublicTexts, Room, public_gradients
 from privlora.training.texts.public_start import mean_gradient_subspaces
 from privlora.training.texts.synthetic_texts import SyntheticTexts
 
@@ -368,10 +368,13 @@ def lean_on(
     rows are kept; None: in that of the coordinates.
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
+        room = Room()
 
         def gradients(scores: Tensor | None) -> PublicGradients:
             asked = texts(scores)
-            found = public_gradients(coordinates.inner, asked, max_tokens=max_tokens, dtype=dtype, told=told)
+            found = public_gradients(
+                coordinates.inner, asked, max_tokens=max_tokens, dtype=dtype, told=told, room=room
+            )
             return without_copies(found)
 
         coordinates.refresh = lambda: gradients(optimizer.take_scores())

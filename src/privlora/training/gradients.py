@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,16 @@ def micro_batch_gradients(
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
         if summed or batch.unit_count == 1 or bool(captured.finite().all()):
             return captured, losses
-    parts = [_run(adapter, unit, summed) for unit in batch.each_unit()]
-    return parts[0][0].cat([part for part, _ in parts]), torch.cat([loss for _, loss in parts])
+    each = list[Tensor]()
+
+    def parts() -> Iterator[Captured]:
+        for unit in batch.each_unit():
+            captured, loss = _run(adapter, unit, summed)
+            each.append(loss)
+            yield captured
+            del captured  # before the next one is made
+
+    return Captured.gathered(parts(), batch.unit_count), torch.cat(each)
 
 
 def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:

@@ -21,6 +21,7 @@ from privlora.methods import METHODS
 from privlora.training.assembly import build_parts, plan_privacy
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.step import Step
+from privlora.training.texts.public_gradients import Room, public_gradients
 
 PRIVACY = {"steps": 4, "expected_batch_size": 6, "public_dataset_size": 30}
 PRIVACY = {**PRIVACY, "noise_multiplier": 1.0, "delta": 1e-3}
@@ -120,7 +121,7 @@ def test_units_are_held_a_few_at_a_time_and_it_does_not_show(monkeypatch: pytest
     for rows in (100, 2):
         parts = build_parts(settings("pe-sgd"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
         entries = parts.coordinates.inner.entries()
-        monkeypatch.setattr("privlora.coordinates.span._BYTES", rows * 12 * entries)
+        monkeypatch.setattr("privlora.coordinates.span._BYTES", rows * 4 * entries)
         step = step_of(parts, 0.0)
         found: list[int] = []
         accumulate = step.mechanism.accumulate
@@ -174,8 +175,23 @@ def test_where_memory_is_short_public_gradients_lie_in_a_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
+    parts = build_parts(settings_from(given, source="test"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
     with pytest.raises(RunError, match=r"public texts take .* GiB.*public_gradient_dtype=bfloat16"):
         step_of(parts, 0.0).take([0])
+
+
+def test_public_gradients_of_all_steps_lie_in_one_place() -> None:
+    """Where fewer texts are left their rows lie in a part of it, and what is there is what a fresh place would hold."""
+    parts = build_parts(settings("pe-sgd"), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+    space, room = parts.coordinates.inner, Room()
+    whole = public_gradients(space, PUBLIC_TEXTS, max_tokens=10**6, room=room).matrix
+    whole.fill_(float("nan"))
+    few = Examples([PUBLIC_TEXTS[i] for i in (2, 0)], pad_token_id=0)
+    again = public_gradients(space, few, max_tokens=10**6, room=room).matrix
+    assert again.data_ptr() == whole.data_ptr()
+    assert torch.equal(again, public_gradients(space, few, max_tokens=10**6).matrix)
+    wider = public_gradients(space, few, max_tokens=10**6, room=room, dtype=torch.float64).matrix
+    assert wider.data_ptr() != whole.data_ptr()
 
 
 @by_name
@@ -193,7 +209,7 @@ def test_the_gradients_are_those_of_the_present_state(name: str) -> None:
     parts = build_parts(settings(name), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
     step = step_of(parts, 0.5)
     step.take([0, 1])
-    before = parts.coordinates.span.gradients.matrix
+    before = parts.coordinates.span.gradients.matrix.clone()  # the next step's lie in its place
     step.take([0, 1])
     assert not torch.allclose(parts.coordinates.span.gradients.matrix, before, rtol=1e-3)
 

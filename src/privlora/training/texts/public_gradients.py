@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from privlora.coordinates import Coordinates, PublicGradients
-from privlora.coordinates.span import rows_beside, unit_vectors
+from privlora.coordinates.span import lay, rows_beside
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import RunError
@@ -36,36 +36,58 @@ def public_gradients(
     max_tokens: int,
     dtype: torch.dtype | None = None,
     told: Callable[[int, int], None] | None = None,
+    room: Room | None = None,
 ) -> PublicGradients:
     """Row j: the gradient of text j in ``space`` at its state, of the mean loss over the text's labels.
 
     A text whose gradient is not finite counts as zero. max_tokens: of a micro-batch. dtype: in which rows are stored;
     None for that of ``space``. Where they are stored follows from the memory that is free, see ``room_for``. told:
-    after each micro-batch, how many gradients there are, and of how many texts.
+    after each micro-batch, how many gradients there are, and of how many texts. room: where the rows of the last call
+    lie, which those of this one overwrite; None: they get memory of their own.
 
     Raises DataError if no gradient is finite and other than zero, RunError if there is no room for them.
     """
     adapter, done = space.adapter, 0
-    rows = room_for(len(texts), space.entries(), dtype or space.dtype, adapter.device)
-    # Short texts would fill a micro-batch's tokens with more gradients than all that are kept.
-    at_once = rows_beside(rows.shape[1], rows.nbytes, 1)
+    rows = (room or Room()).rows(len(texts), space.entries(), dtype or space.dtype, adapter.device)
+    # Short texts would fill a micro-batch's tokens with more gradients than all that are kept. Half of what units take:
+    # an allocator may not find room for those in what these leave.
+    at_once = rows_beside(rows.shape[1], rows.nbytes, 2)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
         for batch in sequential_batches(texts, max_tokens=max_tokens, max_rows=at_once):
             captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())
             for unit, text in enumerate(batch.record_index.tolist()):
-                one = captured.some(slice(unit, unit + 1))
-                rows[text] = unit_vectors(space, one, space.dtype)[0].to(rows)
+                lay(space, captured, unit, rows[text])
             done += len(batch.record_index)
             if told is not None:
                 told(done, len(texts))
-            del captured, one  # before the next ones are made
+            del captured  # before the next ones are made
     return PublicGradients(rows, adapter.device)
 
 
+class Room:
+    """The memory of public gradients, from step to step: pages that are new to a process cost more than filling them.
+
+    That of a GPU is given back each time, since generators work in it and it costs nothing to ask for again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Tensor | None = None
+
+    def rows(self, count: int, entries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """(count, entries) numbers of any value, see ``room_for``. What was given before is given up."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept.dtype != dtype or kept.shape[1] != entries or len(kept) < count:
+            del kept  # frees it first
+            kept = room_for(count, entries, dtype, device)
+        if kept.device.type == "cpu":
+            self._kept = kept
+        return kept[:count]
+
+
 def room_for(count: int, entries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros (count, entries): on the device, in the machine's memory, or else in a temporary file without a name.
+    """Numbers of any value, (count, entries): on the device, in the machine's memory, or else in a file without a name.
 
     The first that has room for them twice: the rest is for activations. Of gradients of public texts the file shows
     nothing that a release does not. Raises RunError where the disk has no room for it.
@@ -73,7 +95,7 @@ def room_for(count: int, entries: int, dtype: torch.dtype, device: torch.device)
     size = count * entries * dtype.itemsize
     for place in (device, torch.device("cpu")):
         if 2 * size <= free_bytes(place):
-            return torch.zeros(count, entries, dtype=dtype, device=place)
+            return torch.empty(count, entries, dtype=dtype, device=place)
     try:
         with tempfile.TemporaryFile() as file:
             # A write to a page that a full disk lacks would end the process.

@@ -130,7 +130,8 @@ class SyntheticTexts:
         if len(kept) == len(self._population):
             return found
         self._population = Population([self._population.texts[i] for i in kept])
-        return found.some(kept)
+        found.keep(kept)
+        return found
 
     def tell_of_gradients(self, done: int, total: int) -> None:
         """Of so many of the texts the gradients are there."""
