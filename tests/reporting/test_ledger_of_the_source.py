@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_cases import PRIVACY, Bench
 
-from privlora.api import synthesize_run
+from privlora.api_synthesis import synthesize_run
 from privlora.config import load_settings, settings_from
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder

@@ -99,6 +99,9 @@ def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> N
         def __init__(self, name: str, device: str | None) -> None:
             loaded.append((name, device))
 
+        def modules(self) -> list[Any]:
+            return []
+
         def encode(self, texts: list[str], **how: Any) -> np.ndarray:
             assert how == {
                 "normalize_embeddings": True,
@@ -120,6 +123,9 @@ def test_a_text_without_a_token_is_not_handed_to_a_sentence_model(monkeypatch: p
 
     class Model:
         def __init__(self, name: str, device: str | None) -> None: ...
+
+        def modules(self) -> list[Any]:
+            return []
 
         def tokenizer(self, text: str, **how: Any) -> dict[str, list[int]]:
             return {"input_ids": [1] * len(text.strip())}
