@@ -342,20 +342,8 @@ def train_run(
     settings = settings.located()
     _check_sources(settings, records, evaluation)
     plan = plan_run(settings, model)
-    return _run(
-        settings,
-        plan,
-        model,
-        tokenizer,
-        records,
-        evaluation,
-        generator,
-        observer,
-        on_data,
-        progress,
-        on_choice,
-        fresh=True,
-    )
+    given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, progress)
+    return _run(settings, plan, given, fresh=True)
 
 
 def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
@@ -397,19 +385,8 @@ def resume_run(
     plan = None
     if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
         plan = plan_privacy(settings, model)[0]
-    return _run(
-        settings,
-        plan,
-        model,
-        tokenizer,
-        records,
-        evaluation,
-        generator,
-        observer,
-        on_data,
-        progress,
-        fresh=False,
-    )
+    given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, None, progress)
+    return _run(settings, plan, given, fresh=False)
 
 
 def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
@@ -441,40 +418,41 @@ def _check_sources(settings: Settings, records: Any, evaluation: Any) -> None:
     check_sources(settings, records, evaluation)
 
 
-def _run(
-    settings: Settings,
-    plan: Plan | None,
-    model: torch.nn.Module | None,
-    tokenizer: Any,
-    records: Any,
-    evaluation: Any,
-    generator: Any,
-    observer: Observer | None,
-    on_data: Callable[[DataSummary], None] | None,
-    progress: Progress | None,
-    on_choice: Callable[[str], None] | None = None,
-    *,
-    fresh: bool,
-) -> Result:
+@dataclass(frozen=True)
+class _Given:
+    """What a caller hands over beside settings, and what it wants to be told: see ``train_run``."""
+
+    model: torch.nn.Module | None
+    tokenizer: Any
+    records: Any
+    evaluation: Any
+    generator: Any
+    observer: Observer | None
+    on_data: Callable[[DataSummary], None] | None
+    on_choice: Callable[[str], None] | None
+    progress: Progress | None
+
+
+def _run(settings: Settings, plan: Plan | None, given: _Given, *, fresh: bool) -> Result:
     folder = RunFolder(Path(settings.run.output))
-    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
+    model, tokenizer = given_or_loaded(settings.model, given.model, given.tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
-    data = load_data(settings, tokenizer, records, evaluation, model=model)
-    if on_data is not None:
-        on_data(data.summary)
+    data = load_data(settings, tokenizer, given.records, given.evaluation, model=model)
+    if given.on_data is not None:
+        given.on_data(data.summary)
     identity = identify(data, model)
     if not fresh:
         refuse_others(folder, identity)
     chosen = None
     if fresh and plan is not None and settings.method.name in CHOICES:
-        told = (lambda *_: None) if observer is None else observer.on_public_work
-        chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, generator, told)
+        told = (lambda *_: None) if given.observer is None else given.observer.on_public_work
+        chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
         settings, plan = chosen.settings, replace(plan, method=chosen.settings.method.name)
-        if on_choice is not None:
-            on_choice(because(chosen.facts))
+        if given.on_choice is not None:
+            given.on_choice(because(chosen.facts))
     with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer, generator))
+        parts = build_parts(settings, model, PublicStart(tokenizer, given.generator))
         with parts.adapter:
             if fresh:
                 folder.create(protects=settings.privacy.protects)
@@ -482,12 +460,12 @@ def _run(
                 keep_choice(folder, chosen)
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
-            finish_training(parts, data, folder, plan, observer=observer)
+            finish_training(parts, data, folder, plan, observer=given.observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
             if settings.synthesis is not None and settings.synthesis.publish:
                 run_id = NO_RUN if summary is None else summary.run_id
-                texts = final_texts(parts, folder, run_id, progress)
+                texts = final_texts(parts, folder, run_id, given.progress)
                 report = gather(parts, summary, read_lines(folder.evaluations), choice=read_choice(folder))
                 with base_alone(model, parts.adapter) as base:
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
