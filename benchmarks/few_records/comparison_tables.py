@@ -34,7 +34,16 @@ DENSE = (
     "dp-sgd, automatic",
     "dp-sgd, 50 steps",
 )
-DRAWN = ("span-prism", "prism", "pe-sgd", "pe-sgd-fix", "pdp-sgd", "gep", "dp-sgd", "dp-adamw")
+DRAWN = (
+    "span-prism",
+    "prism, automatic",
+    "pe-sgd-fix",
+    "dp-sgd, automatic",
+    "dp-adamw, automatic",
+    "gep",
+    "dp-sgd",
+    "prism",
+)
 _MARKS = "oDs^v<>P"
 Place = tuple[float | None, int]  # epsilon and records
 
@@ -128,6 +137,8 @@ def tasks_of(rows: Rows) -> list[Task]:
     for name in dict.fromkeys(row["cell"]["task"] for row in rows):
         here = [row for row in rows if row["cell"]["task"] == name]
         reported = [row for row in here if row["cell"]["role"] == "report"]
+        if {row["cell"]["row"] for row in reported} <= {UNTRAINED}:
+            continue
         (untrained,) = {score(row) for row in reported if row["cell"]["row"] == UNTRAINED}
         found_values: dict[str, dict[Place, dict[str, list[float]]]] = {
             kind: defaultdict(lambda: defaultdict(list)) for kind in ("loss", "hardest", "accuracy")
@@ -157,42 +168,42 @@ def _values(lists: dict[Place, dict[str, list[float]]]) -> dict[Place, dict[str,
 
 @in_style
 def figure(tasks: list[Task]) -> bytes:
-    """Change of the held-out loss over records and over epsilon, a line of panels for each task, as PNG."""
-    panels, axes = grid(len(tasks), 2, WIDTH, 3.3 * len(tasks), width_ratios=(1, 1))
-    for k, task in enumerate(tasks):
-        for axis, ax in zip(("records", "epsilon"), axes[2 * k : 2 * k + 2], strict=True):
-            places = task.along(axis)  # type: ignore[arg-type]
-            at = range(len(places))
-            for row, hue, mark in zip(DRAWN, HUES, _MARKS, strict=True):
-                here = [
-                    (i, task.losses[p][row]) for i, p in zip(at, places, strict=True) if row in task.losses[p]
-                ]
-                if here:
-                    ax.errorbar(
-                        [i for i, _ in here],
-                        [v.mean - task.untrained for _, v in here],
-                        yerr=[v.error or 0.0 for _, v in here],
-                        label=row,
-                        color=hue,
-                        marker=mark,
-                        markersize=5 if row in (OURS, PRISM) else 4,
-                        linewidth=2 if row in (OURS, PRISM) else 1.1,
-                        elinewidth=1,
-                    )
-            ax.axhline(0, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            fixed = places[0]
-            if axis == "records":
-                ax.set_xticks(list(at), [str(m) for _, m in places])
-                ax.set_xlabel("private records")
-                ax.set_ylabel("change of the held-out loss, nats")
-                ax.set_title(f"{task.name}, {_epsilon(fixed[0])}")
-            else:
-                ax.set_xticks(list(at), ["none" if e is None else f"{e:g}" for e, _ in places])
-                ax.set_xlabel("ε")
-                ax.set_title(f"{task.name}, {fixed[1]} records")
-            ax.grid(axis="x", visible=False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    panels.legend(handles, labels, loc="outside lower center", ncols=8, columnspacing=1.2, handlelength=1.6)
+    """Change of the held-out loss over records and over epsilon, a panel each, as PNG."""
+    axes_of = ("records", "epsilon")
+    shown = [(task, axis) for task in tasks for axis in axes_of if len(task.along(axis)) > 1]  # type: ignore[arg-type]
+    lines = -(-len(shown) // 2)
+    panels, axes = grid(lines, 2, WIDTH, 0.6 + 3.1 * lines)
+    for ax, (task, axis) in zip(axes, shown, strict=False):
+        places = task.along(axis)  # type: ignore[arg-type]
+        for row, hue, mark in zip(DRAWN, HUES, _MARKS, strict=True):
+            here = [(i, task.losses[p][row]) for i, p in enumerate(places) if row in task.losses[p]]
+            ax.errorbar(
+                [i for i, _ in here],
+                [v.mean - task.untrained for _, v in here],
+                yerr=[v.error or 0.0 for _, v in here],
+                label=row,
+                color=hue,
+                marker=mark,
+                markersize=5,
+                linewidth=2 if row in (OURS, PRISM + ", automatic") else 1.1,
+                elinewidth=1,
+            )
+        ax.axhline(0, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        ax.set_ylabel("change of the held-out loss, nats")
+        ax.grid(axis="x", visible=False)
+        if axis == "records":
+            ax.set_xticks(range(len(places)), [str(m) for _, m in places])
+            ax.set_xlabel("private records")
+            ax.set_title(f"{task.name}, {_epsilon(places[0][0])}")
+        else:
+            ax.set_xticks(range(len(places)), ["none" if e is None else f"{e:g}" for e, _ in places])
+            ax.set_xlabel("ε")
+            ax.set_title(f"{task.name}, {places[0][1]} records")
+    for ax in axes[len(shown) :]:
+        ax.set_axis_off()
+    panels.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, columnspacing=1.4
+    )
     return png(panels)
 
 
