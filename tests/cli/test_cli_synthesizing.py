@@ -70,7 +70,8 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
     card = (release / "README.md").read_text()
     for words in (
         "data_files: synthetic.jsonl",
-        "# DIFFERENTIALLY PRIVATE: 8 synthetic texts",
+        "# DIFFERENTIALLY PRIVATE: 8 public texts that were chosen privately",
+        "All of them are texts of the public file, word for word",
         "The texts and every file beside them are (",
         "2 releases of the Gaussian mechanism with noise multiplier 2, on votes of norm 1 at most",
         "Gaussian mechanism on one vector of votes per record",
@@ -84,7 +85,7 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
     assert "Learning rate" not in card  # nothing was trained
     page = (release / "report.html").read_text()
     assert page.count("<svg") == 2
-    assert "8 synthetic texts" in page
+    assert "8 public texts that were chosen privately" in page
 
 
 def test_nothing_of_the_machine_or_the_records_is_in_it(voted: Path) -> None:
@@ -265,7 +266,7 @@ def test_runs_without_an_adapter_cannot_be_asked(
     config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
     for source, words in (
         (voted / "run", "no adapter that could be asked"),
-        (folder / "nowhere", "no readable report"),
+        (folder / "nowhere", "no run in"),
     ):
         refuses(capsys, folder, ["synthesize", config, "--from", source], words, quiet=False)
 

@@ -61,7 +61,12 @@ def synthesize(
     settings = _publishing(load_settings(config, overrides or ()), source)
     refuse_unknown_model(settings.model.name)
     if audit:
-        _audit(settings, canaries or 200, confidence or 0.95, as_json)
+        _audit(
+            settings,
+            200 if canaries is None else canaries,
+            0.95 if confidence is None else confidence,
+            as_json,
+        )
         return
     for option, value in (("--canaries", canaries), ("--confidence", confidence)):
         if value is not None:

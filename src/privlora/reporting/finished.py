@@ -19,7 +19,7 @@ from privlora.synthesis.embeddings import base_alone
 from privlora.synthesis.generators import build_generator
 from privlora.synthesis.population import Population
 from privlora.training.checkpoint import NO_RUN
-from privlora.training.files import RunFolder, write_atomically
+from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import refuse_another_model
 from privlora.training.inputs import text_column
 from privlora.training.models import given_or_loaded, unchanged_afterwards
@@ -54,6 +54,8 @@ def texts_of_finished_run(
         )
     refuse_another_writer(chosen)
     text_column(settings.data)
+    if not source.settings.exists():
+        raise no_run(source.root)
     report = read_report(source.report)
     _refuse_without_adapter(source, report)
     base_name = report["adapter"]["base_model"]

@@ -55,8 +55,8 @@ _WRITER = (
     "of them may come from private records."
 )
 _INVENTED = (
-    "People whom a text seems to speak of. Names and facts are invented, or come from what the generator was trained "
-    "on, and may be true of somebody; the statement is about the records alone."
+    "People whom a text seems to speak of. Names and facts are invented, stand in the public file, or come from what "
+    "the generator was trained on, and may be true of somebody; the statement is about the records alone."
 )
 _TRUNCATED = (
     "How many {unit}s there are. With a cap on the batch, a {unit} is removed by putting an empty one in its "

@@ -16,6 +16,10 @@ from privlora.reporting.markdown import plain, table
 from privlora.reporting.wording import Report, is_private
 
 _BINS = 24
+_WHAT = (
+    "All of them are written by a machine; none is a record.",
+    "All of them are texts of the public file, word for word: what was released chose them, and none is a record.",
+)
 _OF_VOTES = ("Base model", "Method", "Public texts", "Votes", "Text")
 _COST = (
     "Every figure is a function of the released texts, of the base model and of public texts, so none costs privacy. "
@@ -37,11 +41,11 @@ def texts_card(report: Report) -> str:
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip(),
         "---",
         "",
-        f"# {stamp}: {facts['count']} synthetic texts",
+        f"# {stamp}: {_titled(facts)}",
         "",
         f"**{plain(wording.sentence(report))}**",
         "",
-        "All of them are written by a machine; none is a record.",
+        _WHAT[facts["generator"] == "file"],
         "",
         "## Privacy",
         "",
@@ -78,13 +82,19 @@ def texts_card(report: Report) -> str:
     return "\n".join(lines)
 
 
+def _titled(facts: Report) -> str:
+    kind = "public texts that were chosen privately" if facts["generator"] == "file" else "synthetic texts"
+    return f"{facts['count']} {kind}"
+
+
 def texts_page(report: Report) -> str:
     """report.html of texts: no script, no resource from elsewhere; every text of a user is escaped."""
     stamp, private = report["stamp"], is_private(report)
     return fill(
         "texts.html.j2",
         "privlora.reporting",
-        title=f"{stamp['text']} · {report['texts']['count']} synthetic texts",
+        title=f"{stamp['text']} · {_titled(report['texts'])}",
+        heading=_titled(report["texts"]),
         banner=None if private else (stamp["text"], stamp["reason"]),
         report=report,
         private=private,
@@ -126,8 +136,11 @@ def _quality(report: Report) -> list[tuple[str, str]]:
         count += f" of the {facts['asked_for']} asked for: no more that differ were written"
     rows = [
         ("Texts", count),
-        ("Tokens of a text", f"{number(float(np.median(quality['tokens_per_text'])))} (median)"),
-        ("Perplexity under the base model", number(quality["perplexity"])),
+        (
+            "Tokens of a text",
+            f"{number(float(np.median(quality['tokens_per_text'])))} (median){_cut(report)}",
+        ),
+        ("Perplexity under the base model", f"{number(quality['perplexity'])}{_cut(report)}"),
     ]
     for n, share in quality["distinct"].items():
         rows.append((f"Distinct {n}-grams of words", number(share, 3)))
@@ -135,6 +148,13 @@ def _quality(report: Report) -> list[tuple[str, str]]:
     for name, share in quality["near_public"].items():
         rows.append((f"Near copies of public texts ({name})", _percent(share)))
     return [*rows, ("A near copy", quality["near_copy"])]
+
+
+def _cut(report: Report) -> str:
+    """Where figures are of the beginnings of texts alone."""
+    longest = report["method"]["max_length"]
+    whole = max(report["quality"]["tokens_per_text"], default=0) < longest - 1
+    return "" if whole else f", each cut at {longest} tokens"
 
 
 def _key_figures(report: Report) -> list[tuple[str, str, str]]:

@@ -219,7 +219,11 @@ class FileGenerator(_Resumable):
     def read(cls, path: str | list[str], column: str, *, seed: int) -> Self:
         """Of a file that ``data.records.load_records`` reads. Raises DataError for one that cannot be."""
         records = load_records(path)
-        return cls([text_of(record, column, i) for i, record in enumerate(records, start=1)], seed=seed)
+        try:
+            texts = [text_of(record, column, i) for i, record in enumerate(records, start=1)]
+        except DataError as error:
+            raise error.of("synthesis.file, read by synthesis.column") from None
+        return cls(texts, seed=seed)
 
     @property
     def left(self) -> int:
@@ -241,7 +245,8 @@ class FileGenerator(_Resumable):
             raise DataError(
                 f"synthesis.file has {len(self._texts)} different texts, {left} of which are not used, and {count} are "
                 "needed",
-                fix="give a larger public file, or lower synthesis.seeds or variations, or raise evolve_every",
+                fix="give a larger public file, or lower synthesis.seeds or variations, or raise evolve_every; a run "
+                "that has begun goes on once more texts stand at the end of its file",
             )
 
 

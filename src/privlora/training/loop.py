@@ -102,9 +102,13 @@ def train(
     if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
         _evaluate(parts, data, folder, done, observer)
+    kept = done  # nothing that this process did is missing in the checkpoint
     with stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
+            if parts.texts is not None:
+                # Public texts take most of a step; stopping among them costs nothing.
+                parts.texts.tell = partial(_tell, observer, stop, step - 1 if kept == step - 1 else None)
             losses = one.take().losses
             charge = None if ledger is None else ledger.summary.charge_hashes[before + step - 1]
             mark = Mark(before + step, run_id, charge)
@@ -115,12 +119,23 @@ def train(
             last, stopping = step == privacy.steps, stop.is_set()
             if last or stopping or step % run.checkpoint_every == 0:
                 save_checkpoint(folder.checkpoint, parts.states(), mark)
+                kept = step
             if run.evaluate_every and step % run.evaluate_every == 0 and not last:
                 _evaluate(parts, data, folder, step, observer)
             if stopping and not last:
                 raise Interrupted(step)
     _evaluate(parts, data, folder, privacy.steps, observer)
     return privacy.steps
+
+
+def _tell(
+    observer: Observer | None, stop: threading.Event, kept: int | None, what: str, done: int, total: int
+) -> None:
+    """Of work on public texts; raises Interrupted where that is asked for and ``kept`` steps are all there are."""
+    if stop.is_set() and kept is not None:
+        raise Interrupted(kept)
+    if observer is not None:
+        observer.on_public_work(what, done, total)
 
 
 def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer: Observer | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -16,9 +17,9 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
-from privlora.errors import ConfigError, GeneratorError, PrivacyError, PrivloraError
+from privlora.errors import ConfigError, DataError, GeneratorError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
-from privlora.training.loop import StepReport
+from privlora.training.loop import Interrupted, StepReport
 from privlora.training.step import Step
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
@@ -105,6 +106,63 @@ def test_published_texts_are_chosen_and_varied_by_the_last_release_too(tmp_path:
         [f"{text[:20]} came back with {len(notes.asked) * 10 + i}" for i, text in enumerate(later[-1])],
     )
     assert {json.loads(line)["text"] for line in found.splitlines()} == {*kept, *varied}
+
+
+@pytest.mark.parametrize(
+    ("more", "needed"), [({}, 15), ({"publish": True}, 18), ({"evolution": "fresh"}, 24)]
+)
+def test_a_file_without_texts_for_every_step_is_refused_before_the_first(
+    tmp_path: Path, more: dict[str, Any], needed: int
+) -> None:
+    """K L at first, and before each later step K (L - 1) or, of fresh ones, K L."""
+    file = tmp_path / "public.jsonl"
+    for count in (needed - 1, needed):
+        lines = (json.dumps({"text": f"a public note of {i} days"}) for i in range(count))
+        file.write_text("\n".join(lines), encoding="utf-8")
+        synthesis = {**SYNTHESIS, "generator": "file", "file": str(file), "similarity_limit": None, **more}
+        output = tmp_path / f"run-{count}"
+        if count < needed:
+            with pytest.raises(DataError, match=f"{count} different texts.* and {needed} are needed"):
+                tune(tiny_model(), output, synthesis=synthesis)
+            assert read_ledger(RunFolder(output).ledger).charges == 0
+        else:
+            tune(tiny_model(), output, synthesis=synthesis)
+
+
+@quickly
+@pytest.mark.parametrize(("call", "charged"), [(1, 0), (2, 0), (4, 2)])
+def test_a_signal_while_texts_are_written_charges_no_step_more(
+    tmp_path: Path, call: int, charged: int
+) -> None:
+    class Stopped(Notes):
+        def _asked(self, what: int | list[str]) -> None:
+            super()._asked(what)
+            if len(self.asked) == call:
+                signal.raise_signal(signal.SIGINT)
+
+    model, output = tiny_model(), tmp_path / "run"
+    with pytest.raises(Interrupted) as stopped:
+        tune(model, output, generator=Stopped(model), run={"checkpoint_every": 1})
+    assert stopped.value.step == charged == read_ledger(RunFolder(output).ledger).charges
+    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    assert read_ledger(RunFolder(output).ledger).charges == PRIVACY["steps"]
+
+
+@quickly
+def test_a_signal_loses_no_step_that_no_checkpoint_has(tmp_path: Path) -> None:
+    """Step 2 is taken to its end, and saved."""
+
+    class Stopped(Notes):
+        def _asked(self, what: int | list[str]) -> None:
+            super()._asked(what)
+            if len(self.asked) == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    model, output = tiny_model(), tmp_path / "run"
+    with pytest.raises(Interrupted) as stopped:
+        tune(model, output, generator=Stopped(model), run={"checkpoint_every": 10})
+    assert stopped.value.step == 2 == read_ledger(RunFolder(output).ledger).charges
+    assert RunFolder(output).checkpoint.exists()
 
 
 @quickly

@@ -13,7 +13,7 @@ from privlora.coordinates import PublicGradients
 from privlora.data.examples import Examples
 from privlora.errors import DataError
 from privlora.randomness import counter_generator
-from privlora.synthesis.generators import build_generator
+from privlora.synthesis.generators import FileGenerator, build_generator
 from privlora.synthesis.population import Population, deduplicate, start
 from privlora.training.inputs import text_column, tokenise
 
@@ -54,6 +54,7 @@ class SyntheticTexts:
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
         self._evolve_every = self._chosen.evolve_every if evolving else 0
+        self._needed = self._chosen.count + self._later(settings.privacy.steps)
         self._distinct = distinct
         self.generator = build_generator(
             self._chosen,
@@ -76,6 +77,8 @@ class SyntheticTexts:
     def population(self) -> Population:
         """Of the same texts."""
         if not len(self._population):
+            if isinstance(self.generator, FileGenerator):
+                self.generator.refuse_fewer(self._needed)
             if self._fresh:
                 first = Population(self.generator.random(self._chosen.count))
             else:
@@ -147,6 +150,13 @@ class SyntheticTexts:
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             part.load_state_dict(own)
         self._steps = int(tensors["steps"])
+
+    def _later(self, steps: int) -> int:
+        """Texts that a run of so many steps asks for after its first ones."""
+        if not self._evolve_every:
+            return 0
+        times = (steps - 1) // self._evolve_every + self._chosen.publish
+        return times * (self._chosen.count if self._fresh else self._chosen.seeds * self._chosen.variations)
 
     def _evolve(self, scores: Tensor) -> None:
         if self._fresh:  # the model has moved by the scores' step; texts of the old one are given up
