@@ -232,6 +232,8 @@ def texts_of(cell: Cell, assets: Path) -> Texts:
 def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings:
     task, row = TASKS[cell.task], ROWS[cell.row]
     private: dict[str, Any] = {"private": False}
+    # Without privacy nothing is clipped.
+    method = {k: v for k, v in row.method.items() if cell.epsilon is not None or k != "clipping"}
     if cell.epsilon is not None:
         private = {"target_epsilon": cell.epsilon * (0.01 if row.noise_alone else 1)}
     adapter: dict[str, Any] = {"r": RANK, "target_modules": list(task.modules)}
@@ -248,7 +250,7 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
             "expected_batch_size": (1.0 if row.votes else RATE) * cell.records,
             "public_dataset_size": cell.records,
         },
-        "method": {"name": row.name, "learning_rate": cell.rate or 1e-3, **row.method},
+        "method": {"name": row.name, "learning_rate": cell.rate or 1e-3, **method},
         "run": {"output": str(folder), "seed": cell.seed},
     }
     if row.votes or METHODS[row.name].public_texts:
