@@ -27,6 +27,15 @@ def test_nothing_to_draw_gives_no_picture(plot: Any, report: dict[str, Any]) -> 
     assert plot(empty) is None
 
 
+def test_noise_without_a_closed_form_is_shown_as_it_was_measured(report: dict[str, Any]) -> None:
+    assert "closed form" in noise_plot(report)
+    for module in report["noise"]["modules"]:
+        module["closed_form"] = None
+    picture = noise_plot(report)
+    assert picture is not None
+    assert "closed form" not in picture
+
+
 def test_equal_singular_values_and_one_evaluation_are_drawn(report: dict[str, Any]) -> None:
     for module in report["adapter"]["modules"]:
         module["singular_values"] = [0.5, 0.5, 0.5]

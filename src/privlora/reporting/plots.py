@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -79,20 +80,29 @@ def loss_plot(report: Report) -> Markup | None:
 
 @in_style
 def noise_plot(report: Report) -> Markup | None:
-    """The noise of one step on each weight: closed form against fresh draws, one lane for each module."""
+    """The noise of one step on each weight on fresh draws, one lane for each module, beside its closed form if any."""
     noise = report["noise"]
     if noise is None:
         return None
-    modules = [m for m in noise["modules"] if m["measured"] is not None and m["closed_form"]]
+    modules = [m for m in noise["modules"] if m["measured"] is not None and m["closed_form"] != 0]
     if not modules:
         return None
+    compared = all(m["closed_form"] is not None for m in modules)
     kinds = by_kind([m["name"] for m in modules])
     modules = [modules[i] for members in kinds.values() for i in members]
     lanes = _lanes(kinds)
-    closed = np.array([m["closed_form"] for m in modules])
     measured = np.array([m["measured"] for m in modules])
-    figure, (size, ratio) = grid(1, 2, WIDTH, _height(kinds), width_ratios=(3, 1.3), sharey=True)
-    size.vlines(closed, lanes - 0.5, lanes + 0.5, color=ACCENT, linewidth=3, alpha=0.5, label="closed form")
+    if compared:
+        figure, (size, ratio) = grid(1, 2, WIDTH, _height(kinds), width_ratios=(3, 1.3), sharey=True)
+        closed = np.array([m["closed_form"] for m in modules])
+        size.vlines(
+            closed, lanes - 0.5, lanes + 0.5, color=ACCENT, linewidth=3, alpha=0.5, label="closed form"
+        )
+        _plot_ratios(ratio, measured / closed - 1, lanes, noise, modules)
+        largest = max(measured.max(), closed.max())
+    else:
+        figure, (size,) = grid(1, 1, WIDTH, _height(kinds))
+        largest = measured.max()
     size.plot(
         measured,
         lanes,
@@ -103,23 +113,32 @@ def noise_plot(report: Report) -> Markup | None:
         label=f"measured, {noise['draws']} draws",
     )
     size.set(
-        xlabel="root mean square of the noise on W in one step, Frobenius norm",
-        xlim=(0, 1.08 * max(measured.max(), closed.max())),
+        xlabel="root mean square of the noise on W in one step, Frobenius norm", xlim=(0, 1.08 * largest)
     )
     size.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0, handlelength=1.2)
+    _label_kinds(size, kinds, lanes)
+    beside = ", measured against closed form" if compared else ""
+    return inline_svg(figure, f"noise on the weights{beside}, for each module")
+
+
+def _plot_ratios(
+    axes: Axes,
+    ratios: np.ndarray,
+    lanes: np.ndarray,
+    noise: Mapping[str, Any],
+    modules: Sequence[Mapping[str, Any]],
+) -> None:
     if noise["intrinsic"]:  # chi-square with r (m + n - r) degrees of freedom a draw (PRISM Theorem 3.1)
         freedom = np.array([m["r"] * (m["m"] + m["n"] - m["r"]) for m in modules])
         spread = 1.96 / np.sqrt(2 * noise["draws"] * freedom)
-        ratio.barh(lanes, 2 * spread, 1.0, left=-spread, color=ACCENT, alpha=0.18, linewidth=0)
-    ratio.axvline(0, color=ACCENT, linewidth=1)
-    ratio.plot(measured / closed - 1, lanes, "o", color=INK, markersize=3, markeredgewidth=0)
-    ratio.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=1, symbol=" %"))
-    ratio.xaxis.set_major_locator(MaxNLocator(4, symmetric=True))
-    ratio.set_xlabel("measured against closed form")
-    _label_kinds(size, kinds, lanes)
-    ratio.tick_params(labelleft=False, left=False)
-    ratio.grid(visible=False, axis="y")
-    return inline_svg(figure, "noise on the weights, measured against closed form, for each module")
+        axes.barh(lanes, 2 * spread, 1.0, left=-spread, color=ACCENT, alpha=0.18, linewidth=0)
+    axes.axvline(0, color=ACCENT, linewidth=1)
+    axes.plot(ratios, lanes, "o", color=INK, markersize=3, markeredgewidth=0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=1, symbol=" %"))
+    axes.xaxis.set_major_locator(MaxNLocator(4, symmetric=True))
+    axes.set_xlabel("measured against closed form")
+    axes.tick_params(labelleft=False, left=False)
+    axes.grid(visible=False, axis="y")
 
 
 @in_style
