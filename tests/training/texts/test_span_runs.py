@@ -12,6 +12,7 @@ from torch import Tensor
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.cli.memory import estimate_memory
 from privlora.config import settings_from
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, RunError
@@ -152,6 +153,16 @@ def test_public_gradients_can_be_kept_in_half_the_memory() -> None:
     wrong["method"] = {"name": "prism"}
     with pytest.raises(ConfigError, match="'prism' keeps no gradients of public texts"):
         build_parts(settings_from(wrong, source="test"), tiny_model())
+
+
+@by_name
+def test_the_plan_says_how_much_memory_public_gradients_take(name: str) -> None:
+    parts = build_parts(settings(name), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+    kept = parts.coordinates.inner.entries()
+    synthesis = {"generator": "file", "file": "public.jsonl", "seeds": N, "variations": 0}
+    given = settings(name).model_dump(exclude_unset=True) | {"synthesis": synthesis}
+    planned = estimate_memory(settings_from(given, source="test"), METHODS[name], tiny_model())
+    assert planned.public_bytes == 4 * N * kept
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
