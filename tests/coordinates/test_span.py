@@ -358,8 +358,8 @@ def test_public_texts_go_through_the_model_together_and_units_alone(monkeypatch:
     monkeypatch.setattr("privlora.coordinates.span._BYTES", 10 * 4 * p)  # public ones take half
     passes.clear()
     space.prepare()
-    assert max(passes) == 5
-    assert sum(passes) == N
+    assert max(passes) <= 5
+    assert (len(passes), sum(passes)) == (2, N)
     passes.clear()
     micro_batch_gradients(space.adapter, one_batch(uneven_examples()[:3]))
     assert passes == [1, 1, 1]
