@@ -210,3 +210,64 @@ def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixt
     )
     named = ["plan", config, "method.name=auto"]
     refuses(capsys, config.parent, named, "method 'auto' needs public texts to rehearse on")
+
+
+PUBLIC_TROUBLE = {
+    "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file: "),
+    "another column": (
+        ["synthesis.column=txt"],
+        "synthesis.file, read by synthesis.column: record 1 has no column",
+    ),
+    "too few texts": (
+        ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
+        "has 12 different texts, 12 of which are not used, and 20 are needed",
+    ),
+    "too few for all steps": (["synthesis.seeds=4", "synthesis.variations=1"], "and 36 are needed"),
+    "too few for rounds of votes": (
+        ["method.name=aug-pe", "synthesis.seeds=4", "synthesis.variations=1", "synthesis.lookahead=1"],
+        "and 104 are needed",
+    ),
+    "texts that nothing reads": (["method.name=popri"], "generator=file asks another writer"),
+    "records of several parts": (["data.text='{question} {answer}'"], "synthesis writes whole texts"),
+    "a setting of another row": (["synthesis.requests=3"], "synthesis.requests is read by method popri"),
+    "no function": (
+        ["synthesis.generator=callable", "synthesis.file=null", "synthesis.callable=no_such_module:write"],
+        "no_such_module",
+    ),
+    "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation: "),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_TROUBLE)
+def test_public_texts_that_training_refuses_are_refused(
+    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of `privlora train`, whose own refusals have tests of their own; before anything is loaded."""
+    overrides, words = PUBLIC_TROUBLE[name]
+    public = write_records(folder / "public.jsonl", 12, first=200)
+    texts = {"generator": "file", "file": str(public), "seeds": 3, "variations": 0}
+    given = run_settings(model, folder, privacy={"steps": 8}, method={"name": "span-prism"}, synthesis=texts)
+    config = write_config(folder, given)
+    assert call(capsys, "plan", config).code == 0
+    refuses(capsys, folder, ["plan", config, *overrides], words)
+
+
+def test_texts_that_are_only_released_or_rehearsed_on_are_no_trouble(
+    choosing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`privlora synthesize` makes texts a release, whatever the row; an advice rehearses on them."""
+    released = [
+        "method.name=prism",
+        "synthesis.generator=model",
+        "synthesis.file=null",
+        "synthesis.rehearsals=3",
+    ]
+    assert call(capsys, "plan", choosing, *released).code == 0
+    given = ["plan", choosing, "method.name=prism", "synthesis.rehearsals=3"]
+    refuses(capsys, choosing.parent, given, "generator=file asks another writer")
+
+
+def test_a_row_of_public_texts_without_any_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuses(capsys, config.parent, ["plan", config, "method.name=pe-sgd"], "public texts, and none are given")

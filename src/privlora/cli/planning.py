@@ -18,7 +18,7 @@ from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
-    from privlora.methods import Hyperparameters
+    from privlora.methods import Hyperparameters, Method
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
@@ -40,7 +40,7 @@ def plan(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
+    """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
     refuse_unknown_model(settings.model.name)
     if settings.federation is not None:
@@ -62,6 +62,7 @@ def plan(
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
+        _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
         memory = None if model is None else estimate_memory(settings, method, model)
         with accounting(settings.privacy.steps):
@@ -98,6 +99,28 @@ def plan(
         from privlora.cli.advising import show_advice
 
         show_advice(advice)
+
+
+def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> None:
+    """Raise what `privlora train` would of public files and of the group synthesis. Nothing private is read."""
+    from privlora.training.assembly import refuse_missing_texts, refuse_unused_texts
+    from privlora.training.inputs import check_sources
+    from privlora.training.texts.preferences import refuse_without_trl
+    from privlora.training.texts.synthetic_texts import refuse_unusable_texts
+
+    check_sources(settings, records=())
+    chosen = settings.synthesis
+    if chosen is None:
+        refuse_missing_texts(method)
+        return
+    trained_on = method.public_texts or chosen.warm_start_epochs
+    if trained_on or not advise:  # an advice rehearses on them, whatever the row
+        # Else they are what `privlora synthesize` releases.
+        publish = chosen.model_copy(update={"publish": chosen.publish or not trained_on})
+        refuse_unused_texts(settings.model_copy(update={"synthesis": publish}))
+    if method.tunes_writer:
+        refuse_without_trl()
+    refuse_unusable_texts(settings, method)
 
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:

@@ -266,15 +266,8 @@ def build_parts(
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
         own = public.texts(settings, model, method)
-    if method.public_texts and texts is None and own is None:
-        raise ConfigError(
-            f"method {method.name!r} releases "
-            + ("votes on" if votes else "along the gradients of")
-            + " public texts, and none are given",
-            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
-            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
-            "such as prism",
-        )
+    if texts is None and own is None:
+        refuse_missing_texts(method)
     lora = settings.adapter
     privacy = settings.privacy
     hyper = method.resolve(settings.method, lora.init, privacy.steps, private=privacy.private)
@@ -328,6 +321,20 @@ def texts_evolve(settings: Settings) -> bool:
     if chosen is None or method.public_texts != "evolving":
         return False
     return method.releases == "votes" or chosen.evolve_every > 0
+
+
+def refuse_missing_texts(method: Method) -> None:
+    """Raise ConfigError for a row that leans on public texts: there are none."""
+    if method.public_texts:
+        votes = method.releases == "votes"
+        raise ConfigError(
+            f"method {method.name!r} releases "
+            + ("votes on" if votes else "along the gradients of")
+            + " public texts, and none are given",
+            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
+            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
+            "such as prism",
+        )
 
 
 def refuse_unused_texts(settings: Settings) -> None:
