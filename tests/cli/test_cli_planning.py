@@ -271,3 +271,13 @@ def test_a_row_of_public_texts_without_any_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuses(capsys, config.parent, ["plan", config, "method.name=pe-sgd"], "public texts, and none are given")
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_more_directions_than_texts_are_refused(
+    command: str, choosing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(choosing.parent / "records.jsonl")
+    given = [command, choosing, "method.name=pe-sgd", "synthesis.rehearsals=3", "synthesis.variations=0"]
+    words = "method.top_k=7 is more than the 6 public texts that synthesis.seeds=6 and variations=0 make"
+    refuses(capsys, choosing.parent, [*given, "method.top_k=7"], words, quiet=command == "plan")

@@ -338,8 +338,8 @@ def refuse_missing_texts(method: Method) -> None:
 
 
 def refuse_unused_texts(settings: Settings) -> None:
-    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, or cannot write those that
-    are to be released."""
+    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, cannot write those that are
+    to be released, or has fewer than method.top_k."""
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None:
         return
@@ -356,6 +356,14 @@ def refuse_unused_texts(settings: Settings) -> None:
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",
             why="a setting that is ignored would make two runs look different that are the same",
             fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
+        )
+    directions = settings.method.top_k or 0
+    if method.public_texts and directions > chosen.count:
+        raise ConfigError(
+            f"method.top_k={directions} is more than the {chosen.count} public texts that synthesis.seeds="
+            f"{chosen.seeds} and variations={chosen.variations} make",
+            why="a span has at most one direction a text, so the run would use fewer than its settings say",
+            fix=f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
         )
 
 
