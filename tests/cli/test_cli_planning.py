@@ -281,3 +281,60 @@ def test_more_directions_than_texts_are_refused(
     given = [command, choosing, "method.name=pe-sgd", "synthesis.rehearsals=3", "synthesis.variations=0"]
     words = "method.top_k=7 is more than the 6 public texts that synthesis.seeds=6 and variations=0 make"
     refuses(capsys, choosing.parent, [*given, "method.top_k=7"], words, quiet=command == "plan")
+
+
+def test_memory_of_rows_on_public_texts(
+    choosing: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """N gradients of public texts as a vector holds them, and no more of private ones than go beside them."""
+    given = [choosing, "synthesis.rehearsals=3", "adapter.r=3", "adapter.target_modules=[q_proj]"]
+    layers = [
+        m
+        for name, m in AutoModelForCausalLM.from_pretrained(model).named_modules()
+        if name.endswith("q_proj")
+    ]
+    sides = [m.in_features + m.out_features for m in layers]
+    for row, entries in (
+        ("pe-sgd", sum(3 * s for s in sides)),
+        ("span-prism", sum(3 * (s + 3) for s in sides)),
+    ):
+        memory = call(capsys, "plan", *given, f"method.name={row}", "--json").json["memory"]
+        assert memory["public_bytes"] == 12 * entries * 4
+        captured = sum(3 * s for s in sides)
+        copies = 1 if row == "pe-sgd" else 2  # as captured, and end to end
+        assert memory["gradient_bytes_per_record"] == 4 * (captured + (copies - 1) * entries)
+        assert memory["records_per_micro_batch"] == 4096 // 48
+        assert memory["embedding_bytes"] == memory["cache_bytes"] == 0
+    narrow = [*given, "method.name=pe-sgd", "run.public_gradient_dtype=bfloat16"]
+    assert call(capsys, "plan", *narrow, "--json").json["memory"]["public_bytes"] == 12 * 2 * sum(
+        3 * s for s in sides
+    )
+    assert " MiB (on the device if twice as much is free); " in call(capsys, "plan", *narrow).out
+
+
+def test_few_units_go_beside_few_public_gradients(
+    choosing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.coordinates.span._BYTES", 2**14)
+    found = call(capsys, "plan", choosing, "synthesis.rehearsals=3", "method.name=pe-sgd", "--json").json
+    memory = found["memory"]
+    assert 0 < memory["records_per_micro_batch"] < 4096 // 48
+    assert memory["gradient_bytes"] <= 2**14
+
+
+def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No record's gradient is taken; directions are kept, and the model writes with a cache of keys and values."""
+    given = [choosing, "synthesis.rehearsals=3", "synthesis.generator=model", "synthesis.file=null"]
+    given += ["method.name=aug-pe", "method.learning_rate=0.01"]
+    memory = call(capsys, "plan", *given, "--json").json["memory"]
+    assert memory["gradient_bytes"] == memory["public_bytes"] == memory["gradient_bytes_per_record"] == 0
+    config = AutoModelForCausalLM.from_pretrained(model).config
+    assert memory["embedding_bytes"] == (40 + 12) * config.hidden_size * 8
+    width = config.hidden_size // config.num_attention_heads
+    assert (
+        memory["cache_bytes"] == 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4096 * 4
+    )
+    shown = call(capsys, "plan", *given).out
+    assert "no per-example gradients" in shown
+    assert "keys and values while the model writes texts, up to" in shown
+    assert "directions of records and texts" in shown

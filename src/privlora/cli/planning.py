@@ -312,14 +312,23 @@ def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
         return "unknown: the model is not a local folder"
     mebibyte = 2**20
-    texts = f"public gradients {memory.public_bytes / mebibyte:.0f} MiB; " if memory.public_bytes else ""
-    dense = f"dense updates {memory.update_bytes / mebibyte:.0f} MiB; " if memory.update_bytes else ""
-    return (
-        dense
-        + texts
-        + (
-            f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
-            f"{memory.modules} modules; per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a "
-            f"micro-batch of {memory.records_per_micro_batch} records of full length; activations not counted"
-        )
+
+    def part(name: str, size: int, where: str = "") -> str:
+        return f"{name} {size / mebibyte:.{0 if size >= mebibyte else 2}f} MiB{where}; " if size else ""
+
+    line = (
+        part("dense updates", memory.update_bytes)
+        + part("public gradients", memory.public_bytes, " (on the device if twice as much is free)")
+        + part("directions of records and texts", memory.embedding_bytes)
+        + part("keys and values while the model writes texts, up to", memory.cache_bytes)
+        + f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
+        f"{memory.modules} modules; "
     )
+    if memory.gradient_bytes:
+        line += (
+            f"per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a micro-batch of "
+            f"{memory.records_per_micro_batch} records of full length; "
+        )
+    else:
+        line += "no per-example gradients; "
+    return line + "activations not counted"

@@ -88,6 +88,11 @@ class Coordinates(ABC):
         """Number of coordinates = E||standard_normal||^2."""
 
     @classmethod
+    def entries_of(cls, adapter: LowRankAdapter) -> int:
+        """How many numbers a vector holds, see ``entries``; of spaces in which public gradients are taken."""
+        return cls.dimension_of(adapter)
+
+    @classmethod
     def event_layers_of(cls, adapter: Callable[[], LowRankAdapter]) -> tuple[tuple[int, int], ...]:
         """StepEvent.projections of a release; () if the accounting is that of the plain Gaussian mechanism.
 
