@@ -29,6 +29,7 @@ from privlora.training.identity import identify, keep_identity, refuse_others
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
 
 if TYPE_CHECKING:
@@ -324,7 +325,8 @@ def train_run(
     on_choice: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Start a run. Everything that can be refused is refused before the run folder exists.
+    """Start a run. Everything that can be refused is refused before the run folder exists. An earlier start that failed
+    there before anything was charged is replaced.
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
     `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
@@ -338,7 +340,7 @@ def train_run(
             why="its release would be taken for that of the finished run, and what it cost forgotten",
             fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
         )
-    RunFolder(Path(settings.run.output)).refuse_if_used()
+    refuse_if_spent(RunFolder(Path(settings.run.output)))
     settings = settings.located()
     _check_sources(settings, records, evaluation)
     plan = plan_run(settings, model)
@@ -455,6 +457,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, *, fresh: bool) -
         parts = build_parts(settings, model, PublicStart(tokenizer, given.generator))
         with parts.adapter:
             if fresh:
+                make_room(folder)
                 folder.create(protects=settings.privacy.protects)
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
                 keep_choice(folder, chosen)

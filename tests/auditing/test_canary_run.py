@@ -11,6 +11,7 @@ import torch
 from audit_cases import setting
 from tiny_models import tiny_model, tiny_tokenizer
 
+from privlora.accounting import read_ledger
 from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.adapters import LowRankAdapter
 from privlora.auditing.canary_run import MARK, audit_run, read_state
@@ -30,7 +31,9 @@ from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
+from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted, StepReport
+from privlora.training.takeover import refuse_if_spent
 
 RECORDS = [{"text": f"case {n} came in."} for n in range(20)]
 # Those of a few directions have no room for canaries that do not get into each other's way.
@@ -227,3 +230,43 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a" / "private" / "canaries.safetensors").write_bytes(b"nonsense")
     with pytest.raises(RunError, match="cannot be read"):
         read_state(tmp_path / "a")
+
+
+def test_an_audit_that_failed_before_it_charged_anything_is_replaced(tmp_path: Path) -> None:
+    """Its canaries were in no release; new settings draw new ones. With a charge it stays as it is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RunError("the device is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("privlora.training.loop.build_step", fail)
+        with pytest.raises(RunError, match="the device is gone"):
+            audited(tmp_path)
+    seed = read_state(tmp_path).seed
+    with pytest.raises(RunError, match="holds a run already"):
+        RunFolder(tmp_path).refuse_if_used()
+    with pytest.raises(RunError, match="is not left by a start"):  # of no ordinary run
+        refuse_if_spent(RunFolder(tmp_path))
+    audited(tmp_path, steps=2)
+    again = read_state(tmp_path)
+    assert (again.seed != seed, again.releases) == (True, 2)
+    with pytest.raises(RunError, match=r"holds another run.*give the settings and canaries of that audit"):
+        audited(tmp_path)
+    assert read_ledger(tmp_path / "release/ledger.jsonl").charges == 2
+
+
+def test_canaries_that_were_scored_keep_the_folder_under_an_older_ledger(tmp_path: Path) -> None:
+    audited(tmp_path)
+    folder = RunFolder(tmp_path)
+    folder.ledger.write_bytes(folder.ledger.read_bytes().splitlines(keepends=True)[0])
+    for path in (folder.checkpoint, folder.private_losses):
+        path.unlink()
+    with pytest.raises(RunError, match="scored on releases"):
+        audited(tmp_path, steps=2)
+
+
+def test_an_audit_takes_no_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/config.resolved.yaml").write_text("x: 1")
+    with pytest.raises(RunError, match="holds another run"):
+        audited(tmp_path)

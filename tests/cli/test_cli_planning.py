@@ -210,3 +210,131 @@ def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixt
     )
     named = ["plan", config, "method.name=auto"]
     refuses(capsys, config.parent, named, "method 'auto' needs public texts to rehearse on")
+
+
+PUBLIC_TROUBLE = {
+    "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file: "),
+    "another column": (
+        ["synthesis.column=txt"],
+        "synthesis.file, read by synthesis.column: record 1 has no column",
+    ),
+    "too few texts": (
+        ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
+        "has 12 different texts, 12 of which are not used, and 20 are needed",
+    ),
+    "too few for all steps": (["synthesis.seeds=4", "synthesis.variations=1"], "and 36 are needed"),
+    "too few for rounds of votes": (
+        ["method.name=aug-pe", "synthesis.seeds=4", "synthesis.variations=1", "synthesis.lookahead=1"],
+        "and 104 are needed",
+    ),
+    "texts that nothing reads": (["method.name=popri"], "generator=file asks another writer"),
+    "records of several parts": (["data.text='{question} {answer}'"], "synthesis writes whole texts"),
+    "a setting of another row": (["synthesis.requests=3"], "synthesis.requests is read by method popri"),
+    "no function": (
+        ["synthesis.generator=callable", "synthesis.file=null", "synthesis.callable=no_such_module:write"],
+        "no_such_module",
+    ),
+    "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation: "),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_TROUBLE)
+def test_public_texts_that_training_refuses_are_refused(
+    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of `privlora train`, whose own refusals have tests of their own; before anything is loaded."""
+    overrides, words = PUBLIC_TROUBLE[name]
+    public = write_records(folder / "public.jsonl", 12, first=200)
+    texts = {"generator": "file", "file": str(public), "seeds": 3, "variations": 0}
+    given = run_settings(model, folder, privacy={"steps": 8}, method={"name": "span-prism"}, synthesis=texts)
+    config = write_config(folder, given)
+    assert call(capsys, "plan", config).code == 0
+    refuses(capsys, folder, ["plan", config, *overrides], words)
+
+
+def test_texts_that_are_only_released_or_rehearsed_on_are_no_trouble(
+    choosing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`privlora synthesize` makes texts a release, whatever the row; an advice rehearses on them."""
+    released = [
+        "method.name=prism",
+        "synthesis.generator=model",
+        "synthesis.file=null",
+        "synthesis.rehearsals=3",
+    ]
+    assert call(capsys, "plan", choosing, *released).code == 0
+    given = ["plan", choosing, "method.name=prism", "synthesis.rehearsals=3"]
+    refuses(capsys, choosing.parent, given, "generator=file asks another writer")
+
+
+def test_a_row_of_public_texts_without_any_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuses(capsys, config.parent, ["plan", config, "method.name=pe-sgd"], "public texts, and none are given")
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_more_directions_than_texts_are_refused(
+    command: str, choosing: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(choosing.parent / "records.jsonl")
+    given = [command, choosing, "method.name=pe-sgd", "synthesis.rehearsals=3", "synthesis.variations=0"]
+    words = "method.top_k=7 is more than the 6 public texts that synthesis.seeds=6 and variations=0 make"
+    refuses(capsys, choosing.parent, [*given, "method.top_k=7"], words, quiet=command == "plan")
+
+
+def test_memory_of_rows_on_public_texts(
+    choosing: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """N gradients of public texts as a vector holds them, and no more of private ones than go beside them."""
+    given = [choosing, "synthesis.rehearsals=3", "adapter.r=3", "adapter.target_modules=[q_proj]"]
+    layers = [
+        m
+        for name, m in AutoModelForCausalLM.from_pretrained(model).named_modules()
+        if name.endswith("q_proj")
+    ]
+    sides = [m.in_features + m.out_features for m in layers]
+    for row, entries in (
+        ("pe-sgd", sum(3 * s for s in sides)),
+        ("span-prism", sum(3 * (s + 3) for s in sides)),
+    ):
+        memory = call(capsys, "plan", *given, f"method.name={row}", "--json").json["memory"]
+        assert memory["public_bytes"] == 12 * entries * 4
+        captured = sum(3 * s for s in sides)
+        copies = 1 if row == "pe-sgd" else 2  # as captured, and end to end
+        assert memory["gradient_bytes_per_record"] == 4 * (captured + (copies - 1) * entries)
+        assert memory["records_per_micro_batch"] == 4096 // 48
+        assert memory["embedding_bytes"] == memory["cache_bytes"] == 0
+    narrow = [*given, "method.name=pe-sgd", "run.public_gradient_dtype=bfloat16"]
+    assert call(capsys, "plan", *narrow, "--json").json["memory"]["public_bytes"] == 12 * 2 * sum(
+        3 * s for s in sides
+    )
+    assert " MiB (on the device if twice as much is free); " in call(capsys, "plan", *narrow).out
+
+
+def test_few_units_go_beside_few_public_gradients(
+    choosing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.coordinates.span._BYTES", 2**14)
+    found = call(capsys, "plan", choosing, "synthesis.rehearsals=3", "method.name=pe-sgd", "--json").json
+    memory = found["memory"]
+    assert 0 < memory["records_per_micro_batch"] < 4096 // 48
+    assert memory["gradient_bytes"] <= 2**14
+
+
+def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No record's gradient is taken; directions are kept, and the model writes with a cache of keys and values."""
+    given = [choosing, "synthesis.rehearsals=3", "synthesis.generator=model", "synthesis.file=null"]
+    given += ["method.name=aug-pe", "method.learning_rate=0.01"]
+    memory = call(capsys, "plan", *given, "--json").json["memory"]
+    assert memory["gradient_bytes"] == memory["public_bytes"] == memory["gradient_bytes_per_record"] == 0
+    config = AutoModelForCausalLM.from_pretrained(model).config
+    assert memory["embedding_bytes"] == (40 + 12) * config.hidden_size * 8
+    width = config.hidden_size // config.num_attention_heads
+    assert (
+        memory["cache_bytes"] == 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4096 * 4
+    )
+    shown = call(capsys, "plan", *given).out
+    assert "no per-example gradients" in shown
+    assert "keys and values while the model writes texts, up to" in shown
+    assert "directions of records and texts" in shown

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, run_settings, write_config
+from cli_cases import call, check, run_settings, write_config, write_records
 
 from privlora.accounting import read_ledger
 from privlora.training.loop import StepReport
@@ -171,3 +171,18 @@ def test_evaluations_are_shown_and_kept(finished: Path) -> None:
         json.loads(line) for line in (finished / "run/release/evaluations.jsonl").read_text().splitlines()
     ]
     assert [row["step"] for row in rows] == [0, 3]
+
+
+def test_a_start_that_failed_makes_room_for_mended_settings(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    public = write_records(folder / "public.jsonl", 12, first=200)
+    texts = {"generator": "file", "file": str(public), "seeds": 20, "variations": 0}
+    config = write_config(folder, run_settings(model, folder, method={"name": "span-prism"}, synthesis=texts))
+    failed = call(capsys, "train", config)
+    check(failed, "synthesis.file has 12 different texts")
+    assert read_ledger(folder / "run/release/ledger.jsonl").charges == 0
+    mended = call(capsys, "train", config, "synthesis.seeds=6")
+    assert mended.code == 0, mended.err
+    assert f"{folder / 'run'}: an earlier start failed there before anything was charged" in caplog.text
+    check(call(capsys, "train", config, "synthesis.seeds=5"), "its ledger shows charges", "privlora resume")

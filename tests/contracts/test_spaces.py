@@ -81,6 +81,13 @@ def test_the_effect_of_a_vector_goes_with_the_gradient(variant: tuple[str, str],
         assert float((gradient * (left @ right.mT)).sum()) == pytest.approx(widened * inner, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["pe-sgd", "span-prism", "pdp-sgd", "gep"])
+def test_the_entries_of_public_gradients_are_known_before_they_are_taken(name: str) -> None:
+    coordinates, _ = build(METHODS[name], LowRankAdapter(tiny_model(), rank=2))
+    assert isinstance(coordinates, SpanSpace)
+    assert coordinates.inner.entries() == coordinates.inner_kind.entries_of(coordinates.adapter)
+
+
 @by_space
 def test_the_plan_counts_the_numbers_that_are_noised(variant: tuple[str, str]) -> None:
     memory = estimate_memory(settings(variant[0]), find_method(variant[0]), tiny_model())

@@ -13,7 +13,7 @@ from privlora.accounting.accountants import (
 from privlora.accounting.budget import BudgetStatement, RunBudget, compose_ledgers
 from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, Sampling, StepEvent, TruncatedPoissonSampling
-from privlora.accounting.ledger import Ledger
+from privlora.accounting.ledger import Ledger, locked_charges
 from privlora.accounting.ledger_format import LedgerSummary, Plan, read_ledger
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "compose_ledgers",
     "delta_of",
     "epsilon",
+    "locked_charges",
     "read_ledger",
 ]

@@ -12,6 +12,8 @@ import json
 import os
 import secrets
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -218,6 +220,29 @@ class Ledger:
             ) from error
         self._head, self._size = digest(line), self._size + len(line)
         return self._head
+
+
+@contextmanager
+def locked_charges(path: str | os.PathLike[str]) -> Iterator[int]:
+    """How many charges the ledger at `path` shows; inside, nobody can add one. Nothing is written.
+
+    A last line that a crash cut short counts as a charge, though its release never happened.
+
+    Raises:
+        RunError: there is no such ledger, or another process holds it.
+        PrivacyError: a line was changed, removed or is not understood.
+    """
+    path = Path(path)
+    file = _open_locked(path, 0)
+    try:
+        content = path.read_bytes()
+        charges = 0
+        if b"\n" in content:  # without a whole plan nothing can be charged
+            summary, _, size = parse_ledger(path, content)
+            charges = summary.charges + (size < len(content))
+        yield charges
+    finally:
+        os.close(file)
 
 
 def _open_locked(path: Path, flags: int) -> int:

@@ -23,9 +23,11 @@ from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.takeover import make_room, refuse_if_spent
 
 KINDS = ("gradient", *TEXT_CANARIES)
 _STATE = "canaries.safetensors"
+_GO_ON = "give the settings and canaries of that audit, or another folder"
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
 _WARNING = """This run was trained with canaries, to audit the training. Publish nothing of it.
 
@@ -160,27 +162,59 @@ def refuse_settings(settings: Settings) -> None:
         raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")
 
 
-def open_audit(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> CanaryState:
-    """The canaries of this folder: drawn, or those of an audit with the same settings. kind: what they are.
+def open_audit(
+    folder: RunFolder, settings: Settings, kind: str, canaries: int, also: Sequence[Path] = ()
+) -> CanaryState:
+    """The canaries of this folder: drawn, or those of an audit with the same settings. kind: what they are. also: files
+    that an audit of this kind keeps before it trains.
 
-    Raises RunError where the folder holds another run, or nothing can be written.
+    An audit with other settings that failed before anything was charged is replaced. Raises RunError where the folder
+    holds another run, or nothing can be written.
     """
     path = folder.private / _STATE
-    mark = f"{_WARNING}\ncanaries: {canaries} {kind}\n"
-    if not folder.settings.exists():
-        state = CanaryState.draw(canaries)
-        folder.create(protects=settings.privacy.protects)
-        write_atomically(folder.release / MARK, mark)
-        state.save(path)
-        # Last: from here on there is an audit to resume.
-        write_atomically(folder.settings, settings.to_yaml())
-        return state
-    same = folder.settings.read_text(encoding="utf-8") == settings.to_yaml()
-    marked = folder.release / MARK
-    if not same or not marked.exists() or marked.read_text(encoding="utf-8") != mark:
+    if goes_on(folder, settings, kind, canaries):
+        return CanaryState.load(path)
+    refuse_another(folder, also)
+    make_room(folder, _own(folder, also), _GO_ON)
+    state = CanaryState.draw(canaries)
+    folder.create(protects=settings.privacy.protects)
+    write_atomically(folder.release / MARK, _mark(kind, canaries))
+    state.save(path)
+    # Last: from here on there is an audit to resume.
+    write_atomically(folder.settings, settings.to_yaml())
+    return state
+
+
+def refuse_another(folder: RunFolder, also: Sequence[Path] = ()) -> None:
+    """Raise RunError if the folder holds a run that an audit may not replace. also: of ``open_audit``."""
+    path = folder.private / _STATE
+    spent = path.exists() and CanaryState.load(path).releases
+    if spent or (folder.settings.exists() and not folder.is_audit):
         raise RunError(
             f"{str(folder.root)!r} holds another run",
-            why="an audit goes on with the canaries that it began with",
-            fix="give the settings and canaries of that audit, or another folder",
+            why="its canaries were scored on releases, which must not be forgotten"
+            if spent
+            else "an audit goes on with the canaries that it began with, and there are none",
+            fix=_GO_ON,
         )
-    return CanaryState.load(path)
+    refuse_if_spent(folder, _own(folder, also), _GO_ON)
+
+
+def goes_on(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> bool:
+    """Whether the folder holds an audit with these settings and canaries."""
+    marked = folder.release / MARK
+    return (
+        folder.settings.exists()
+        and marked.exists()
+        and folder.settings.read_text(encoding="utf-8") == settings.to_yaml()
+        and marked.read_text(encoding="utf-8") == _mark(kind, canaries)
+    )
+
+
+def _own(folder: RunFolder, also: Sequence[Path]) -> list[Path]:
+    """What an audit writes before it trains."""
+    return [folder.private / _STATE, folder.release / MARK, *also]
+
+
+def _mark(kind: str, canaries: int) -> str:
+    return f"{_WARNING}\ncanaries: {canaries} {kind}\n"

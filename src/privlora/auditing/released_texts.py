@@ -18,8 +18,10 @@ import torch
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.auditing.bounds import one_run_epsilon
 from privlora.auditing.canary_run import (
+    goes_on,
     open_audit,
     plan_of_audit,
+    refuse_another,
     refuse_settings,
     save_state,
 )
@@ -166,9 +168,12 @@ def audit_texts(
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer, generator))
         with parts.adapter:
-            if not (folder.settings.exists() and kept.exists()):
+            same = goes_on(folder, settings, _kind(writer), canaries)
+            if not same:
+                refuse_another(folder, [kept])
+            if not (same and kept.exists()):
                 public = _first_texts(parts, writer, tokenizer, canaries)
-            state = open_audit(folder, settings, _kind(writer), canaries)
+            state = open_audit(folder, settings, _kind(writer), canaries, [kept])
             if public:
                 wide = settings.data.model_copy(update={"max_length": 10**6})
 

@@ -9,7 +9,7 @@ import torch
 
 from privlora.config import Settings
 from privlora.coordinates import SpanSpace
-from privlora.coordinates.span import EncodedSpace
+from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
 from privlora.training.models import adapter_for
 
@@ -27,11 +27,17 @@ class MemoryEstimate:
         trained_numbers: coordinates of a release: of each module r (m + n - r) in tangent space, r (m + n) in
             factors, r m in one factor and through a projection. Without those that are one a public text.
         adapter_bytes: the exported factors, float32.
-        gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32.
-        records_per_micro_batch: records of max_length tokens that fit; shorter ones are more.
+        gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32, as often as
+            they are held at once; 0 where votes are released, since no record's gradient is taken.
+        records_per_micro_batch: records of max_length tokens that fit; shorter ones are more. Of rows on public texts
+            no more than what is left beside the gradients of these.
         gradient_bytes: per-example gradients of such a micro-batch.
         update_bytes: dense updates, float32, and the weights with them, in the model's dtype; 0 for most methods.
-        public_bytes: the gradients of public texts that a method leans on, as they are kept; 0 for most methods.
+        public_bytes: the gradients of public texts that a method leans on, as they are kept: on the device, in the
+            machine's memory or in a file, where twice as much is free; 0 for most methods.
+        embedding_bytes: of votes, the directions of public_dataset_size records and of the texts, float64, in the base
+            model's width; 0 without votes, or where synthesis.embedding names a model.
+        cache_bytes: keys and values of a batch of texts that the model writes; 0 where it writes none.
     """
 
     model_parameters: int
@@ -44,6 +50,8 @@ class MemoryEstimate:
     gradient_bytes: int
     update_bytes: int
     public_bytes: int
+    embedding_bytes: int
+    cache_bytes: int
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -62,26 +70,55 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
     records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
+    kind = method.coordinates
+    votes = method.releases == "votes"
+    texts = 0 if settings.synthesis is None else settings.synthesis.count
+    directions = public = 0
+    held = 0 if votes else factors  # numbers of a record's gradient
+    if issubclass(kind, SpanSpace) and not votes:
+        entries = kind.inner_kind.entries_of(adapter)
+        wide = 2 if settings.run.public_gradient_dtype == "bfloat16" else max(4, dtype.itemsize)
+        public = texts * entries * wide
+        if issubclass(kind, EncodedSpace):
+            copies = copies_of(kind.inner_kind)
+            held += (copies - 1) * entries  # end to end, beside what is captured
+            records = min(records, units_beside(entries, public, copies))
+            # At most, where they are chosen; of them an adapter does not know.
+            directions = min(int(hyper.settings.get("top_k", 0)) or texts, texts)
     if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
         records = max(records, settings.privacy.max_records_per_user)
-    kind = method.coordinates
-    texts = 0 if settings.synthesis is None else settings.synthesis.count
-    directions = 0
-    if issubclass(kind, EncodedSpace):  # of them an adapter does not know
-        directions = min(
-            int(hyper.settings.get("top_k", 0)) or texts, texts
-        )  # at most, where they are chosen
-    number = 2 if settings.run.public_gradient_dtype == "bfloat16" else 4
-    public = texts * kind.inner_kind.entries_of(adapter) * number if issubclass(kind, SpanSpace) else 0
+    each = held * _GRADIENT_BYTES
     return MemoryEstimate(
         model_parameters=numbers,
         weight_bytes=numbers * dtype.itemsize,
         modules=len(adapter.sites),
         trained_numbers=kind.dimension_of(adapter) + directions,
         adapter_bytes=factors * 4,
-        gradient_bytes_per_record=factors * _GRADIENT_BYTES,
+        gradient_bytes_per_record=each,
         records_per_micro_batch=records,
-        gradient_bytes=factors * _GRADIENT_BYTES * records,
+        gradient_bytes=each * records,
         update_bytes=dense * (4 + dtype.itemsize),
         public_bytes=public,
+        embedding_bytes=_embedding_bytes(settings, model) if votes else 0,
+        cache_bytes=_cache_bytes(settings, model, dtype),
     )
+
+
+def _embedding_bytes(settings: Settings, model: Any) -> int:
+    chosen = settings.synthesis
+    if chosen is None or chosen.embedding is not None:
+        return 0
+    texts = chosen.requests * chosen.answers if settings.method.name == "popri" else chosen.count
+    return int((settings.privacy.n + texts) * model.config.hidden_size * 8)
+
+
+def _cache_bytes(settings: Settings, model: Any, dtype: torch.dtype) -> int:
+    """Of as many tokens as a micro-batch has, or those of one text if that is more."""
+    chosen = settings.synthesis
+    if chosen is None or chosen.generator != "model":
+        return 0
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    tokens = max(settings.run.tokens_per_micro_batch, chosen.max_new_tokens)
+    return int(2 * config.num_hidden_layers * heads * width * tokens * dtype.itemsize)

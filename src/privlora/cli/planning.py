@@ -18,7 +18,7 @@ from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
-    from privlora.methods import Hyperparameters
+    from privlora.methods import Hyperparameters, Method
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
@@ -40,7 +40,7 @@ def plan(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no record."""
+    """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
     refuse_unknown_model(settings.model.name)
     if settings.federation is not None:
@@ -62,6 +62,7 @@ def plan(
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
+        _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
         memory = None if model is None else estimate_memory(settings, method, model)
         with accounting(settings.privacy.steps):
@@ -98,6 +99,28 @@ def plan(
         from privlora.cli.advising import show_advice
 
         show_advice(advice)
+
+
+def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> None:
+    """Raise what `privlora train` would of public files and of the group synthesis. Nothing private is read."""
+    from privlora.training.assembly import refuse_missing_texts, refuse_unused_texts
+    from privlora.training.inputs import check_sources
+    from privlora.training.texts.preferences import refuse_without_trl
+    from privlora.training.texts.synthetic_texts import refuse_unusable_texts
+
+    check_sources(settings, records=())
+    chosen = settings.synthesis
+    if chosen is None:
+        refuse_missing_texts(method)
+        return
+    trained_on = method.public_texts or chosen.warm_start_epochs
+    if trained_on or not advise:  # an advice rehearses on them, whatever the row
+        # Else they are what `privlora synthesize` releases.
+        publish = chosen.model_copy(update={"publish": chosen.publish or not trained_on})
+        refuse_unused_texts(settings.model_copy(update={"synthesis": publish}))
+    if method.tunes_writer:
+        refuse_without_trl()
+    refuse_unusable_texts(settings, method)
 
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
@@ -289,14 +312,23 @@ def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
         return "unknown: the model is not a local folder"
     mebibyte = 2**20
-    texts = f"public gradients {memory.public_bytes / mebibyte:.0f} MiB; " if memory.public_bytes else ""
-    dense = f"dense updates {memory.update_bytes / mebibyte:.0f} MiB; " if memory.update_bytes else ""
-    return (
-        dense
-        + texts
-        + (
-            f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
-            f"{memory.modules} modules; per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a "
-            f"micro-batch of {memory.records_per_micro_batch} records of full length; activations not counted"
-        )
+
+    def part(name: str, size: int, where: str = "") -> str:
+        return f"{name} {size / mebibyte:.{0 if size >= mebibyte else 2}f} MiB{where}; " if size else ""
+
+    line = (
+        part("dense updates", memory.update_bytes)
+        + part("public gradients", memory.public_bytes, " (on the device if twice as much is free)")
+        + part("directions of records and texts", memory.embedding_bytes)
+        + part("keys and values while the model writes texts, up to", memory.cache_bytes)
+        + f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
+        f"{memory.modules} modules; "
     )
+    if memory.gradient_bytes:
+        line += (
+            f"per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a micro-batch of "
+            f"{memory.records_per_micro_batch} records of full length; "
+        )
+    else:
+        line += "no per-example gradients; "
+    return line + "activations not counted"

@@ -73,6 +73,11 @@ def units_beside(entries: int, kept: int, copies: int) -> int:
     return rows if rows < _TILE else rows - rows % _TILE
 
 
+def copies_of(inner: type[Coordinates]) -> int:
+    """How often a unit's gradient in such coordinates is held at once."""
+    return 1 if inner.entrywise else 2
+
+
 def _alone(space: Coordinates, captured: Captured, unit: int) -> Sums:
     sums: Sums = []
     start = 0
@@ -205,7 +210,7 @@ class EncodedSpace(SpanSpace):
     @property
     def _copies(self) -> int:
         """How often a unit's gradient is held at once: as captured, and end to end where that is not read in place."""
-        return 1 if self.inner.entrywise else 2
+        return copies_of(type(self.inner))
 
     @abstractmethod
     def _columns_of(self, rows: Rows) -> Tensor:

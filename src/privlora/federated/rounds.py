@@ -29,6 +29,11 @@ from privlora.training.loop import Interrupted, stop_on_signal
 
 _log = logging.getLogger(__name__)
 
+_AFTER_ROUND: Final = (
+    "stopping after this round, and saving. A second Ctrl-C stops at once: the round is then void, and what it charged "
+    "stays charged"
+)
+
 _SHOWN = 10  # rounds that a line names
 
 SECRET: Final = (
@@ -84,7 +89,7 @@ class Rounds:
         begun = self.history.begun
         if begun == 0:
             self._evaluate(0)
-        with stop_on_signal() as stop:
+        with stop_on_signal(_AFTER_ROUND) as stop:
             for number, asked in enumerate(self._participants(), start=1):
                 if number <= begun:
                     continue

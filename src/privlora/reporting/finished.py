@@ -23,6 +23,7 @@ from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import refuse_another_model
 from privlora.training.inputs import text_column
 from privlora.training.models import given_or_loaded, unchanged_afterwards
+from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, gather_texts
 
 
@@ -69,13 +70,14 @@ def texts_of_finished_run(
         summary = read_ledger(source.ledger)
         check_same_run(report["statement"], summary)
     if fresh:
-        folder.refuse_if_used()
+        refuse_if_spent(folder)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     refuse_another_model(source, model)
     with unchanged_afterwards(model):
         adapted = _with_adapter(model, source.release)
         try:
             if fresh:
+                make_room(folder)
                 folder.create(protects=report["stamp"]["reason"] is None)
                 write_atomically(folder.settings, settings.to_yaml())
             texts = gather_texts(

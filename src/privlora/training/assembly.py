@@ -266,15 +266,8 @@ def build_parts(
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
         own = public.texts(settings, model, method)
-    if method.public_texts and texts is None and own is None:
-        raise ConfigError(
-            f"method {method.name!r} releases "
-            + ("votes on" if votes else "along the gradients of")
-            + " public texts, and none are given",
-            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
-            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
-            "such as prism",
-        )
+    if texts is None and own is None:
+        refuse_missing_texts(method)
     lora = settings.adapter
     privacy = settings.privacy
     hyper = method.resolve(settings.method, lora.init, privacy.steps, private=privacy.private)
@@ -330,9 +323,23 @@ def texts_evolve(settings: Settings) -> bool:
     return method.releases == "votes" or chosen.evolve_every > 0
 
 
+def refuse_missing_texts(method: Method) -> None:
+    """Raise ConfigError for a row that leans on public texts: there are none."""
+    if method.public_texts:
+        votes = method.releases == "votes"
+        raise ConfigError(
+            f"method {method.name!r} releases "
+            + ("votes on" if votes else "along the gradients of")
+            + " public texts, and none are given",
+            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
+            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
+            "such as prism",
+        )
+
+
 def refuse_unused_texts(settings: Settings) -> None:
-    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, or cannot write those that
-    are to be released."""
+    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, cannot write those that are
+    to be released, or has fewer than method.top_k."""
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None:
         return
@@ -349,6 +356,14 @@ def refuse_unused_texts(settings: Settings) -> None:
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",
             why="a setting that is ignored would make two runs look different that are the same",
             fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
+        )
+    directions = settings.method.top_k or 0
+    if method.public_texts and directions > chosen.count:
+        raise ConfigError(
+            f"method.top_k={directions} is more than the {chosen.count} public texts that synthesis.seeds="
+            f"{chosen.seeds} and variations={chosen.variations} make",
+            why="a span has at most one direction a text, so the run would use fewer than its settings say",
+            fix=f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
         )
 
 

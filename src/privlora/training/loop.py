@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -25,6 +26,8 @@ from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
 from privlora.training.texts.voting import take_votes
 from privlora.training.texts.warm_start import warm_start
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
     begun = time.perf_counter()
     if ledger.charges == 0 and not publish:
         _evaluate(parts, data, folder, 0, observer)
-    with stop_on_signal() as stop:
+    with stop_on_signal(_AFTER_ROUND) as stop:
 
         def save() -> None:
             nonlocal begun
@@ -257,18 +260,36 @@ def _keep_private_loss(
         observer.on_private_loss(mark.step, loss)
 
 
+_AFTER_STEP: Final = (
+    "stopping after this step, or at its next public text, and saving. A second Ctrl-C stops at once: what is charged "
+    "by then and not saved stays charged, and is lost"
+)
+_AFTER_ROUND: Final = (
+    "stopping after this round, and saving. A second Ctrl-C stops at once: a round that is charged by then and not "
+    "saved stays charged, and is lost"
+)
+
+
 @contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT or SIGTERM sets; a second signal acts as usual. Only the main thread may do this."""
+def stop_on_signal(words: str = _AFTER_STEP) -> Iterator[threading.Event]:
+    """An event that SIGINT or SIGTERM sets; a second signal acts as usual. Only the main thread may do this.
+
+    words: logged as a warning at the first signal, since what is under way may take minutes.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    telling: list[threading.Thread] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, old[signal.Signals(number)])
+        if not telling:
+            # Not here: what the signal broke into may be half-way through a line of its own.
+            telling.append(threading.Thread(target=_log.warning, args=("%s", words), daemon=True))
+            telling[0].start()
 
     for number in old:
         signal.signal(number, ask)
@@ -277,3 +298,5 @@ def stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        for thread in telling:
+            thread.join()

@@ -18,6 +18,10 @@ from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted, stop_on_signal
 
 _AT_ONCE: Final = 32  # texts between two savings
+_AFTER_TEXTS: Final = (
+    "stopping after the texts that are being written, and saving. A second Ctrl-C stops at once: these texts are "
+    "written again, which costs nothing"
+)
 _ROUNDS: Final = 8  # in which as many texts may be asked for as are wanted
 
 Progress = Callable[[int, int], None]
@@ -81,7 +85,7 @@ def gather_texts(
         save_checkpoint(folder.sampled, states, Mark(asked, run_id, None))
 
     save()
-    with stop_on_signal() as stop:
+    with stop_on_signal(_AFTER_TEXTS) as stop:
         while len(found) < wanted and asked < _ROUNDS * wanted:
             count = min(_AT_ONCE, wanted - len(found))
             if len(seeds):

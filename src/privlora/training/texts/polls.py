@@ -21,6 +21,7 @@ from privlora.synthesis.rounds import Proposer
 from privlora.synthesis.votes import Encoder, NearestVotes, similarity_scores
 from privlora.training.assembly import Parts
 from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
+from privlora.training.texts.synthetic_texts import texts_of_rounds
 from privlora.training.texts.warm_start import train_on_texts
 
 _CHOICES: Final = 2**63 + 2**60  # streams of the public seed: apart from warm starts and rehearsals
@@ -51,8 +52,7 @@ def aug_pe(parts: Parts) -> Poll:
     chosen = settings.synthesis
     population = texts.population
     if isinstance(texts.generator, FileGenerator) and not ballot.rounds:  # before anything is charged
-        each = chosen.seeds * chosen.variations + chosen.lookahead * len(population)
-        texts.generator.refuse_fewer(settings.privacy.steps * each)
+        texts.generator.refuse_fewer(texts_of_rounds(chosen, settings.privacy.steps))
     proposer = AugPE(
         population,
         texts.generator,

@@ -11,7 +11,9 @@ from torch import Tensor
 from privlora.config import Settings, SynthesisSettings
 from privlora.coordinates import PublicGradients
 from privlora.data.examples import Examples
+from privlora.data.records import HUB
 from privlora.errors import DataError
+from privlora.methods import Method
 from privlora.randomness import counter_generator
 from privlora.synthesis.generators import FileGenerator, build_generator
 from privlora.synthesis.population import Population, deduplicate, start
@@ -54,7 +56,9 @@ class SyntheticTexts:
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
         self._evolve_every = self._chosen.evolve_every if evolving else 0
-        self._needed = self._chosen.count + self._later(settings.privacy.steps)
+        self._needed = self._chosen.count + later_texts(
+            self._chosen, settings.privacy.steps, self._evolve_every
+        )
         self._distinct = distinct
         self.generator = build_generator(
             self._chosen,
@@ -151,13 +155,6 @@ class SyntheticTexts:
             part.load_state_dict(own)
         self._steps = int(tensors["steps"])
 
-    def _later(self, steps: int) -> int:
-        """Texts that a run of so many steps asks for after its first ones."""
-        if not self._evolve_every:
-            return 0
-        times = (steps - 1) // self._evolve_every + self._chosen.publish
-        return times * (self._chosen.count if self._fresh else self._chosen.seeds * self._chosen.variations)
-
     def _evolve(self, scores: Tensor) -> None:
         if self._fresh:  # the model has moved by the scores' step; texts of the old one are given up
             self.stand(Population(self.generator.random(self._chosen.count)))
@@ -166,6 +163,37 @@ class SyntheticTexts:
         keep = min(self._chosen.seeds, len(self._population))
         kept = self._population.choose(scores.double().cpu().numpy(), keep, generator)
         self.stand(self._population.evolve(kept, self.generator, self._chosen.variations))
+
+
+def later_texts(chosen: SynthesisSettings, steps: int, evolve_every: int) -> int:
+    """Texts that a run of so many steps asks for after its first ones, where they evolve after so many (0: never)."""
+    if not evolve_every:
+        return 0
+    times = (steps - 1) // evolve_every + chosen.publish
+    return times * (chosen.count if chosen.evolution == "fresh" else chosen.seeds * chosen.variations)
+
+
+def texts_of_rounds(chosen: SynthesisSettings, rounds: int) -> int:
+    """The same of a row that releases votes, on so many rounds."""
+    return rounds * (chosen.seeds * chosen.variations + chosen.lookahead * chosen.count)
+
+
+def refuse_unusable_texts(settings: Settings, method: Method) -> None:
+    """Raise what a new run would of its public texts, as far as that shows without the model: of a local file its
+    column and how many texts it has, of a function whether it is there. No text is written and no server asked."""
+    chosen = settings.synthesis
+    assert chosen is not None
+    text_column(settings.data)
+    files = [chosen.file] if isinstance(chosen.file, str) else chosen.file or []
+    if chosen.generator == "model" or any(file.startswith(HUB) for file in files):
+        return
+    generator = build_generator(chosen, seed=settings.run.seed)
+    if isinstance(generator, FileGenerator):
+        steps = settings.privacy.steps
+        evolve_every = chosen.evolve_every if method.public_texts == "evolving" else 0
+        votes = method.releases == "votes"
+        later = texts_of_rounds(chosen, steps) if votes else later_texts(chosen, steps, evolve_every)
+        generator.refuse_fewer(chosen.count + later)
 
 
 def _unheard(what: str, done: int, total: int) -> None:

@@ -1,0 +1,103 @@
+"""A new start in the folder of one that failed before it released anything.
+
+What it leaves is its settings and a ledger without a charge. Nothing was spent, so nothing has to be remembered, and
+whoever mends the settings may begin there again. Whatever else a folder holds may follow from private records, and is
+left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from privlora.accounting import locked_charges
+from privlora.errors import RunError
+from privlora.training.files import RunFolder, read_lines, temporary
+
+_log = logging.getLogger(__name__)
+
+
+def refuse_if_spent(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = None) -> None:
+    """Raise the errors of ``make_room``; changes nothing."""
+    with _failed_start(folder, also, go_on):
+        return
+
+
+def make_room(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = None) -> None:
+    """Remove what a start left in ``folder`` that failed before its first charge, and say so; else do nothing.
+
+    also: files that such a start writes beside those of a run. go_on: what an error advises in the place of resuming.
+
+    Raises RunError, with nothing removed, if the ledger shows a charge, is missing or held by another process, or the
+    folder holds anything that is not written before the first charge; PrivacyError for a ledger that was changed.
+    """
+    with _failed_start(folder, also, go_on) as left:
+        for path in left:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise RunError(
+                    f"cannot remove {str(path)!r}: {error.strerror}",
+                    why="it is of a start that failed, and a new one takes its place",
+                    fix="give permission, or give another folder",
+                ) from None
+    if left:
+        _log.warning(
+            "%s: an earlier start failed there before anything was charged; this one takes its place",
+            folder.root,
+        )
+
+
+@contextmanager
+def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) -> Iterator[list[Path]]:
+    """The files to remove, in their order; inside, no process can go on with what is there. Empty: nothing is."""
+    ledger = folder.ledger
+    used = f"{str(folder.root)!r} holds {'a run already' if go_on is None else 'another run'}"
+    go_on = go_on or f"continue it with `privlora resume {folder.root}`, or set run.output to another folder"
+    if not (folder.settings.exists() or ledger.exists()):
+        yield []
+        return
+    if not ledger.exists():
+        raise RunError(
+            f"{used}, and no ledger that shows that nothing was released",
+            why="nothing tells either whether a process still works there",
+            fix=f"{go_on}; or remove that folder, if nothing was trained in it and no process works there",
+        )
+    with ExitStack() as held:
+        try:
+            charges = held.enter_context(locked_charges(ledger))
+        except RunError as error:
+            raise RunError(
+                f"{used}: {error.what}", why=error.why, fix=f"{error.fix}; or give another folder"
+            ) from None
+        if charges:
+            raise RunError(
+                f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=go_on
+            )
+        # The ledger last: until it is gone, nobody else begins or goes on here.
+        first = [folder.settings, folder.identity, folder.data_summary, folder.choice, *also]
+        left = [*first, *map(temporary, first), folder.evaluations, ledger]
+        more = _not_of_a_start(folder, left)
+        if more is not None:
+            raise RunError(
+                f"{used}: its ledger shows no charge, but {str(more)!r} is not left by a start that failed",
+                why="it may follow from private records, or be needed by somebody",
+                fix=go_on,
+            )
+        yield left
+
+
+def _not_of_a_start(folder: RunFolder, left: Sequence[Path]) -> Path | None:
+    """The first thing in the folder that is not written before the first charge."""
+    rooms = [folder.root / name for name in ("release", "not-private", "private")]
+    for path in sorted(folder.root.rglob("*")):
+        if path.is_symlink() or path not in (rooms if path.is_dir() else left):
+            return path
+    evaluations = folder.evaluations
+    if evaluations.exists() and (
+        not evaluations.read_bytes().endswith(b"\n") or any(row["step"] for row in read_lines(evaluations))
+    ):
+        return evaluations
+    return None

@@ -1,0 +1,78 @@
+"""The first signal is answered at once, while what is under way goes on; the second one acts as usual."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from privlora.training.loop import StepReport, stop_on_signal
+from privlora.training.progress import RichObserver
+
+WORDS = "stopping after this step, or at its next public text, and saving. A second Ctrl-C stops at once"
+
+
+def said(log: pytest.LogCaptureFixture) -> list[str]:
+    """Within a second, as work goes on."""
+    until = time.monotonic() + 1
+    while not log.messages and time.monotonic() < until:
+        time.sleep(0.001)
+    return log.messages
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_the_first_signal_is_answered_before_the_step_ends(
+    number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stop_on_signal() as stop:
+        assert not caplog.messages
+        os.kill(os.getpid(), number)
+        (told,) = said(caplog)
+        assert stop.is_set()
+        assert told.startswith(WORDS)
+        assert told.endswith("what is charged by then and not saved stays charged, and is lost")
+    assert len(caplog.messages) == 1
+
+
+def test_the_second_ctrl_c_stops_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    handler, threads = signal.getsignal(signal.SIGINT), threading.active_count()
+
+    def work() -> None:
+        with stop_on_signal("saving, then stopping"):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert said(caplog) == ["saving, then stopping"]
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert len(caplog.messages) == 1
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert threading.active_count() == threads
+
+
+def test_the_line_stands_above_a_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a terminal without handlers of its own, where warnings go to stderr."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, soft_wrap=True, highlight=False)
+    log = logging.getLogger("privlora.training.loop")
+    assert logging.lastResort is not None
+    monkeypatch.setattr(log, "handlers", [logging.lastResort])
+    with RichObserver(console, None) as observer:
+        with stop_on_signal():
+            observer.on_step(StepReport(1, 9, 1e-3, 1.0))
+            os.kill(os.getpid(), signal.SIGINT)
+        observer.on_step(StepReport(2, 9, 1e-3, 1.0))
+    written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    lines = [part for line in written.split("\n") for part in line.split("\r") if part]
+    (told,) = [number for number, line in enumerate(lines) if line.startswith(WORDS)]
+    assert lines[told].endswith("and is lost")
+    assert lines[told - 1].startswith("step 1/9")
+    assert any(line.startswith("step 2/9") for line in lines[told + 1 :])
