@@ -143,3 +143,14 @@ def test_a_terminal_shows_public_work_beside_the_last_step() -> None:
 def test_the_private_loss_is_marked() -> None:
     assert "loss 1.25" not in show(plan(2), 2)
     assert "PRIVATE training loss 1.2500" in show(plan(2), 2, private_loss=1.25)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
+    with RichObserver(console, None) as observer:
+        observer.on_public_work("writing public texts", 200, 200)
+        observer.on_warning("of 200 public texts that were asked for 3 differ")
+        observer.on_step(StepReport(1, 9, 2e-4, 0.5))
+    assert isinstance(console.file, io.StringIO)
+    assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()

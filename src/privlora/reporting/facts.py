@@ -254,6 +254,8 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
         "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
         "warm_start_epochs": chosen.warm_start_epochs,
     }
+    if parts.texts is not None and parts.texts.distinct:
+        facts["distinct"] = parts.texts.distinct
     if parts.method.releases == "votes":
         facts["votes"] = {
             "embedding": None if chosen.embedding is None else published_name(chosen.embedding),

@@ -276,6 +276,8 @@ def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
     evolve = f"chosen anew after every {word if every == 1 else f'{every} {word}s'}" if every else ""
     start = f"{epochs} × ordinary training on the first of them, before the private {word}s" if epochs else ""
     whose = f"{facts['count']} by {_WRITERS[facts['generator']]}"
+    if facts.get("distinct", facts["count"]) != facts["count"]:
+        whose += f", of which {facts['distinct']} differ{' at the end' if evolve else ''}"
     rows = [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
     if votes is not None:
         near = "the base model's hidden states" if votes["embedding"] is None else votes["embedding"]

@@ -91,6 +91,10 @@ class RichObserver:
             self._console.print(shown)
             self._printed_at = time.monotonic()
 
+    def on_warning(self, what: str) -> None:
+        """Show what is odd about the run, which is public."""
+        self._console.print(Text(f"WARNING: {what}", style="bold yellow"))
+
     def on_texts(self, done: int, total: int) -> None:
         """Show how many texts of a release are written."""
         self.on_public_work("texts to release", done, total)

@@ -333,6 +333,7 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     assert report["method"]["public_texts"] == {
         "generator": "callable",
         "count": K * L,
+        "distinct": K * L,
         "evolve_every": 1,
         "warm_start_epochs": 1,
     }
