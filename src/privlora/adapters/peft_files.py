@@ -68,9 +68,8 @@ def write_adapter(
         fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in adapter.sites),
         inference_mode=True,
     )
-    config.target_modules = sorted(
-        _short_names(adapter)
-    )  # peft's set would be in another order in every process
+    # peft makes a set of it, whose order would be another one in every process.
+    config.target_modules = sorted(_short_names(adapter))
     config.save_pretrained(str(folder))
 
 

@@ -109,10 +109,8 @@ def train(
     with stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
-            if parts.texts is not None:
-                # Public texts take most of a step; stopping among them costs nothing.
-                parts.texts.tell = partial(_tell, observer, stop, step - 1 if kept == step - 1 else None)
-            losses = one.take().losses
+            with _stops_among_texts(parts, stop, step - 1 if kept == step - 1 else None):
+                losses = one.take().losses
             charge = None if ledger is None else ledger.summary.charge_hashes[before + step - 1]
             mark = Mark(before + step, run_id, charge)
             _keep_private_loss(folder, mark, losses, observer if run.show_private_loss else None)
@@ -131,14 +129,28 @@ def train(
     return privacy.steps
 
 
-def _tell(
-    observer: Observer | None, stop: threading.Event, kept: int | None, what: str, done: int, total: int
-) -> None:
-    """Of work on public texts; raises Interrupted where that is asked for and ``kept`` steps are all there are."""
-    if stop.is_set() and kept is not None:
-        raise Interrupted(kept)
-    if observer is not None:
-        observer.on_public_work(what, done, total)
+@contextmanager
+def _stops_among_texts(parts: Parts, stop: threading.Event, kept: int | None) -> Iterator[None]:
+    """Public texts take most of a step, and stopping among them costs nothing.
+
+    Within it their work raises Interrupted where ``stop`` is set and ``kept`` steps, which a checkpoint has, are all
+    there are; None: some would be lost.
+    """
+    if parts.texts is None or kept is None:
+        yield
+        return
+    heard = parts.texts.tell
+
+    def tell(what: str, done: int, total: int) -> None:
+        if stop.is_set():
+            raise Interrupted(kept)
+        heard(what, done, total)
+
+    parts.texts.tell = tell
+    try:
+        yield
+    finally:
+        parts.texts.tell = heard
 
 
 def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer: Observer | None) -> int:

@@ -165,6 +165,31 @@ def test_a_signal_loses_no_step_that_no_checkpoint_has(tmp_path: Path) -> None:
     assert RunFolder(output).checkpoint.exists()
 
 
+class StopInLastStep:
+    """Raises SIGINT once the private half of the last step is taken."""
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == report.steps:
+            signal.raise_signal(signal.SIGINT)
+
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+    def on_private_loss(self, step: int, loss: float) -> None: ...
+    def on_public_work(self, what: str, done: int, total: int) -> None: ...
+
+
+def test_a_signal_in_the_last_step_publishes_the_run(tmp_path: Path) -> None:
+    """Its texts are written, and its report looks at the span again, after all steps."""
+    model = tiny_model()
+    tune(
+        model,
+        tmp_path / "run",
+        generator=Notes(model),
+        synthesis={**SYNTHESIS, "publish": True},
+        observer=StopInLastStep(),
+    )
+    assert RunFolder(tmp_path / "run").texts.exists()
+
+
 @quickly
 def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
     model = tiny_model()
