@@ -32,8 +32,9 @@ def rows(method: str, **synthesis: Any) -> dict[str, str]:
 def test_scores_and_preferences_are_told(monkeypatch: Any) -> None:
     monkeypatch.setattr("privlora.training.texts.preferences.find_spec", lambda name: object())
     found = rows("popri", answers=10, requests=7, dpo_learning_rate=0.25)
-    assert "10 texts of the model for each of 7 requests" in found["Votes"]
-    assert "over rank 5: beta 0.01, learning rate 0.25, epochs 1" in found["Votes"]
+    assert "10 texts of the model for each of 7 requests" in found["Preference scores"]
+    assert "over rank 5: beta 0.01, learning rate 0.25, epochs 1" in found["Preference scores"]
+    assert "Votes" not in found
     assert "chosen anew" not in found["Public texts"]
     assert found["Then"].startswith("4 × ordinary training")
     assert "Then" not in rows("popri", epochs=0)
