@@ -106,7 +106,7 @@ def test_without_privacy_no_epsilon_is_shown(run: Plan | None) -> None:
     assert shown.count("NOT PRIVATE") == 4
 
 
-def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long(
+def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
@@ -121,8 +121,10 @@ def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long(
     assert console.file.getvalue().splitlines() == [
         "writing public texts: 0 of 200",
         "writing public texts: 150 of 200",
+        "writing public texts: 200 of 200",
         "gradients of public texts: 0 of 200",
         "gradients of public texts: 150 of 200",
+        "gradients of public texts: 200 of 200",
     ]
 
 

@@ -246,8 +246,8 @@ def _span(parts: Parts) -> dict[str, Any]:
 
 def _public_texts(parts: Parts) -> dict[str, Any]:
     chosen = parts.settings.synthesis
-    if chosen is None:
-        return {}
+    if chosen is None or not (parts.method.public_texts or chosen.warm_start_epochs):
+        return {}  # of texts that its adapter writes afterwards the run used none
     facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,

@@ -324,12 +324,19 @@ def _span(bounds: Report | None) -> list[tuple[str, str]]:
         return []
     places = dict.fromkeys(_PLACES.get(alpha, f"α {number(alpha)}") for alpha in bounds["alpha"])
     said = {name: _between(bounds[name], 2) for name in ("cosine", "kappa")}
-    said |= {name: _between(bounds[name]) for name in ("ridge", "directions", "texts")}
+    directions, texts = bounds["directions"], bounds["texts"]
+    if texts[0] < texts[1]:
+        along = f"{_between(directions)} directions of texts whose number varied, {_between(texts)}"
+    elif directions == texts:
+        along = f"all {number(texts[0])} directions"
+    else:
+        along = f"{_between(directions)} of {number(texts[0])} directions"
     return [
         (
             "Span",
-            f"chosen before each step on public gradients: noise on {' to '.join(places)}, ridge {said['ridge']}, "
-            f"{said['directions']} of {said['texts']} directions; expected cosine {said['cosine']}, κ {said['kappa']}",
+            f"chosen before each step on public gradients: noise on {' to '.join(places)}, ridge "
+            f"{_between(bounds['ridge'])}, {along}; expected cosine {said['cosine']}, κ {said['kappa']} (about so many "
+            "times the cosine that noise on whole gradients, projected afterwards, would leave)",
         )
     ]
 

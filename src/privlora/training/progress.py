@@ -38,6 +38,7 @@ class RichObserver:
         self._private_loss: float | None = None
         self._step_line = Text()  # of the last step; on a terminal public work is shown beside it
         self._begun: set[str] = set()  # kinds of public work that a log has named
+        self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds: float | None = None
         self._printed_at = time.monotonic()
         self._spent = (0, 0.0)  # a step, and epsilon after it
@@ -86,8 +87,10 @@ class RichObserver:
             self._live.update(self._step_line if done == total else line, refresh=True)
             return
         late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
-        if what not in self._begun or late:
+        ends = done == total and what in self._unfinished
+        if what not in self._begun or late or ends:
             self._begun.add(what)
+            (self._unfinished.discard if done == total else self._unfinished.add)(what)
             self._console.print(shown)
             self._printed_at = time.monotonic()
 

@@ -429,7 +429,7 @@ def test_the_report_says_what_steps_were_released_along_and_not_where_the_run_br
     for page in ("report.html", "README.md"):
         text = (release / page).read_text()
         assert "chosen before each step on public gradients" in text
-        assert f"of {K * L} directions; expected cosine" in text
+        assert f" {K * L} directions; expected cosine" in text
     before = (release / "privacy_report.json").read_text()
     resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
     again = json.loads((release / "privacy_report.json").read_text())
