@@ -96,6 +96,8 @@ class StopAt:
 
     def on_public_work(self, what: str, done: int, total: int) -> None: ...
 
+    def on_warning(self, what: str) -> None: ...
+
 
 def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
     """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""

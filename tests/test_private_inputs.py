@@ -526,6 +526,23 @@ def test_the_summary_is_on_the_screen_and_in_private_alone(
         assert "p95_tokens" not in content, name
 
 
+@pytest.mark.usefixtures("quick_reports")
+@pytest.mark.parametrize(("said", "told"), [(40, False), (52, True), (30, True)])
+def test_another_number_of_records_than_was_said_is_on_the_screen_alone(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: int, told: bool
+) -> None:
+    write_records(tmp_path / "records.jsonl", 37)
+    privacy = {"public_dataset_size": said, "expected_batch_size": 5}
+    config = write_config(tmp_path, run_settings(model_folder, tmp_path, privacy=privacy))
+    ended = call(capsys, "train", config, "--json")
+    assert ended.code == 0, ended.err
+    ratio = f"{37 / said:.2f} times the {said} records"
+    found = [ratio in line for line in ended.err.splitlines() if line.startswith("PRIVATE, too")]
+    assert found == ([True] if told else [])
+    assert "times the" not in ended.out
+    assert all("PRIVATE, too" not in content for _, content in _files(tmp_path / "run"))
+
+
 class _Peeking(torch.nn.Module):
     """Adds the mean of the batch to every embedding."""
 

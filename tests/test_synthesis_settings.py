@@ -67,17 +67,25 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
         ({"generator": "file"}, "generator=file needs file"),
         ({"generator": "endpoint", "endpoint": "http://a/v1"}, "needs endpoint_model"),
         ({"generator": "callable"}, "needs callable"),
-        ({"file": "a.jsonl"}, "file is read for generator=file only"),
+        ({"generator": "endpoint"}, "add endpoint: http://localhost:8000/v1, and endpoint_model: "),
+        (
+            {"file": "a.jsonl"},
+            "file is read for generator=file only, and generator is model unless it is set",
+        ),
+        (
+            {"file": "a.jsonl", "column": "a"},
+            "file and column are read for .*Fix: set generator to file, or remove",
+        ),
         (
             {"generator": "file", "file": "a.jsonl", "preset": "text"},
-            "preset is read for generator=model and",
+            "preset is read for generator=model, endpoint or callable only, and generator is file. ",
         ),
         (
             {"generator": "file", "file": "a.jsonl", "temperature": 2.0},
             "temperature is read for generator=model",
         ),
         ({"generator": "callable", "callable": "a:b", "top_p": 0.5}, "top_p is read"),
-        ({"timeout": 5}, "timeout is read for generator=endpoint and callable only"),
+        ({"timeout": 5}, "timeout is read for generator=endpoint or callable only"),
         ({"preset": "text", "random_prompt": "a"}, "two kinds of text"),
         ({"warm_start_learning_rate": 0.1}, "goes with warm_start_epochs"),
         ({"tones": ["calm"]}, "tones goes with random_prompt"),
@@ -88,6 +96,14 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
         ({"random_prompt": "a", "tones": []}, "tones"),
         ({"preset": "clinical-notes"}, "did you mean 'clinical-note'"),
         ({"generator": "modell"}, "did you mean 'model'"),
+        (
+            {"generator": "openai"},
+            r"model, file \(with file\), endpoint \(with endpoint and endpoint_model\)",
+        ),
+        ({"generator": "my_texts:write"}, "generator to callable, and callable to it"),
+        ({"generator": "public.jsonl"}, "generator to file, and file to that name"),
+        ({"generator": 3}, "synthesis.generator=3"),
+        ({"generator": None}, "synthesis.generator has no value"),
         ({"generator": "callable", "callable": "a.py"}, "it is not module:name"),
         ({"seeds": 0}, "1 or more"),
         ({"seeds": True}, "not a value"),
@@ -132,6 +148,12 @@ def test_a_finished_run_is_a_source_of_published_texts_alone() -> None:
 def test_an_address_without_secrets_is_wanted(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"synthesis\.endpoint: it (is no address|holds more)") as refused:
         of(generator="endpoint", endpoint=endpoint, endpoint_model="m")
+    assert "sesame" not in str(refused.value)
+
+
+def test_an_address_in_the_place_of_a_generator_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="generator to endpoint, and endpoint to the address") as refused:
+        of(generator="https://me:sesame@host/v1")
     assert "sesame" not in str(refused.value)
 
 

@@ -71,6 +71,16 @@ def named(value: object, longest: int = 40) -> str:
     return repr(value) if shows else f"({article(type(value).__name__)}, not shown: it may be private)"
 
 
+def in_one_line(said: str, longest: int = 200) -> str:
+    """What somebody else's code said, as far as an error has room for it; nothing in it can steer a terminal.
+
+    >>> in_one_line(" no credit left:\\n  \\x1b[31mpay\\n", longest=20)
+    'no credit left: [31m…'
+    """
+    words = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    return words if len(words) <= longest else f"{words[:longest]}…"
+
+
 def article(noun: str) -> str:
     """
     >>> article("object"), article("dict")

@@ -150,6 +150,11 @@ class Method:
         return SPACES[self.space].coordinates
 
     @property
+    def called(self) -> str:
+        """What its releases are sums of, as errors and plans call it."""
+        return "preference scores" if self.tunes_writer else self.releases
+
+    @property
     def optimizer(self) -> str:
         """The default optimizer."""
         return self.optimizers[0]
@@ -500,7 +505,7 @@ def find_method(name: str) -> Method:
     row = find_row(name)
     if row.releases != "gradients":
         raise ConfigError(
-            f"method {name!r} releases votes on public texts and no gradients, which are needed here",
+            f"method {name!r} releases {row.called} on public texts and no gradients, which are needed here",
             why="it has no private steps to federate, diagnose or attack",
             fix=f"one of {', '.join(METHODS)}; `privlora train`, `synthesize` and `compare` take {name}",
         )

@@ -328,7 +328,7 @@ def test_a_plan_counts_rounds(model: Path, folder: Path, capsys: pytest.CaptureF
     assert found.json["releases"] == "votes"
     shown = call(capsys, "plan", config).out
     assert re.search(r"^rounds +2$", shown, re.MULTILINE)
-    assert "2 votes in each text's count" in shown
+    assert "2 in each text's sum of votes; those of a record have norm 1" in shown
 
 
 def test_the_texts_are_audited_in_a_folder_of_their_own(

@@ -1,18 +1,20 @@
-"""What a card says of rounds that records scored, and of the model that they tuned."""
+"""What a card says of public texts: of spans, of rounds that records scored, and of the model that they tuned."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.config import settings_from
 from privlora.reporting.facts import _public_texts
 from privlora.reporting.wording import _public_texts as rows_of
+from privlora.reporting.wording import _span
 from privlora.training.assembly import PublicStart, build_parts
 
 
-def rows(method: str, **synthesis: Any) -> dict[str, str]:
+def facts(method: str, **synthesis: Any) -> dict[str, Any]:
     privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": 2}
     settings = settings_from(
         {
@@ -26,17 +28,43 @@ def rows(method: str, **synthesis: Any) -> dict[str, str]:
     )
     parts = build_parts(settings, tiny_model(), PublicStart(tiny_tokenizer()))
     parts.adapter.detach()
-    return dict(rows_of(_public_texts(parts)["public_texts"]))
+    return _public_texts(parts)
+
+
+def rows(method: str, **synthesis: Any) -> dict[str, str]:
+    return dict(rows_of(facts(method, **synthesis)["public_texts"]))
 
 
 def test_scores_and_preferences_are_told(monkeypatch: Any) -> None:
     monkeypatch.setattr("privlora.training.texts.preferences.find_spec", lambda name: object())
     found = rows("popri", answers=10, requests=7, dpo_learning_rate=0.25)
-    assert "10 texts of the model for each of 7 requests" in found["Votes"]
-    assert "over rank 5: beta 0.01, learning rate 0.25, epochs 1" in found["Votes"]
+    assert "10 texts of the model for each of 7 requests" in found["Preference scores"]
+    assert "over rank 5: beta 0.01, learning rate 0.25, epochs 1" in found["Preference scores"]
+    assert "Votes" not in found
     assert "chosen anew" not in found["Public texts"]
     assert found["Then"].startswith("4 × ordinary training")
     assert "Then" not in rows("popri", epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("directions", "texts", "said"),
+    [
+        ((3.0, 5.0), (40.0, 40.0), "ridge 1, 3 to 5 of 40 directions; expected"),
+        ((40.0, 40.0), (40.0, 40.0), "ridge 1, all 40 directions; expected"),
+        ((39.0, 40.0), (39.0, 40.0), "39 to 40 directions of texts whose number varied, 39 to 40; expected"),
+    ],
+)
+def test_how_many_directions_steps_took_is_said_plainly(directions: Any, texts: Any, said: str) -> None:
+    same = dict.fromkeys(("alpha", "ridge", "cosine", "kappa"), (1.0, 1.0))
+    ((_, found),) = _span({**same, "directions": directions, "texts": texts})
+    assert said in found
+    assert "κ 1 (about so many times the cosine" in found
+
+
+def test_a_row_that_uses_no_public_texts_is_said_to_have_none() -> None:
+    assert facts("prism", publish=True) == {}
+    warm = facts("prism", publish=True, warm_start_epochs=1)
+    assert warm["public_texts"]["warm_start_epochs"] == 1
 
 
 def test_counts_are_told() -> None:

@@ -111,14 +111,45 @@ def test_waits_double_and_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("status", [400, 404, 307])
-def test_what_no_try_would_mend_is_not_tried_again(status: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", ""),
+        (b"<html>not found</html>", ""),
+        (b"no such\n  model\x1b[31m", " and said “no such model [31m”"),
+        (b'{"error": {"message": "no such model", "type": "x"}}', " and said “no such model”"),
+        (b'{"error": "no such model"}', " and said “no such model”"),
+        (b'{"detail": "no such model"}', " and said “no such model”"),
+        (b'{"detail": [{"loc": 1}]}', ""),
+        (b"[" * 10**5, ""),
+        (b"\xff" + b"a" * 10**5, f" and said “\N{REPLACEMENT CHARACTER}{'a' * 199}…”"),
+    ],
+)
+def test_what_no_try_would_mend_is_not_tried_again_and_the_server_is_quoted(
+    status: int, content: bytes, said: str
+) -> None:
     with (
-        served(lambda *_: (status, b"what nobody may read", {})) as (url, seen),
-        pytest.raises(GeneratorError, match=f"it answered with status {status}. Fix") as refused,
+        served(lambda *_: (status, content, {})) as (url, seen),
+        pytest.raises(GeneratorError) as refused,
     ):
         writer(url).write(["a"], 0)
     assert len(seen) == 1
-    assert "nobody" not in str(refused.value)
+    assert f"it answered with status {status}{said}. Fix: check" in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+@pytest.mark.parametrize("content", [f"not with {KEY}", json.dumps({"error": f"{'a' * 190}{KEY}"})])
+def test_a_key_that_a_server_quotes_is_not_shown(
+    status: int, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXTS_KEY", KEY)
+    with (
+        served(lambda *_: (status, content.encode(), {})) as (url, _),
+        pytest.raises(GeneratorError, match=f"status {status} and said") as refused,
+    ):
+        writer(url, api_key_env="TEXTS_KEY").write(["a"], 0)
+    assert "(the k" in str(refused.value)
+    assert KEY[:8] not in str(refused.value)
 
 
 @pytest.mark.parametrize("status", [401, 403])

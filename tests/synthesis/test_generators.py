@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from synthesis_cases import StubGenerator, StubWriter
 
 from privlora.config.synthesis import SynthesisSettings
@@ -139,7 +140,7 @@ def test_a_call_that_failed_can_be_made_again() -> None:
 
     def write(prompts: list[str]) -> list[str]:
         if broken[0]:
-            raise RuntimeError(SECRET)
+            raise RuntimeError("no credit left\nfor \x1b[31mtoday " + "and on" * 99)
         return echo(prompts)
 
     settings = SynthesisSettings(generator="callable", callable="a:b")
@@ -147,10 +148,12 @@ def test_a_call_that_failed_can_be_made_again() -> None:
     generator = build_generator(settings, seed=3, own=write)
     before = generator.state_dict()
     with pytest.raises(
-        GeneratorError, match=r"raised RuntimeError at test_generators.py, line \d+"
+        GeneratorError,
+        match=r"raised RuntimeError: no credit left for \[31mtoday (and on)+\w*…, at test_generators.py, line \d+",
     ) as failed:
         generator.vary(["a"] * 9)
-    assert SECRET not in str(failed.value)
+    assert len(str(failed.value)) < 450
+    assert str(failed.value).isprintable()
     assert "call 1 (vary, 9 texts)" in str(failed.value)
     assert generator.state_dict() == before
     broken[0] = False
@@ -165,6 +168,19 @@ def test_a_function_cannot_end_the_run_in_silence(ending: type[BaseException]) -
     generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
     with pytest.raises(GeneratorError, match=ending.__name__):
         generator.random(1)
+
+
+@pytest.mark.parametrize("ending", [MemoryError, torch.OutOfMemoryError])
+def test_how_much_memory_the_process_holds_is_not_told(ending: type[BaseException]) -> None:
+    """A library says so where it runs out, and private batches had a part in it."""
+
+    def write(prompts: list[str]) -> list[str]:
+        raise ending(SECRET)
+
+    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
+    with pytest.raises(GeneratorError, match=ending.__name__) as failed:
+        generator.random(1)
+    assert SECRET not in str(failed.value)
 
 
 @pytest.mark.parametrize("kind", ["function", "object"])

@@ -106,7 +106,7 @@ def test_without_privacy_no_epsilon_is_shown(run: Plan | None) -> None:
     assert shown.count("NOT PRIVATE") == 4
 
 
-def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long(
+def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
@@ -121,8 +121,10 @@ def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long(
     assert console.file.getvalue().splitlines() == [
         "writing public texts: 0 of 200",
         "writing public texts: 150 of 200",
+        "writing public texts: 200 of 200",
         "gradients of public texts: 0 of 200",
         "gradients of public texts: 150 of 200",
+        "gradients of public texts: 200 of 200",
     ]
 
 
@@ -143,3 +145,14 @@ def test_a_terminal_shows_public_work_beside_the_last_step() -> None:
 def test_the_private_loss_is_marked() -> None:
     assert "loss 1.25" not in show(plan(2), 2)
     assert "PRIVATE training loss 1.2500" in show(plan(2), 2, private_loss=1.25)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
+    with RichObserver(console, None) as observer:
+        observer.on_public_work("writing public texts", 200, 200)
+        observer.on_warning("of 200 public texts that were asked for 3 differ")
+        observer.on_step(StepReport(1, 9, 2e-4, 0.5))
+    assert isinstance(console.file, io.StringIO)
+    assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()

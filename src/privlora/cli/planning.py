@@ -161,7 +161,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
         "method": settings.method.name,
-        "releases": find_row(settings.method.name).releases,
+        "releases": find_row(settings.method.name).called,
         "hyperparameters": hyper.to_dict(),
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
@@ -236,11 +236,12 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
         settings = [
             f"which is {' or '.join(content['rows'])}, as rehearsals on public texts say; costs no epsilon"
         ]
-    votes = content["releases"] == "votes"
+    released = content["releases"]
+    votes = released != "gradients"
     rows = [
         ("method", ", ".join([content["method"], *settings])),
         (
-            "votes by" if votes else "batches",
+            "drawn by" if votes else "batches",
             f"Poisson, q {content['sample_rate']:.6g}, on average {content['expected_batch_size']:g}",
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
@@ -253,7 +254,8 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             (
                 "noise",
-                f"{content['noise_multiplier']:.4g} votes in each text's count; a {content['unit']} has votes of norm 1"
+                f"{content['noise_multiplier']:.4g} in each text's sum of {released}; those of a {content['unit']} "
+                "have norm 1"
                 if votes
                 else f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)",
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +86,7 @@ def synthesize(
                 lambda observer: synthesize_run(
                     settings,
                     observer=observer,
-                    on_data=show_data,
+                    on_data=partial(show_data, settings.privacy),
                     on_choice=show_choice,
                     progress=observer.on_texts,
                 ),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
-from privlora.config import Settings, load_settings
+from privlora.config import PrivacySettings, Settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
 from privlora.training.model_names import refuse_unknown_model
@@ -35,6 +36,8 @@ OverridesArgument = Annotated[
 
 WRITING = "writing texts"
 """What is shown while a release of texts is made."""
+
+_ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
 
 
 class Stopped(Exception):
@@ -61,7 +64,12 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         result = observed(
             folder,
             plan,
-            lambda observer: train_run(settings, observer=observer, on_data=show_data, on_choice=show_choice),
+            lambda observer: train_run(
+                settings,
+                observer=observer,
+                on_data=partial(show_data, settings.privacy),
+                on_choice=show_choice,
+            ),
         )
     _show(folder, result, as_json)
 
@@ -89,7 +97,7 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
                 lambda observer: resume_run(
                     folder.root,
                     observer=observer,
-                    on_data=show_data,
+                    on_data=partial(show_data, settings.privacy),
                     progress=observer.on_texts,
                 ),
             )
@@ -146,9 +154,16 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         ) from None
 
 
-def show_data(summary: DataSummary) -> None:
+def show_data(privacy: PrivacySettings, summary: DataSummary) -> None:
     """To whoever may see the records."""
     err().print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+    share = summary.units / privacy.n
+    if abs(share - 1) > _ROUNDED:
+        err().print(
+            f"PRIVATE, too: these are {share:.2f} times the {privacy.n:g} {privacy.unit}s that group privacy says "
+            f"(public_dataset_size). Epsilon holds; beside the noise, steps weigh {share:.2f} times what was planned. "
+            "Mend the file, or that number, if one of them is wrong"
+        )
 
 
 def show_choice(why: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from privlora.config.base import Group
+from privlora.errors import named, nearest
 
 Preset = Literal[
     "text",
@@ -26,6 +29,14 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share")
 """Settings of generators that are asked in words."""
+
+_GENERATORS: Final[dict[str, dict[str, str]]] = {
+    "model": {},
+    "file": {"file": "public.jsonl"},
+    "endpoint": {"endpoint": "http://localhost:8000/v1", "endpoint_model": "its name there"},
+    "callable": {"callable": "my_texts:write"},
+}
+"""Generator -> the settings that it needs, each with an example."""
 
 _ASKED: Final = ("model", "endpoint", "callable")
 _OF: Final[dict[str, tuple[str, ...]]] = {
@@ -169,6 +180,26 @@ class SynthesisSettings(Group):
         """N: of a population without copies."""
         return self.seeds * (1 + self.variations)
 
+    @field_validator("generator", mode="before")
+    @classmethod
+    def _is_a_generator(cls, name: Any) -> Any:
+        if not isinstance(name, str) or name in _GENERATORS:
+            return name
+        if "://" in name:  # not shown: it may hold a password
+            raise ValueError("it is an address. Fix: set generator to endpoint, and endpoint to the address")
+        if _PLACE.fullmatch(name):
+            raise ValueError(
+                f"{named(name)} is a function's place. Fix: set generator to callable, and callable to it"
+            )
+        if "." in name or "/" in name:
+            raise ValueError("it is a file's name. Fix: set generator to file, and file to that name")
+        if difflib.get_close_matches(name, _GENERATORS):
+            raise ValueError(f"{named(name)} is no generator. Fix: {nearest(name, _GENERATORS)}")
+        known = (
+            each + (f" (with {' and '.join(needs)})" if needs else "") for each, needs in _GENERATORS.items()
+        )
+        raise ValueError(f"{named(name)} is no generator. Fix: set it to {_one_of(list(known))}")
+
     @field_validator("endpoint")
     @classmethod
     def _is_an_address(cls, endpoint: str | None) -> str | None:
@@ -217,16 +248,23 @@ class SynthesisSettings(Group):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SynthesisSettings:
-        lacking = {"file": ("file",), "endpoint": ("endpoint", "endpoint_model"), "callable": ("callable",)}
-        for name in lacking.get(self.generator, ()):
-            if getattr(self, name) is None:
-                raise ValueError(f"generator={self.generator} needs {name}. Fix: add it")
-        for name, readers in _OF.items():
-            if self.generator not in readers and name in self.given:
-                raise ValueError(
-                    f"{name} is read for generator={' and '.join(readers)} only. Fix: remove it, or set generator to "
-                    f"{' or '.join(readers)}"
-                )
+        needs = _GENERATORS[self.generator]
+        lacking = [name for name in needs if getattr(self, name) is None]
+        if lacking:
+            raise ValueError(
+                f"generator={self.generator} needs {' and '.join(lacking)}. Fix: add "
+                + ", and ".join(f"{name}: {needs[name]}" for name in lacking)
+            )
+        unread = {name: of for name, of in _OF.items() if self.generator not in of and name in self.given}
+        if unread:
+            readers = next(iter(unread.values()))
+            names = [name for name, of in unread.items() if of == readers]
+            several = len(names) > 1
+            raise ValueError(
+                f"{' and '.join(names)} {'are' if several else 'is'} read for generator={_one_of(readers)} only, and "
+                f"generator is {self.generator}{'' if 'generator' in self.model_fields_set else ' unless it is set'}. "
+                f"Fix: set generator to {_one_of(readers)}, or remove {'them' if several else 'it'}"
+            )
         if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
             raise ValueError(
                 "warm_start_learning_rate goes with warm_start_epochs. Fix: set how many epochs, or remove the rate"
@@ -247,3 +285,7 @@ class SynthesisSettings(Group):
                 "variation_prompt has no place for the text that is varied. Fix: write {text} where it belongs"
             )
         return self
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -246,14 +246,16 @@ def _span(parts: Parts) -> dict[str, Any]:
 
 def _public_texts(parts: Parts) -> dict[str, Any]:
     chosen = parts.settings.synthesis
-    if chosen is None:
-        return {}
+    if chosen is None or not (parts.method.public_texts or chosen.warm_start_epochs):
+        return {}  # of texts that its adapter writes afterwards the run used none
     facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,
         "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
         "warm_start_epochs": chosen.warm_start_epochs,
     }
+    if parts.texts is not None and parts.texts.distinct:
+        facts["distinct"] = parts.texts.distinct
     if parts.method.releases == "votes":
         facts["votes"] = {
             "embedding": None if chosen.embedding is None else published_name(chosen.embedding),

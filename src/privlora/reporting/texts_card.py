@@ -20,7 +20,7 @@ _WHAT = (
     "All of them are written by a machine; none is a record.",
     "All of them are texts of the public file, word for word: what was released chose them, and none is a record.",
 )
-_OF_VOTES = ("Base model", "Method", "Public texts", "Votes", "Text")
+_OF_VOTES = ("Base model", "Method", "Public texts", "Votes", "Preference scores", "Text")
 _COST = (
     "Every figure is a function of the released texts, of the base model and of public texts, so none costs privacy. "
     "None compares with a private record: that would release what it says without noise."

@@ -49,7 +49,7 @@ def sentence(report: Report) -> str:
         return f"{what} NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
     clipped = "" if "phases" in s else f" and clipping norm {clip_norm(report)}"
     if releases_votes(report):
-        clipped = f", on votes of norm {clip_norm(report)} at most"
+        clipped = f", on {_cast(report)} of norm {clip_norm(report)} at most"
     what = (
         "The texts and every file beside them"
         if "texts" in report
@@ -101,6 +101,11 @@ def _releases(phase: Mapping[str, Any], clipped: str = "") -> str:
 def releases_votes(report: Report) -> bool:
     """Whether records voted on public texts, in the place of gradients."""
     return bool(report["method"].get("releases") == "votes")
+
+
+def _cast(report: Report) -> str:
+    """What records gave to public texts, by the row's own name."""
+    return "preference scores" if "answers" in report["method"]["public_texts"]["votes"] else "votes"
 
 
 def clip_norm(report: Report) -> str:
@@ -213,7 +218,7 @@ def mechanism(report: Report) -> str:
     if s["unit"] == "client":
         return "Gaussian mechanism on the clipped updates of whole clients"
     if releases_votes(report):
-        return f"Gaussian mechanism on one vector of votes per {s['unit']}, one entry a public text"
+        return f"Gaussian mechanism on one vector of {_cast(report)} per {s['unit']}, one entry a public text"
     return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}"
 
 
@@ -276,10 +281,16 @@ def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
     evolve = f"chosen anew after every {word if every == 1 else f'{every} {word}s'}" if every else ""
     start = f"{epochs} × ordinary training on the first of them, before the private {word}s" if epochs else ""
     whose = f"{facts['count']} by {_WRITERS[facts['generator']]}"
+    if facts.get("distinct", facts["count"]) != facts["count"]:
+        whose += f", of which {facts['distinct']} differ{' at the end' if evolve else ''}"
     rows = [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
     if votes is not None:
         near = "the base model's hidden states" if votes["embedding"] is None else votes["embedding"]
-        rows.append(("Votes", _scores(votes, near) if "answers" in votes else _counts(votes, near)))
+        rows.append(
+            ("Preference scores", _scores(votes, near))
+            if "answers" in votes
+            else ("Votes", _counts(votes, near))
+        )
         if votes["epochs"]:
             rows.append(("Then", f"{votes['epochs']} × ordinary training on the last texts, at no cost"))
     return rows
@@ -313,12 +324,19 @@ def _span(bounds: Report | None) -> list[tuple[str, str]]:
         return []
     places = dict.fromkeys(_PLACES.get(alpha, f"α {number(alpha)}") for alpha in bounds["alpha"])
     said = {name: _between(bounds[name], 2) for name in ("cosine", "kappa")}
-    said |= {name: _between(bounds[name]) for name in ("ridge", "directions", "texts")}
+    directions, texts = bounds["directions"], bounds["texts"]
+    if texts[0] < texts[1]:
+        along = f"{_between(directions)} directions of texts whose number varied, {_between(texts)}"
+    elif directions == texts:
+        along = f"all {number(texts[0])} directions"
+    else:
+        along = f"{_between(directions)} of {number(texts[0])} directions"
     return [
         (
             "Span",
-            f"chosen before each step on public gradients: noise on {' to '.join(places)}, ridge {said['ridge']}, "
-            f"{said['directions']} of {said['texts']} directions; expected cosine {said['cosine']}, κ {said['kappa']}",
+            f"chosen before each step on public gradients: noise on {' to '.join(places)}, ridge "
+            f"{_between(bounds['ridge'])}, {along}; expected cosine {said['cosine']}, κ {said['kappa']} (about so many "
+            "times the cosine that noise on whole gradients, projected afterwards, would leave)",
         )
     ]
 

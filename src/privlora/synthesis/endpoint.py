@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
-from privlora.errors import ConfigError, GeneratorError
+from privlora.errors import ConfigError, GeneratorError, in_one_line
 
 if TYPE_CHECKING:
     import httpx
@@ -113,7 +113,8 @@ class EndpointWriter:
             try:
                 status, content, asked_for = self._once(httpx, body)
             except (httpx.HTTPError, httpx.InvalidURL) as error:  # not chained: it may show headers
-                problem = f"the request failed ({type(error).__name__})"
+                said = f": {self._shown(str(error))}" if isinstance(error, httpx.ConnectError) else ""
+                problem = f"the request failed ({type(error).__name__}{said})"
             else:
                 if status < 300:
                     return content
@@ -124,6 +125,8 @@ class EndpointWriter:
                         + (f"the key in {self._env}" if self._env else "a request without a key"),
                         fix="set synthesis.api_key_env to the variable that holds a valid key",
                     )
+                said = self._shown(_message(content))
+                problem += f" and said “{said}”" if said else ""
                 if status != 429 and status < 500:
                     raise GeneratorError(
                         problem, fix="check synthesis.endpoint, synthesis.endpoint_model and max_new_tokens"
@@ -135,6 +138,11 @@ class EndpointWriter:
             f"{problem}, {_TRIES} times in a row",
             fix="see whether the server runs, or raise synthesis.timeout",
         )
+
+    def _shown(self, said: str) -> str:
+        """What a server says of a request, which holds public texts alone; but the key that went with it is secret."""
+        key = self._client.headers.get("Authorization", "").removeprefix("Bearer ")
+        return in_one_line(said.replace(key, "(the key)") if key else said)
 
     def _once(self, http: Any, body: dict[str, Any]) -> tuple[int, bytes, float | None]:
         """(status, content, seconds to wait that the server asks for)."""
@@ -158,3 +166,15 @@ def _seconds(response: httpx.Response) -> float | None:
         return max(0.0, float(response.headers["Retry-After"]))
     except (KeyError, ValueError):
         return None
+
+
+def _message(content: bytes) -> str:
+    """What an answer without a completion says, as servers of this protocol write it; of a page nothing."""
+    text = content.decode(errors="replace")
+    try:
+        found = json.loads(text)
+        for name in ("error", "message", "detail"):
+            found = found.get(name, found) if isinstance(found, dict) else found
+        return found if isinstance(found, str) else ""
+    except (ValueError, RecursionError):
+        return "" if text.lstrip()[:1] in ("<", "{", "[") else text

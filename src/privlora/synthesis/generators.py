@@ -2,7 +2,8 @@
 
 They never see private data. What they are given is public (fixed words, texts that were generated before, and the model
 as the releases so far have made it), so what they make of it is post-processing and costs no privacy. For the same
-reason errors may say which call failed; still, none shows a text.
+reason errors may say which call failed, and what the user's function or a server said of it; what was returned they do
+not show.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from jinja2 import TemplateError
 
 from privlora.data.examples import encode_prompts
-from privlora.errors import ConfigError, GeneratorError, article, named
+from privlora.errors import ConfigError, GeneratorError, article, in_one_line, named
 from privlora.evaluation.generation import Sampling, decoded, generate_tokens
 
 
@@ -163,13 +164,19 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
         )
     result, error = done[0]
     if error is not None:
-        # Of the error only its kind and place: its message may hold whatever the function knows, as a password.
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise GeneratorError(
-            f"it raised {type(error).__name__} at {Path(last.filename).name}, line {last.lineno}",
-            fix="mend the function; nothing was lost",
+            f"it raised {_told(error)}, at {Path(last.filename).name}, line {last.lineno}",
+            fix="mend the function; a run that has begun goes on with `privlora resume`",
         ) from error
     return result
+
+
+def _told(error: BaseException) -> str:
+    """Kind and message of what the user's own code raised. It was given public texts alone, so what it says is public;
+    but where memory ran out, libraries say how much the process holds, which private batches had a part in."""
+    kind, said = type(error).__name__, in_one_line(str(error))
+    return kind if not said or isinstance(error, MemoryError | torch.OutOfMemoryError) else f"{kind}: {said}"
 
 
 def find_callable(place: str) -> Any:
@@ -181,7 +188,7 @@ def find_callable(place: str) -> Any:
             found = getattr(found, part)
     except Exception as error:
         raise ConfigError(
-            f"synthesis.callable={named(place)} cannot be imported ({type(error).__name__})",
+            f"synthesis.callable={named(place)} cannot be imported ({_told(error)})",
             fix="write module:function, and put the folder of the module on PYTHONPATH",
         ) from error
     return found

@@ -129,7 +129,7 @@ def plan_privacy(
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
     if method.releases == "votes":
-        refuse_what_votes_have_not(settings)
+        refuse_what_votes_have_not(settings, method)
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
@@ -253,7 +253,7 @@ def build_parts(
     method = find_row(settings.method.name)
     votes = method.releases == "votes"
     if votes:
-        refuse_what_votes_have_not(settings)
+        refuse_what_votes_have_not(settings, method)
     if method.tunes_writer:
         refuse_without_trl()
     if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
@@ -329,9 +329,9 @@ def refuse_missing_texts(method: Method) -> None:
         votes = method.releases == "votes"
         raise ConfigError(
             f"method {method.name!r} releases "
-            + ("votes on" if votes else "along the gradients of")
+            + (f"{method.called} on" if votes else "along the gradients of")
             + " public texts, and none are given",
-            why=f"without them there is nothing to {'vote on' if votes else 'release along'}",
+            why=f"without them there is nothing to {'be asked about' if votes else 'release along'}",
             fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
             "such as prism",
         )
@@ -412,7 +412,7 @@ def build_step(
     settings = parts.settings
     if parts.ballot is not None:
         raise ConfigError(
-            f"method {parts.method.name!r} releases votes and takes no private steps",
+            f"method {parts.method.name!r} releases {parts.method.called} and takes no private steps",
             fix="choose a method that releases gradients",
         )
     draws = sampler(settings.privacy, len(data.units))

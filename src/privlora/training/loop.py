@@ -55,6 +55,9 @@ class Observer(Protocol):
     def on_public_work(self, what: str, done: int, total: int) -> None:
         """Only called in runs with a group synthesis: how far the work on their public texts is, also within a step."""
 
+    def on_warning(self, what: str) -> None:
+        """Only called where something public is odd that does not stop the run, as public texts that are copies."""
+
 
 class Interrupted(Exception):
     """The user stopped the run; everything up to ``step`` is saved. counted: what it counts, if no steps."""
@@ -83,7 +86,7 @@ def train(
     privacy, run = parts.settings.privacy, parts.settings.run
     run_id = NO_RUN
     if observer is not None and parts.texts is not None:
-        parts.texts.tell = observer.on_public_work
+        parts.texts.tell, parts.texts.warn = observer.on_public_work, observer.on_warning
     if ledger is not None:
         run_id = ledger.summary.run_id
         # Where a kill hit the last checkpoint, no later one replaces what it left.

@@ -38,6 +38,7 @@ class RichObserver:
         self._private_loss: float | None = None
         self._step_line = Text()  # of the last step; on a terminal public work is shown beside it
         self._begun: set[str] = set()  # kinds of public work that a log has named
+        self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds: float | None = None
         self._printed_at = time.monotonic()
         self._spent = (0, 0.0)  # a step, and epsilon after it
@@ -86,10 +87,16 @@ class RichObserver:
             self._live.update(self._step_line if done == total else line, refresh=True)
             return
         late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
-        if what not in self._begun or late:
+        ends = done == total and what in self._unfinished
+        if what not in self._begun or late or ends:
             self._begun.add(what)
+            (self._unfinished.discard if done == total else self._unfinished.add)(what)
             self._console.print(shown)
             self._printed_at = time.monotonic()
+
+    def on_warning(self, what: str) -> None:
+        """Show what is odd about the run, which is public."""
+        self._console.print(Text(f"WARNING: {what}", style="bold yellow"))
 
     def on_texts(self, done: int, total: int) -> None:
         """Show how many texts of a release are written."""

@@ -115,6 +115,8 @@ class Watch:
 
     def on_public_work(self, what: str, done: int, total: int) -> None: ...
 
+    def on_warning(self, what: str) -> None: ...
+
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("votes have no loss")
 

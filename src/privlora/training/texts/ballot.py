@@ -93,25 +93,29 @@ def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None
         )
 
 
-def refuse_what_votes_have_not(settings: Settings) -> None:
+def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
     """Raise ConfigError for settings of gradients, where votes are released and they would be ignored."""
-    privacy, method = settings.privacy, settings.method
+    privacy, called = settings.privacy, method.called
     if not privacy.private:
         raise ConfigError(
-            f"method.name={method.name} counts votes, and exact counts are never made",
+            f"method.name={method.name} releases sums of {called}, and exact ones are never made",
             why="they would show single records",
             fix="remove privacy.private=false and give a target, or choose adamw",
         )
     given: Sequence[tuple[str, bool, str]] = (
-        ("privacy.clip_norm", privacy.clip_norm != 1.0, "a vote has norm 1"),
-        ("privacy.clip_quantile", privacy.clip_quantile is not None, "a vote has norm 1"),
-        ("privacy.max_batch_size", privacy.max_batch_size is not None, "votes are drawn without a cap"),
-        ("method.clipping", method.clipping is not None, "no gradient of a record is taken"),
+        ("privacy.clip_norm", privacy.clip_norm != 1.0, "those of a unit have norm 1"),
+        ("privacy.clip_quantile", privacy.clip_quantile is not None, "those of a unit have norm 1"),
+        (
+            "privacy.max_batch_size",
+            privacy.max_batch_size is not None,
+            "who takes part is drawn without a cap",
+        ),
+        ("method.clipping", settings.method.clipping is not None, "no gradient of a record is taken"),
     )
     for name, is_given, why in given:
         if is_given:
             raise ConfigError(
-                f"{name} does not go with method {method.name!r}, which releases votes",
+                f"{name} does not go with method {method.name!r}, which releases {called}",
                 why=f"{why}, so it would have no effect",
                 fix=f"remove {name}",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from privlora.config import Settings, SynthesisSettings
 from privlora.coordinates import PublicGradients
 from privlora.data.examples import Examples
 from privlora.data.records import HUB
-from privlora.errors import DataError
+from privlora.errors import DataError, GeneratorError
 from privlora.methods import Method
 from privlora.randomness import counter_generator
 from privlora.synthesis.generators import FileGenerator, build_generator
@@ -20,6 +20,8 @@ from privlora.synthesis.population import Population, deduplicate, start
 from privlora.training.inputs import text_column, tokenise
 
 _GENERATOR, _POPULATION = "generator.", "population."
+_FEWEST: Final = 2
+"""Distinct texts: one alone spans one direction, has all votes, and teaches itself."""
 
 
 class SyntheticTexts:
@@ -34,6 +36,7 @@ class SyntheticTexts:
     whether copies are left out, so that there may be fewer texts than settings say.
 
     tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
+    warn: set by who shows what is odd about them, a public sentence; said once.
 
     Raises ConfigError for settings that cannot be followed.
     """
@@ -50,6 +53,8 @@ class SyntheticTexts:
     ) -> None:
         assert settings.synthesis is not None
         self.tell: Callable[[str, int, int], None] = _unheard
+        self.warn: Callable[[str], None] = _unheard
+        self._warned = False
         self._chosen: SynthesisSettings = settings.synthesis
         self._data, self.tokenizer = settings.data, tokenizer
         self._column = text_column(settings.data)
@@ -78,8 +83,13 @@ class SyntheticTexts:
         return list(self.population.texts)
 
     @property
+    def distinct(self) -> int:
+        """How many of those that stand differ in more than blanks and capitals; 0 where none was asked for."""
+        return len(deduplicate(self._population.texts))
+
+    @property
     def population(self) -> Population:
-        """Of the same texts."""
+        """Of the same texts. Raises what the generator does, and GeneratorError where it gave no two that differ."""
         if not len(self._population):
             if isinstance(self.generator, FileGenerator):
                 self.generator.refuse_fewer(self._needed)
@@ -87,13 +97,17 @@ class SyntheticTexts:
                 first = Population(self.generator.random(self._chosen.count))
             else:
                 first = start(self.generator, seeds=self._chosen.seeds, variations=self._chosen.variations)
-            self.stand(first)
+            self._take(first)
         return self._population
 
     def stand(self, population: Population) -> None:
         """Let these texts stand in the place of all others."""
-        kept = deduplicate(population.texts) if self._distinct else range(len(population))
-        self._population = Population([population.texts[i] for i in kept])
+        kept = deduplicate(population.texts)
+        if kept:
+            self._warn_of_few(len(kept))
+        self._population = Population(
+            [population.texts[i] for i in kept] if self._distinct else list(population.texts)
+        )
 
     def more(self, count: int) -> list[str]:
         """So many fresh texts beside the population, or as many as a file has left."""
@@ -129,11 +143,22 @@ class SyntheticTexts:
             self._evolve(scores)
 
     def without_copies(self, found: PublicGradients) -> PublicGradients:
-        """Leave out texts whose gradients are nearly those of an earlier one; found: of the present texts."""
+        """Leave out texts whose gradients are nearly those of an earlier one; found: of the present texts.
+
+        Raises GeneratorError where so few are left of the first ones; later, when steps were charged, it warns.
+        """
         limit = self._chosen.similarity_limit
         if limit is None:
             return found
         kept = deduplicate(self.texts, similarity=found.cosines().cpu().numpy(), limit=limit)
+        if self._steps == 0 and len(kept) < _FEWEST:
+            raise GeneratorError(
+                f"the gradients of {_texts(len(self._population))} are all alike",
+                why="they span one direction, whatever the records say",
+                fix="mend the generator or its prompts so that texts differ in more than a few words, or set "
+                "synthesis.similarity_limit=null",
+            )
+        self._warn_of_few(len(kept))
         if len(kept) == len(self._population):
             return found
         self._population = Population([self._population.texts[i] for i in kept])
@@ -157,12 +182,32 @@ class SyntheticTexts:
 
     def _evolve(self, scores: Tensor) -> None:
         if self._fresh:  # the model has moved by the scores' step; texts of the old one are given up
-            self.stand(Population(self.generator.random(self._chosen.count)))
+            self._take(Population(self.generator.random(self._chosen.count)))
             return
         generator = counter_generator(self._seed, stream=self._steps)  # 0 is that of the masks
         keep = min(self._chosen.seeds, len(self._population))
         kept = self._population.choose(scores.double().cpu().numpy(), keep, generator)
-        self.stand(self._population.evolve(kept, self.generator, self._chosen.variations))
+        self._take(self._population.evolve(kept, self.generator, self._chosen.variations))
+
+    def _take(self, population: Population) -> None:
+        """Let what the generator gave stand. Raises GeneratorError where there are no two texts that differ."""
+        distinct = len(deduplicate(population.texts))
+        if distinct < _FEWEST:
+            raise GeneratorError(
+                f"the generator was asked for {_texts(self._chosen.count)}, and gave {distinct} distinct",
+                why="with one text nothing that records say is told apart, and budget would be spent on it",
+                fix="mend the generator or its prompts, raise synthesis.temperature, or synthesis.seeds where it is 1; "
+                "a run that has begun goes on with `privlora resume`",
+            )
+        self.stand(population)
+
+    def _warn_of_few(self, distinct: int) -> None:
+        if not self._warned and 2 * distinct <= self._chosen.count:
+            self._warned = True
+            self.warn(
+                f"of {_texts(self._chosen.count)} that were asked for {distinct} differ; the others are copies of "
+                "these, in their words or in their gradients, and are no help"
+            )
 
 
 def later_texts(chosen: SynthesisSettings, steps: int, evolve_every: int) -> int:
@@ -196,5 +241,9 @@ def refuse_unusable_texts(settings: Settings, method: Method) -> None:
         generator.refuse_fewer(chosen.count + later)
 
 
-def _unheard(what: str, done: int, total: int) -> None:
+def _texts(count: int) -> str:
+    return f"{count} public text{'' if count == 1 else 's'}"
+
+
+def _unheard(*_: object) -> None:
     """Where nobody watches."""
