@@ -22,6 +22,7 @@ from privlora.coordinates import (
     SpanCoordinates,
     SpanSpace,
     TangentCoordinates,
+    TangentProjectedSpanCoordinates,
     TangentSpanCoordinates,
     WishartCoordinates,
 )
@@ -98,6 +99,7 @@ SPACES: dict[str, Space] = {
     "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
     "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
     "projected-span": _span(ProjectedSpanCoordinates, factor_start, _FACTORS),
+    "tangent-projected-span": _span(TangentProjectedSpanCoordinates, tangent_start, _TANGENTS),
     "span-and-residual": _span(ResidualSpanCoordinates, factor_start, _FACTORS),
     "tangent-coefficients": _span(TangentSpanCoordinates, tangent_start, _TANGENTS),
 }
@@ -394,6 +396,20 @@ METHODS: dict[str, Method] = {
             noiseless_settings={"hold_out": 0.0},
             public_texts="evolving",
             revision=1,
+        ),
+        Method(
+            name="guided-prism",
+            summary="as prism, and what is released counts in full along public gradients, beside them in part",
+            reference="this project: Wang and Zhang 2026 (PRISM), Zhou et al. 2021 (PDP-SGD)",
+            space="tangent-projected-span",
+            optimizers=("rank", "scalar", "sgd"),
+            init="w0-subspace",
+            clipping="normalized",
+            clippings=("normalized", "flat", "automatic", "spectral"),
+            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
+            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "beside": 1.0},
+            averaging=0.5,
+            public_texts="fixed",
         ),
         Method(
             name="pdp-sgd",
