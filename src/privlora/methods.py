@@ -503,7 +503,7 @@ CHOICES: dict[str, Choice] = {
             name="auto",
             summary="the one of its rows that does better in short rehearsals on public texts, before a run begins",
             reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
-            rows=("prism", "span-prism"),
+            rows=("prism", "guided-prism", "span-prism"),
             clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
         ),
     )
