@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from privlora.data.batching import MicroBatch, micro_batches
+from privlora.data.batching import MicroBatch, collate
 from privlora.data.examples import IGNORED, Example, Examples
 
 VOCAB = 61
@@ -135,9 +135,10 @@ def one_batch(
     pad: int = 0,
     double: bool = False,
 ) -> MicroBatch:
-    """All units (default: each example is one) as one micro-batch, with ``pad`` more columns of padding."""
-    chosen = [np.array(unit) for unit in units] if units is not None else range(len(examples))
-    (batch,) = micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=10**6)
+    """All units (default: each example is one), longest first, as one micro-batch of ``pad`` more columns."""
+    chosen = [np.atleast_1d(unit) for unit in (range(len(examples)) if units is None else units)]
+    chosen.sort(key=lambda unit: -max(len(examples[record].input_ids) for record in unit))
+    batch = collate(chosen, Examples(examples, pad_token_id=0))
     if pad:
         wide = {
             name: torch.nn.functional.pad(getattr(batch, name), (0, pad), value=value)

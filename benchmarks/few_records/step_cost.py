@@ -144,18 +144,37 @@ def own_passes(rank: int, tokens: int) -> dict[str, float]:
     return dict(zip(names, np.median(spent, axis=0).tolist(), strict=True))
 
 
-def own_algebra(rank: int) -> dict[str, float]:
-    """All that a step does beside passes, on gradients of a step's sizes: medians of REPEATS, one after the other."""
-    parts = parts_of(llama(), rank, texts(1, 8, 0))
+Timed = Callable[[str, float, Callable[[], Any]], Any]
+"""Does the work, keeps what it took so many times under a name, and gives what came of it."""
+
+
+def step_algebra(parts: Any, rows: Tensor, timed: Timed) -> None:
+    """All that a step does beside passes, once, over public gradients that are kept in ``rows``."""
     space, adapter = parts.coordinates.inner, parts.coordinates.adapter
-    p = space.entries()
-    torch.manual_seed(1)
-    rows = torch.randn(TEXTS, p)
-    count = min(UNITS, units_beside(p, rows.nbytes, 1))  # that a step reads together
+    rank = adapter.rank
+    count = min(UNITS, units_beside(rows.shape[1], rows.nbytes, 1))  # that a step reads together
     some = Captured(
         [torch.randn(count, site.m, rank) for site in adapter.sites],
         [torch.randn(count, site.n, rank) for site in adapter.sites],
     )
+
+    def put_in_place() -> None:
+        for unit in range(count):
+            lay(space, some, unit, rows[unit])
+
+    timed("lay_out_public_gradients", TEXTS / count, put_in_place)
+    kept = timed("round_and_gram_matrix", 1, lambda: PublicGradients(rows))
+    span = timed("eigenvectors", 1, partial(Span, kept, ridge=1e-6, top_k=0))
+    timed("columns", UNITS / count, partial(span.along, rows_of(space, some), -1.0))
+    timed("decode", 1, partial(span.back, torch.randn(TEXTS), 0.0))
+
+
+def own_algebra(rank: int) -> dict[str, float]:
+    """On gradients of a step's sizes: medians of REPEATS, one after the other."""
+    parts = parts_of(llama(), rank, texts(1, 8, 0))
+    p = parts.coordinates.inner.entries()
+    torch.manual_seed(1)
+    rows = torch.randn(TEXTS, p)
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, times: float, work: Callable[[], Any]) -> Any:
@@ -163,17 +182,9 @@ def own_algebra(rank: int) -> dict[str, float]:
         spent.setdefault(name, []).append(times * seconds(lambda: made.append(work())))
         return made[0]
 
-    def put_in_place() -> None:
-        for unit in range(count):
-            lay(space, some, unit, rows[unit])
-
     for _ in range(REPEATS):
-        timed("lay_out_public_gradients", TEXTS / count, put_in_place)
-        kept = timed("round_and_gram_matrix", 1, lambda: PublicGradients(rows))
-        span = timed("eigenvectors", 1, partial(Span, kept, ridge=1e-6, top_k=0))
-        timed("columns", UNITS / count, partial(span.along, rows_of(space, some), -1.0))
-        timed("decode", 1, partial(span.back, torch.randn(TEXTS), 0.0))
-    adapter.detach()
+        step_algebra(parts, rows, timed)
+    parts.coordinates.adapter.detach()
     return {"parameters": p} | {name: float(np.median(each)) for name, each in spent.items()}
 
 

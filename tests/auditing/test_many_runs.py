@@ -36,7 +36,7 @@ def test_whole_runs_come_near_their_claim_and_leave_the_state_as_it_was(name: st
     state, mechanism, canary = playing(name, SIGMA, rate=RATE, seed=7)
     before = state.states()
     found = audit_runs(
-        state, mechanism, [(mechanism.event, STEPS)], canary, steps=STEPS, learning_rate=0.05, trials=100
+        state, mechanism, [(mechanism.event, STEPS)], canary, steps=STEPS, learning_rate=0.05, trials=300
     )
     assert 0.5 * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
     after = state.states()

@@ -158,6 +158,22 @@ def test_the_page_quotes_what_a_step_costs() -> None:
     assert len(found["rows"]) == 2
 
 
+def test_the_page_quotes_where_public_gradients_could_lie() -> None:
+    engines = importlib.import_module("engines")
+    found = json.loads(engines.RESULTS.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
+    for line in engines.to_markdown(found):
+        assert line in page, line
+    # What the page says beside its tables.
+    (passed,), (of_groups,) = found["backward"]["rows"], found["groups"]["rows"]
+    assert passed["difference"]["float32"] < 1.1e-6
+    assert passed["difference"]["float64"] < 8.5e-8
+    whole, halves, _ = (row["cpu"] for row in of_groups["rows"])
+    assert f"{halves / whole:.1f} times the passes" in page
+    prism = found["whole"]["rows"][-1]
+    assert (prism["method"], prism["dimension"]) == ("span-prism", prism["weights"])
+
+
 def test_the_page_quotes_what_came_out(comparison: Any) -> None:
     tables = importlib.import_module("comparison_tables")
     page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")

@@ -25,8 +25,8 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import PublicGradients, SpanCoordinates, SpanSpace, public_span
 from privlora.coordinates.span import unit_vectors
-from privlora.coordinates.starts import factor_start, span_start
-from privlora.data.batching import micro_batches
+from privlora.coordinates.starts import factor_start, span_start, tangent_start
+from privlora.data.batching import micro_batches, sequential_batches
 from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
@@ -170,6 +170,27 @@ def test_g_times_z_is_one_weighted_backward() -> None:
         expected = unit_vectors(space.inner, captured)[0]
     found = space.span.gradients.combined(z)
     assert float((found - expected).norm() / expected.norm()) < 1e-10
+
+
+def test_at_the_rank_of_the_smaller_side_prisms_span_is_that_of_whole_weights() -> None:
+    model = tiny_model(dtype=torch.float64)
+    weights = [
+        p
+        for n, p in model.named_parameters()
+        if n.endswith(("layers.0.self_attn.q_proj.weight", "layers.0.mlp.down_proj.weight"))
+    ]
+    whole = []
+    for batch in sequential_batches(PUBLIC_TEXTS, max_tokens=1):
+        logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+        loss = torch.nn.functional.cross_entropy(logits[0, :-1], batch.labels[0, 1:])
+        found = torch.autograd.grad(loss, weights)
+        whole.append((int(batch.record_index), torch.cat([t.flatten() for t in found])))
+    rows = torch.stack([row for _, row in sorted(whole, key=lambda pair: pair[0])])
+    with LowRankAdapter(model, rank=16, target_modules=TWO) as adapter:
+        inner = tangent_start(adapter, "random", seed=0, dtype=torch.float64)
+        gram = public_gradients(inner, PUBLIC_TEXTS, max_tokens=10**6).gram()
+    assert inner.dimension == rows.shape[1]
+    torch.testing.assert_close(gram, rows @ rows.mT, rtol=1e-5, atol=1e-6 * float(gram.diagonal().max()))
 
 
 def test_nobodys_column_exceeds_1() -> None:
@@ -337,8 +358,8 @@ def test_public_texts_go_through_the_model_together_and_units_alone(monkeypatch:
     monkeypatch.setattr("privlora.coordinates.span._BYTES", 10 * 4 * p)  # public ones take half
     passes.clear()
     space.prepare()
-    assert max(passes) == 5
-    assert sum(passes) == N
+    assert max(passes) <= 5
+    assert (len(passes), sum(passes)) == (2, N)
     passes.clear()
     micro_batch_gradients(space.adapter, one_batch(uneven_examples()[:3]))
     assert passes == [1, 1, 1]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -76,7 +79,7 @@ def test_an_empty_logical_batch_has_no_micro_batches() -> None:
     max_tokens=st.integers(1, 120),
 )
 def test_splits_every_batch_whole(units: list[list[int]], max_tokens: int) -> None:
-    """Every drawn record occurs once, units are whole, memory is bounded, and the peak comes first."""
+    """Every drawn record occurs once, units are whole, memory is bounded, and the longest come first."""
     examples = records(*(length for unit in units for length in unit))
     numbers = iter(range(len(examples)))
     indices = [np.array([next(numbers) for _ in unit]) for unit in units]
@@ -90,6 +93,44 @@ def test_splits_every_batch_whole(units: list[list[int]], max_tokens: int) -> No
         assert width == max(1, max(len(examples[int(i)].input_ids) for i in batch.record_index))
     widths = [batch.input_ids.shape[1] for batch in batches]
     assert widths == sorted(widths, reverse=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 300), min_size=1, max_size=7),
+    max_tokens=st.integers(1, 900),
+    max_rows=st.one_of(st.none(), st.integers(1, 5)),
+    device=st.sampled_from([(None, 96), (torch.device("cpu"), 96), (torch.device("cuda"), 1024)]),
+)
+def test_no_other_split_takes_less_work(
+    lengths: list[int], max_tokens: int, max_rows: int | None, device: tuple[torch.device | None, int]
+) -> None:
+    """Work is rows x padded length, and what one more micro-batch costs. Against all splits of the sorted units."""
+    where, overhead = device
+    batches = micro_batches(
+        range(len(lengths)), records(*lengths), max_tokens=max_tokens, max_rows=max_rows, device=where
+    )
+    found = sum(batch.input_ids.numel() + overhead for batch in batches)
+    widths = sorted((max(1, length) for length in lengths), reverse=True)
+
+    def cost(cuts: Sequence[int]) -> float:
+        total = 0.0
+        for start, stop in pairwise([0, *cuts, len(widths)]):
+            area, rows = (stop - start) * widths[start], stop - start
+            if rows > 1 and (area > max_tokens or (max_rows is not None and rows > max_rows)):
+                return float("inf")
+            total += area + overhead
+        return total
+
+    places = range(1, len(widths))
+    assert found == min(cost(cuts) for k in range(len(widths)) for cuts in combinations(places, k))
+
+
+def test_short_records_are_not_padded_to_the_longest() -> None:
+    """64 lengths as of short reviews, all of which would fit into one micro-batch."""
+    lengths = [4 + 60 * k**3 // 63**3 for k in range(64)]
+    batches = list(micro_batches(range(64), records(*lengths), max_tokens=4096))
+    assert sum(batch.input_ids.numel() for batch in batches) < 1.35 * sum(lengths) < 0.5 * 64 * 64
 
 
 def test_weights_do_not_depend_on_the_other_rows() -> None:

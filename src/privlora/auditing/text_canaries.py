@@ -59,7 +59,7 @@ def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int
     """
     losses = np.zeros(len(examples))
     with evaluating(model) as device:
-        for batch in sequential_batches(examples, max_tokens=max_tokens):
+        for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
             losses[batch.record_index.numpy()] = row_losses(model, batch.to(device)).cpu()
     if not np.isfinite(losses).all():
         raise ModelError("the loss of a record is not a number", why="the model has diverged")

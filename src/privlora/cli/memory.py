@@ -72,7 +72,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
             int(hyper.settings.get("top_k", 0)) or texts, texts
         )  # at most, where they are chosen
     number = 2 if settings.run.public_gradient_dtype == "bfloat16" else 4
-    public = texts * kind.inner_kind.dimension_of(adapter) * number if issubclass(kind, SpanSpace) else 0
+    public = texts * kind.inner_kind.entries_of(adapter) * number if issubclass(kind, SpanSpace) else 0
     return MemoryEstimate(
         model_parameters=numbers,
         weight_bytes=numbers * dtype.itemsize,

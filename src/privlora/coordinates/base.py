@@ -168,6 +168,11 @@ class Coordinates(ABC):
         )
         return sum(t.numel() for parts in zeros for t in parts)
 
+    @classmethod
+    def entries_of(cls, adapter: LowRankAdapter) -> int:
+        """The same of a space on this adapter, before there is one; where an adapter alone tells."""
+        return cls.dimension_of(adapter)
+
     def nearest(self, vector: Vector) -> Vector:
         """The element of the space nearest to any entries of a vector's shapes, of which a secure sum has noise on all.
 

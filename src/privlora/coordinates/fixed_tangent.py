@@ -82,6 +82,11 @@ class FixedTangentCoordinates(TangentCoordinates):
         r = adapter.rank // 2
         return sum(r * (site.m + site.n - r) for site in adapter.sites)
 
+    @classmethod
+    def entries_of(cls, adapter: LowRankAdapter) -> int:
+        r = adapter.rank // 2
+        return sum(r * (r + site.m + site.n) for site in adapter.sites)
+
     def install(self) -> None:
         for group, (left, right) in zip(self.adapter.groups, self.factors(), strict=True):
             self.adapter.install(group, left, left.new_ones(left.shape[0], left.shape[-1]), right)

@@ -161,6 +161,11 @@ class TangentCoordinates(Coordinates):
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(tangent_dimension(site.m, site.n, adapter.rank) for site in adapter.sites)
 
+    @classmethod
+    def entries_of(cls, adapter: LowRankAdapter) -> int:
+        r = adapter.rank  # Up and Vp are stored with their zero parts in U and V
+        return sum(r * (r + site.m + site.n) for site in adapter.sites)
+
     def expected_squares(self) -> list[float]:
         """r (m + w^2 (n - r)): PRISM Eq. 21 for w = 1."""
         r, w = self.points[0].rank, self.right_weight

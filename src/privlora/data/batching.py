@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,9 @@ import torch
 
 from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, PrivacyError
+
+# What a micro-batch costs beside its tokens, as so many tokens more: kernels that are started, modules that are called.
+_OVERHEAD, _OVERHEAD_OF_GPUS = 96, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,12 @@ def micro_batches(
     *,
     max_tokens: int,
     max_rows: int | None = None,
+    device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
-    """Split a logical batch: longest units first, so that the peak of memory shows at once.
+    """Split a logical batch into those micro-batches of units of like length that take least work, longest units first.
 
-    An empty logical batch yields nothing; the caller still has to add the noise of that step.
+    Work is the sum over micro-batches of rows x padded length and of what one more of them costs. An empty logical
+    batch yields nothing; the caller still has to add the noise of that step.
 
     Args:
         indices: one item a drawn unit: the index of its only record, or the (k,) array of its drawn records.
@@ -103,6 +108,7 @@ def micro_batches(
         max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
             still is one micro-batch, since its gradient must be summed before it is clipped.
         max_rows: a bound on its rows alone, for memory that goes with them and not with tokens.
+        device: where they are computed, which is where one more of them has its cost; None: on a CPU.
 
     Raises:
         ConfigError: ``max_tokens`` or ``max_rows`` < 1.
@@ -131,36 +137,75 @@ def micro_batches(
             fix="draw each logical batch with one call of PoissonSampler.draw",
         )
 
-    def longest(unit: np.ndarray) -> int:
-        return max(len(examples[record].input_ids) for record in unit)
+    lengths = [_longest(unit, examples) for unit in units]
+    order = sorted(range(len(units)), key=lambda unit: -lengths[unit])
+    widths, rows = ([of[unit] for unit in order] for of in (lengths, [len(unit) for unit in units]))
+    on_gpu = device is not None and device.type != "cpu"
+    for start, stop in _cheapest_split(
+        np.maximum(widths, 1),
+        np.array(rows),
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+        overhead=_OVERHEAD_OF_GPUS if on_gpu else _OVERHEAD,
+    ):
+        yield collate([units[unit] for unit in order[start:stop]], examples)
 
-    units.sort(key=longest, reverse=True)
-    group: list[np.ndarray] = []
-    rows = width = 0
-    for unit in units:
-        taken = rows + len(unit)
-        if group and (taken * width > max_tokens or (max_rows is not None and taken > max_rows)):
-            yield _collate(group, examples, width)
-            group, rows = [], 0
-        if not group:
-            width = max(1, longest(unit))
-        group.append(unit)
-        rows += len(unit)
-    if group:
-        yield _collate(group, examples, width)
+
+def _cheapest_split(
+    widths: np.ndarray, rows: np.ndarray, *, max_tokens: int, max_rows: int | None, overhead: int
+) -> list[tuple[int, int]]:
+    """Where to cut units in descending order of ``widths``: (start, stop) of each piece, by dynamic programming.
+
+    widths: of each unit's longest row; rows: of each unit. (units,) both. A piece of several units is within both
+    bounds, and costs its rows x its largest width + overhead.
+    """
+    before = np.concatenate([[0], np.cumsum(rows)])  # rows of the units before
+    cost = np.zeros(len(rows) + 1)  # of the first units, as cheaply as can be
+    last = np.zeros(len(rows) + 1, np.int64)  # where their last piece starts
+    first = (
+        0  # the first unit that can be in one piece with the present one: later ones need not look before it
+    )
+    for stop in range(1, len(rows) + 1):
+        while first < stop - 1 and (
+            (before[stop] - before[first]) * widths[first] > max_tokens
+            or (max_rows is not None and before[stop] - before[first] > max_rows)
+        ):
+            first += 1
+        costs = cost[first:stop] + (before[stop] - before[first:stop]) * widths[first:stop]
+        last[stop] = (
+            stop - 1 - int(costs[::-1].argmin())
+        )  # of equal ones the shortest: full pieces come first
+        cost[stop] = costs[last[stop] - first] + overhead
+    pieces, stop = list[tuple[int, int]](), len(rows)
+    while stop:
+        pieces.append((int(last[stop]), stop))
+        stop = pieces[-1][0]
+    return pieces[::-1]
 
 
 def sequential_batches(
-    examples: Examples, *, max_tokens: int, max_rows: int | None = None
+    examples: Examples,
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Every example once, for evaluation; ``record_index`` leads back to the original order.
 
     Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
     """
-    return micro_batches(range(len(examples)), examples, max_tokens=max_tokens, max_rows=max_rows)
+    return micro_batches(
+        range(len(examples)), examples, max_tokens=max_tokens, max_rows=max_rows, device=device
+    )
 
 
-def _collate(units: list[np.ndarray], examples: Examples, width: int) -> MicroBatch:
+def _longest(unit: np.ndarray, examples: Examples) -> int:
+    return max(len(examples[record].input_ids) for record in unit)
+
+
+def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
+    """One micro-batch of these units, each the (k,) numbers of its records, in their order."""
+    width = max(1, *(_longest(unit, examples) for unit in units))
     records = np.concatenate(units)
     sizes = np.array([len(unit) for unit in units])
     input_ids = np.full((len(records), width), examples.pad_token_id, dtype=np.int64)

@@ -40,7 +40,7 @@ def evaluate_next_token(
     losses: list[torch.Tensor] = []
     total = hits = tokens = 0.0
     with evaluating(model) as device:
-        for batch in sequential_batches(examples, max_tokens=max_tokens):
+        for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)
@@ -61,7 +61,7 @@ def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int
     """Mean next-token loss of each record in their order, in nats per label token, (N,) float64 on the CPU."""
     found = torch.zeros(len(examples), dtype=torch.float64)
     with evaluating(model) as device:
-        for batch in sequential_batches(examples, max_tokens=max_tokens):
+        for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
             found[batch.record_index] = row_losses(model, batch.to(device)).cpu().double()
     return found
 

@@ -85,7 +85,7 @@ def token_losses(
     """Of each example its loss in nats, summed over its label tokens, (N,) float64, and how many these are, (N,)."""
     losses, tokens = np.zeros(len(examples)), np.zeros(len(examples), dtype=np.int64)
     with evaluating(model) as device:
-        for batch in sequential_batches(examples, max_tokens=max_tokens):
+        for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
             moved = batch.to(device)
             found = label_logits(model, moved.input_ids, moved.attention_mask, moved.labels)
             _, each = weighted_cross_entropy(found, moved.token_weight)

@@ -86,7 +86,7 @@ class TrainedAdapters:
                         adapter.install(group, left, left.new_ones(left.shape[0], left.shape[2]), right)
                     copies = _copies(examples, len(turn))
                     flat = found[turn.start : turn.stop].view(-1)
-                    for batch in sequential_batches(copies, max_tokens=max_tokens):
+                    for batch in sequential_batches(copies, max_tokens=max_tokens, device=adapter.device):
                         with adapter.serving(batch.record_index):
                             flat[batch.record_index] = row_losses(model, batch.to(adapter.device)).cpu()
         return found

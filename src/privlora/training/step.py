@@ -105,7 +105,9 @@ class Step:
         try:
             with training_passes(adapter.model, self.masks, dropout=self.dropout):
                 rows = self.state.coordinates.rows_at_once()
-                for batch in micro_batches(drawn, self.examples, max_tokens=self.max_tokens, max_rows=rows):
+                for batch in micro_batches(
+                    drawn, self.examples, max_tokens=self.max_tokens, max_rows=rows, device=adapter.device
+                ):
                     captured, unit_losses = micro_batch_gradients(
                         adapter, batch, summed=not self.mechanism.needs_examples
                     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.cli.memory import estimate_memory
 from privlora.config import settings_from
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, RunError
@@ -132,7 +133,7 @@ def test_units_are_held_a_few_at_a_time_and_it_does_not_show(monkeypatch: pytest
 
         monkeypatch.setattr(step.mechanism, "accumulate", counted)
         seen.append((step.take([0, 1, 2, 3, 4]).release.vector[0][0], found))
-    assert [found for _, found in seen] == [[5], [2, 2, 1]]
+    assert [(sum(found), max(found)) for _, found in seen] == [(5, 5), (5, 2)]
     torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-6, atol=0)
 
 
@@ -152,6 +153,16 @@ def test_public_gradients_can_be_kept_in_half_the_memory() -> None:
     wrong["method"] = {"name": "prism"}
     with pytest.raises(ConfigError, match="'prism' keeps no gradients of public texts"):
         build_parts(settings_from(wrong, source="test"), tiny_model())
+
+
+@by_name
+def test_the_plan_says_how_much_memory_public_gradients_take(name: str) -> None:
+    parts = build_parts(settings(name), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
+    kept = parts.coordinates.inner.entries()
+    synthesis = {"generator": "file", "file": "public.jsonl", "seeds": N, "variations": 0}
+    given = settings(name).model_dump(exclude_unset=True) | {"synthesis": synthesis}
+    planned = estimate_memory(settings_from(given, source="test"), METHODS[name], tiny_model())
+    assert planned.public_bytes == 4 * N * kept
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -54,7 +54,9 @@ def public_gradients(
     at_once = rows_beside(rows.shape[1], rows.nbytes, 2)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
-        for batch in sequential_batches(texts, max_tokens=max_tokens, max_rows=at_once):
+        for batch in sequential_batches(
+            texts, max_tokens=max_tokens, max_rows=at_once, device=adapter.device
+        ):
             captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())
             for unit, text in enumerate(batch.record_index.tolist()):

@@ -94,7 +94,7 @@ class _SumOfGradients:
             self.adapter.install(group, a, a.new_zeros(a.shape[0], a.shape[-1]), b)
         weights = torch.zeros(len(self.texts), dtype=torch.float64) if self.weights is None else self.weights
         sums = [torch.zeros((), dtype=torch.float64) for _ in self.adapter.sites]
-        for batch in sequential_batches(self.texts, max_tokens=self.max_tokens):
+        for batch in sequential_batches(self.texts, max_tokens=self.max_tokens, device=self.adapter.device):
             captured, _ = micro_batch_gradients(self.adapter, batch)
             captured.zero(~captured.finite())
             if self.weights is None:
