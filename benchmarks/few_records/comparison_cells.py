@@ -170,6 +170,7 @@ ROWS: dict[str, Row] = {
     "span-prism, fixed": Row("span-prism", first_rate=0.004, synthesis={"evolve_every": 0}),
     "span-prism, averaged": Row("span-prism", {"averaging": 0.5}, first_rate=0.004),
     "span-prism, rehearsed": Row("span-prism", synthesis={"evolve_every": 0}, rehearsed=True),
+    "guided-prism, rehearsed": Row("guided-prism", rehearsed=True),
     "prism, rehearsed": Row("prism", {"clipping": "automatic"}, rehearsed=True),
     "aug-pe": Row("aug-pe", votes=True),
     "aug-pe, model writes": Row("aug-pe", generator="model", votes=True),

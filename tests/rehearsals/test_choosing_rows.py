@@ -440,7 +440,9 @@ def test_what_cannot_be_rehearsed(model: Any, file: Path, tmp_path: Path) -> Non
 
 
 def test_where_nothing_chooses_the_name_is_refused_with_its_rows() -> None:
-    with pytest.raises(ConfigError, match="stands for prism or guided-prism or span-prism, and nothing chooses"):
+    with pytest.raises(
+        ConfigError, match="stands for prism or guided-prism or span-prism, and nothing chooses"
+    ):
         find_row("auto")
 
 

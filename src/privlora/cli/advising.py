@@ -89,9 +89,7 @@ def show_advice(advice: dict[str, Any]) -> None:
     first, *rest = (_with_clipping(name, advice["clipping"]) for name in names)
     others = " and ".join(rest)
     if advice["overtakes"] is None:
-        words = (
-            f"{first} does not overtake {others} with at most {advice['table'][-1]['records']:g} records"
-        )
+        words = f"{first} does not overtake {others} with at most {advice['table'][-1]['records']:g} records"
     elif advice["overtakes"] == advice["table"][0]["records"]:
         words = f"{first} does better with all of these numbers of records"
     else:
