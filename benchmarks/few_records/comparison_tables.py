@@ -108,8 +108,8 @@ class Task:
         return lines
 
     def leads(self) -> list[str]:
-        """How far ahead our rows are of the best row that adds noise in all coordinates of an adapter and reads no public
-        text; what auto took, against the best of the others at its rehearsed rate."""
+        """How far ahead our rows are of the best row that adds noise in all coordinates and reads no public text; what
+        auto took, against the best of the others at its rehearsed rate."""
         found = []
         for place in sorted(self.losses, key=lambda p: (p[0] is None, p[0] or 0.0, p[1])):
             here = self.losses[place]
