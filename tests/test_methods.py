@@ -54,6 +54,7 @@ def test_the_rows() -> None:
         "pe-sgd",
         "pe-sgd-fix",
         "span-prism",
+        "guided-prism",
         "pdp-sgd",
         "gep",
         "b-gep",
@@ -169,9 +170,16 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
         for o in ("scalar", "sgd", "rank")
     },
     **{
+        ("guided-prism", o): {
+            **{"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
+            **{"ridge": 0.0, "top_k": 0, "beside": 0.3},
+        }
+        for o in ("rank", "scalar", "sgd")
+    },
+    **{
         (row, o): {**own, **space}
         for row, space in {
-            "pdp-sgd": {"ridge": 0.0, "top_k": 50},
+            "pdp-sgd": {"ridge": 0.0, "top_k": 50, "beside": 0.0},
             "gep": {"top_k": 50, "embedding_clip": 1.0, "residual_clip": 0.2},
             "b-gep": {"alpha": 0.5, "ridge": 0.0, "top_k": 50, "hold_out": 0.0},
         }.items()
@@ -185,7 +193,8 @@ OWN: dict[
     **{(space, "adamw"): _ADAMW for space in ("coefficients", "projected-span", "span-and-residual")},
     **{(space, "sgd"): {"beta1": 0.0} for space in ("coefficients", "projected-span", "span-and-residual")},
     **{
-        ("tangent-coefficients", o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
+        (space, o): {"beta1": 0.9, "beta2": 0.99, "error_feedback": 0.0}
+        for space in ("tangent-coefficients", "tangent-projected-span")
         for o in ("scalar", "sgd", "rank")
     },
     **{
@@ -214,6 +223,9 @@ def test_every_default_is_what_it_was() -> None:
                     changed = {"beta1": 0.5, "error_feedback": 0.0, "right_weight": 1.0}
                 if name == "prism":
                     expected = {**RESOLVED[name, optimizer], **changed}
+                if name == "guided-prism":
+                    whole = {} if private else {"beta1": 0.5, "error_feedback": 0.0, "beside": 1.0}
+                    expected = {**RESOLVED[name, optimizer], **whole}
                 chosen = MethodSettings(name=name, optimizer=optimizer)
                 found = row.resolve(chosen, init, 10, private=private).settings
                 keys = list(RESOLVED[name, optimizer])

@@ -101,6 +101,22 @@ TASKS = {
         "text",
         other="reviews",
     ),
+    "speeches": Task(
+        "reviews1M",
+        Source("shakespeare_roles/train"),
+        Source("shakespeare_roles/validation"),
+        [Source("gutenberg_authors/train")],
+        "text",
+        other="reviews",
+    ),
+    "restaurants": Task(
+        "reviews1M",
+        Source("e2e_nlg/train"),
+        Source("e2e_nlg/validation"),
+        [Source("sentiment_domains/train")],
+        "product-review",
+        other="reviews",
+    ),
 }
 
 
@@ -138,7 +154,11 @@ ROWS: dict[str, Row] = {
     "prism, automatic": Row("prism", {"clipping": "automatic"}, first_rate=0.032),
     "prism, 50 steps": Row("prism", steps=50, first_rate=0.004),
     "prism, public start": Row("prism", init="public-gradient", first_rate=0.004),
+    "guided-prism": Row("guided-prism", first_rate=0.032),
     "pdp-sgd": Row("pdp-sgd"),
+    "pdp-sgd, guided": Row(
+        "pdp-sgd", {"clipping": "normalized", "top_k": 0, "beside": 0.3, "optimizer": "sgd"}, first_rate=0.032
+    ),
     "gep": Row("gep"),
     "b-gep": Row("b-gep"),
     "pe-sgd-fix": Row("pe-sgd-fix"),
@@ -148,7 +168,9 @@ ROWS: dict[str, Row] = {
     "pe-sgd, model writes": Row("pe-sgd", generator="model"),
     "span-prism": Row("span-prism", first_rate=0.004),
     "span-prism, fixed": Row("span-prism", first_rate=0.004, synthesis={"evolve_every": 0}),
+    "span-prism, averaged": Row("span-prism", {"averaging": 0.5}, first_rate=0.004),
     "span-prism, rehearsed": Row("span-prism", synthesis={"evolve_every": 0}, rehearsed=True),
+    "guided-prism, rehearsed": Row("guided-prism", rehearsed=True),
     "prism, rehearsed": Row("prism", {"clipping": "automatic"}, rehearsed=True),
     "aug-pe": Row("aug-pe", votes=True),
     "aug-pe, model writes": Row("aug-pe", generator="model", votes=True),
@@ -190,7 +212,8 @@ def read(assets: Path, source: Source) -> tuple[str, ...]:
 def _text(row: Mapping[str, str]) -> str:
     if "instruction" in row:
         return f"{row['instruction']} {row['output']}"
-    return row["text"] if "text" in row else row["sentence1"]
+    (text,) = (row[column] for column in ("text", "ref", "sentence1") if column in row)
+    return text
 
 
 def _records(texts: Iterable[str]) -> list[dict[str, str]]:

@@ -21,7 +21,8 @@ from finished import Rows, Value, read_rows
 
 from privlora.pages.figures import HUES, MUTED, WIDTH, grid, in_style, png
 
-OURS, PRISM = "span-prism", "prism"
+OURS = ("span-prism", "guided-prism")
+REHEARSED = ", rehearsed"
 DENSE = (
     "prism",
     "prism, automatic",
@@ -36,11 +37,11 @@ DENSE = (
 )
 DRAWN = (
     "span-prism",
+    "guided-prism",
     "prism, automatic",
     "pe-sgd-fix",
     "dp-sgd, automatic",
     "dp-adamw, automatic",
-    "gep",
     "dp-sgd",
     "prism",
 )
@@ -107,20 +108,25 @@ class Task:
         return lines
 
     def leads(self) -> list[str]:
-        """How far ahead our row is of the best row that adds noise in all coordinates of an adapter; what auto took."""
+        """How far ahead our rows are of the best row that adds noise in all coordinates and reads no public text; what
+        auto took, against the best of the others at its rehearsed rate."""
         found = []
         for place in sorted(self.losses, key=lambda p: (p[0] is None, p[0] or 0.0, p[1])):
             here = self.losses[place]
             where = f"M = {place[1]}, {_epsilon(place[0])}"
             rivals = {row: here[row] for row in DENSE if row in here}
-            if rivals and OURS in here:
+            if rivals:
                 best = min(rivals, key=lambda row: rivals[row].mean)
-                found.append(f"* {where}: {OURS} is {rivals[best].minus(here[OURS])} ahead of {best}.")
-            both = {row: here.get(f"{row}, rehearsed") for row in (OURS, PRISM)}
-            if place in self.choices and None not in both.values():
+                found += [
+                    f"* {where}: {row} is {rivals[best].minus(here[row])} ahead of {best}."
+                    for row in OURS
+                    if row in here
+                ]
+            tried = {row.removesuffix(REHEARSED): v for row, v in here.items() if row.endswith(REHEARSED)}
+            if place in self.choices and len(tried) > 1:
                 took = self.choices[place]["row"]
-                (other,) = set(both) - {took}
-                lead = both[other].minus(both[took])  # type: ignore[union-attr, arg-type]
+                other = min((row for row in tried if row != took), key=lambda row: tried[row].mean)
+                lead = tried[other].minus(tried[took])
                 found.append(
                     f"* {where}: auto takes {took}, which is {lead} ahead of {other} at its rehearsed rate."
                 )
@@ -185,7 +191,7 @@ def figure(tasks: list[Task]) -> bytes:
                 color=hue,
                 marker=mark,
                 markersize=5,
-                linewidth=2 if row in (OURS, PRISM + ", automatic") else 1.1,
+                linewidth=2 if row in (*OURS, "prism, automatic") else 1.1,
                 elinewidth=1,
             )
         ax.axhline(0, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))

@@ -22,6 +22,7 @@ from privlora.coordinates import (
     SpanCoordinates,
     SpanSpace,
     TangentCoordinates,
+    TangentProjectedSpanCoordinates,
     TangentSpanCoordinates,
     WishartCoordinates,
 )
@@ -98,6 +99,7 @@ SPACES: dict[str, Space] = {
     "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
     "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
     "projected-span": _span(ProjectedSpanCoordinates, factor_start, _FACTORS),
+    "tangent-projected-span": _span(TangentProjectedSpanCoordinates, tangent_start, _TANGENTS),
     "span-and-residual": _span(ResidualSpanCoordinates, factor_start, _FACTORS),
     "tangent-coefficients": _span(TangentSpanCoordinates, tangent_start, _TANGENTS),
 }
@@ -401,6 +403,20 @@ METHODS: dict[str, Method] = {
             revision=1,
         ),
         Method(
+            name="guided-prism",
+            summary="as prism, and what is released counts in full along public gradients, beside them in part",
+            reference="this project: Wang and Zhang 2026 (PRISM), Zhou et al. 2021 (PDP-SGD)",
+            space="tangent-projected-span",
+            optimizers=("rank", "scalar", "sgd"),
+            init="w0-subspace",
+            clipping="normalized",
+            clippings=("normalized", "flat", "automatic", "spectral"),
+            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
+            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "beside": 1.0},
+            averaging=0.5,
+            public_texts="fixed",
+        ),
+        Method(
             name="pdp-sgd",
             summary="clip and noise both LoRA factors, then project on the leading directions of public gradients",
             reference="Zhou et al. 2021 (PDP-SGD)",
@@ -492,7 +508,7 @@ CHOICES: dict[str, Choice] = {
             name="auto",
             summary="the one of its rows that does better in short rehearsals on public texts, before a run begins",
             reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
-            rows=("prism", "span-prism"),
+            rows=("prism", "guided-prism", "span-prism"),
             clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
         ),
     )

@@ -181,10 +181,10 @@ def test_a_choice_is_planned_without_the_model(
 ) -> None:
     monkeypatch.setattr(privlora.training.models, "load_model", lambda *_: pytest.fail("not asked for"))
     found = call(capsys, "plan", choosing, "--json").json
-    assert (found["method"], found["rows"]) == ("auto", ["prism", "span-prism"])
+    assert (found["method"], found["rows"]) == ("auto", ["prism", "guided-prism", "span-prism"])
     assert found["noise_to_batch"] == 0.5
     assert found["memory"]["public_bytes"] > 0  # of the row that needs more
-    assert "auto, which is prism or span-prism" in call(capsys, "plan", choosing).out
+    assert "auto, which is prism or guided-prism or span-prism" in call(capsys, "plan", choosing).out
 
 
 def test_advice_says_from_how_many_records_on(
@@ -197,11 +197,12 @@ def test_advice_says_from_how_many_records_on(
     monkeypatch.setattr(trials, "_held_losses", losses)
     advice = call(capsys, "plan", choosing, "--advise", "--json").json["advice"]
     assert [line["records"] for line in advice["table"]] == [40, 50, 100, 200, 400]  # 1600 is above 1 / delta
-    assert [line["rows"][0]["name"] for line in advice["table"]] == ["span-prism"] * 3 + ["prism"] * 2
+    assert [line["rows"][0]["name"] for line in advice["table"]] == ["guided-prism"] * 3 + ["prism"] * 2
     assert advice["overtakes"] == 200
     shown = call(capsys, "plan", choosing, "--advise")
-    assert "prism with clipping: automatic overtakes span-prism at 200 records" in " ".join(shown.out.split())
-    assert "rehearsing on public texts: 10 of 10" in shown.err
+    said = "prism with clipping: automatic overtakes guided-prism and span-prism at 200 records"
+    assert said in " ".join(shown.out.split())
+    assert "rehearsing on public texts: 15 of 15" in shown.err
 
 
 def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,10 @@ STARTS = {
         ("coefficients", "projected-span", "span-and-residual"),
         (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
     ),
-    "tangent-coefficients": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
+    **dict.fromkeys(
+        ("tangent-coefficients", "tangent-projected-span"),
+        (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
+    ),
 }
 FAMILIES = ("llama", "gpt2", "gpt-neox", "gemma", "qwen3", "phi", "mistral", "mixtral")
 DTYPES = ("float32", "bfloat16")

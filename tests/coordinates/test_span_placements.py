@@ -65,6 +65,26 @@ def test_clipped_gradients_are_projected_on_leading_directions() -> None:
     torch.testing.assert_close(released(space, captured, "flat", 2.0), expected, rtol=2e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("beside", [0.0, 0.3, 1.0])
+def test_what_lies_beside_the_span_counts_in_part(beside: float) -> None:
+    space = space_of(ProjectedSpanCoordinates, top_k=3, beside=beside)
+    vector = space.standard_normal(lambda shape: torch.randn(shape, dtype=torch.float64))
+    v, whole = basis(space, 3), flattened(vector)
+    along = v @ (v.T @ whole)
+    torch.testing.assert_close(
+        flattened(space.decode(vector)).double(), along + beside * (whole - along), rtol=2e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_noise_has_the_size_that_optimizers_are_told(ridge: float) -> None:
+    space = space_of(ProjectedSpanCoordinates, top_k=4, ridge=ridge, beside=0.3)
+    mechanism = mechanism_on(space, "flat", sigma=0.8, seed=5)
+    draws = torch.stack([decoded(space, mechanism.release().vector) for _ in range(400)])
+    expected = space.decoded_std(0.8 / EXPECTED)
+    assert float(draws.square().mean().sqrt()) == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_what_is_left_of_projected_noise_has_its_law(ridge: float) -> None:
     space = space_of(ProjectedSpanCoordinates, top_k=4, ridge=ridge)

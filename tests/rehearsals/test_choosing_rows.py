@@ -44,7 +44,7 @@ PRIVACY = {
     "expected_batch_size": 6,
     "public_dataset_size": 12,
 }
-STARTED = ("prism", "span-prism")
+STARTED = ("prism", "guided-prism", "span-prism")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_run_is_the_row_that_did_better(
     folder = RunFolder(tmp_path / "run")
     kept = yaml.safe_load(folder.settings.read_text(encoding="utf-8"))
     assert kept["method"]["name"] == row
-    assert ("synthesis" in kept) == (row == "span-prism")  # which PRISM would refuse
+    assert ("synthesis" in kept) == (row != "prism")  # which PRISM would refuse
     assert kept["method"].get("clipping") == {"prism": "automatic"}.get(row)  # as it was rehearsed
     assert read_ledger(folder.ledger).plan.method == row
     assert read_ledger(folder.ledger).charges == 2  # rehearsals charge nobody
@@ -153,8 +153,8 @@ def test_what_is_chosen_is_said_and_rehearsals_are_shown(
         observer=Watching(-1),
         on_choice=said.append,
     )
-    names = [f"rehearsing {row} on public texts" for row in ("prism", "prism", "span-prism", "span-prism")]
-    assert told == [(name, number, 4) for number, name in enumerate(names, 1)]
+    names = [f"rehearsing {row} on public texts" for row in STARTED for _ in range(2)]
+    assert told == [(name, number, 6) for number, name in enumerate(names, 1)]
     assert said[0].startswith("span-prism, because")
 
 
@@ -193,7 +193,7 @@ def test_no_record_plays_a_part(model: Any, file: Path, tmp_path: Path) -> None:
         for path in (tmp_path / "none.jsonl", other)
     ]
     assert found[0] == found[1]  # real rehearsals, so they repeat as well
-    assert {row["name"] for row in found[0]["rows"]} == {"prism", "span-prism"}
+    assert {row["name"] for row in found[0]["rows"]} == set(STARTED)
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -252,7 +252,7 @@ def test_every_trial_starts_from_the_same_state(
     public = PublicStart(tiny_tokenizer())
     texts = split_texts(chosen, model, public, "span-prism", lambda *_: None)
     noise = Noise(1.5, chosen.privacy, 12.0)
-    held, draws = trials._held_losses, iter([0, 0, 1] * 2)
+    held, draws = trials._held_losses, iter([0, 0, 1] * len(STARTED))
     monkeypatch.setattr(trials, "_held_losses", lambda p, t, n, draw: held(p, t, n, next(draws)))
     rows = [with_row(chosen, row) for row in STARTED]
     (found,) = try_rows(rows, [noise], texts, model, public, draws=3, told=lambda *_: None)
@@ -355,7 +355,7 @@ def test_of_equal_rows_the_first_is_taken_and_the_error_is_of_texts_and_draws() 
     generator = torch.Generator().manual_seed(0)
     losses = torch.rand(3, 50, generator=generator, dtype=torch.float64)
     equal = verdict({name: Outcome(name, 0.01, losses) for name in STARTED})
-    assert [row["name"] for row in equal["rows"]] == ["prism", "span-prism"]
+    assert [row["name"] for row in equal["rows"]] == list(STARTED)
     assert (equal["lead"], equal["standard_error"]) == (0.0, 0.0)
     ahead = losses + torch.rand(3, 50, generator=generator, dtype=torch.float64)
     found = verdict(
@@ -382,11 +382,15 @@ def test_the_noise_does_not_depend_on_the_choice(file: Path) -> None:
     assert [plan.method for plan in plans] == list(CHOICES["auto"].rows)
 
 
-def test_both_rows_bring_every_record_to_one_norm(file: Path) -> None:
-    assert [row.method.clipping for row in rows_of_choice(settings(file))] == ["automatic", None]
+def test_all_rows_bring_every_record_to_one_norm(file: Path) -> None:
+    assert [row.method.clipping for row in rows_of_choice(settings(file))] == [
+        "automatic",
+        None,
+        None,
+    ]
     assert [row.method.clipping for row in rows_of_choice(settings(file, method={"clipping": "flat"}))] == [
         "flat"
-    ] * 2
+    ] * 3
     advised = rows_to_advise_on(settings(file, method={"name": "pe-sgd"}))
     assert [(row.method.name, row.method.clipping) for row in advised] == [
         ("prism", "automatic"),
@@ -436,7 +440,9 @@ def test_what_cannot_be_rehearsed(model: Any, file: Path, tmp_path: Path) -> Non
 
 
 def test_where_nothing_chooses_the_name_is_refused_with_its_rows() -> None:
-    with pytest.raises(ConfigError, match="stands for prism or span-prism, and nothing chooses"):
+    with pytest.raises(
+        ConfigError, match="stands for prism or guided-prism or span-prism, and nothing chooses"
+    ):
         find_row("auto")
 
 
@@ -446,6 +452,6 @@ def test_advice_is_between_prism_and_the_row_that_is_named(file: Path) -> None:
     assert (own[0].method.ridge, own[1].method.ridge) == (None, 1.0)
     for name in ("prism", "dp-adamw", "auto"):
         rows = rows_to_advise_on(settings(file, method={"name": name}))
-        assert [row.method.name for row in rows] == ["prism", "span-prism"]
+        assert [row.method.name for row in rows] == list(STARTED)
     with pytest.raises(ConfigError, match="releases votes"):
         rows_to_advise_on(settings(file, method={"name": "aug-pe"}))

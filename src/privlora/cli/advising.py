@@ -86,15 +86,14 @@ def show_advice(advice: dict[str, Any]) -> None:
         error = "" if line["standard_error"] is None else f" ± {line['standard_error']:.2g}"
         lead = "" if line["lead"] is None else f" by {line['lead']:.2g}{error}"
         out().print(f"  {line['records']:>6g} records  {losses}  better: {line['rows'][0]['name']}{lead}")
-    first, *others = (_with_clipping(name, advice["clipping"]) for name in names)
+    first, *rest = (_with_clipping(name, advice["clipping"]) for name in names)
+    others = " and ".join(rest)
     if advice["overtakes"] is None:
-        words = (
-            f"{first} does not overtake {others[0]} with at most {advice['table'][-1]['records']:g} records"
-        )
+        words = f"{first} does not overtake {others} with at most {advice['table'][-1]['records']:g} records"
     elif advice["overtakes"] == advice["table"][0]["records"]:
         words = f"{first} does better with all of these numbers of records"
     else:
-        words = f"{first} overtakes {others[0]} at {advice['overtakes']:g} records"
+        words = f"{first} overtakes {others} at {advice['overtakes']:g} records"
     out().print(
         f"  {words}. Public texts are not your records: what these texts cannot show, the advice does not know"
     )

@@ -332,6 +332,9 @@ class MethodSettings(Group):
     hold_out: float | None = Field(default=None, title="held out to choose", ge=0, le=0.5)
     """pe-sgd: which part of the public gradients is held out at a time, in private's place, to choose before each step
     those of alpha, ridge and top_k that are not given. Costs no epsilon. 0 chooses nothing."""
+    beside: float | None = Field(default=None, title="kept beside the span", ge=0, le=1)
+    """guided-prism, pdp-sgd: how much counts what is released beside the span of public gradients; 1: as much as what
+    lies along it."""
     embedding_clip: float | None = Field(default=None, title="embedding clip", gt=0)
     """gep: norm to which the part of a gradient in the span is clipped. clip_norm scales both parts alike."""
     residual_clip: float | None = Field(default=None, title="residual clip", gt=0)

@@ -7,7 +7,11 @@ from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
 from privlora.coordinates.public_span import PublicGradients
 from privlora.coordinates.span import SpanCoordinates, SpanSpace, TangentSpanCoordinates
-from privlora.coordinates.span_placements import ProjectedSpanCoordinates, ResidualSpanCoordinates
+from privlora.coordinates.span_placements import (
+    ProjectedSpanCoordinates,
+    ResidualSpanCoordinates,
+    TangentProjectedSpanCoordinates,
+)
 from privlora.coordinates.tangent import TangentCoordinates
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "SpanSpace",
     "Sums",
     "TangentCoordinates",
+    "TangentProjectedSpanCoordinates",
     "TangentSpanCoordinates",
     "Vector",
     "WishartCoordinates",

@@ -13,27 +13,36 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Sums, Vector
 from privlora.coordinates.public_span import Rows
 from privlora.coordinates.span import EncodedSpace, SpanSpace, flattened
+from privlora.coordinates.tangent import TangentCoordinates
 
 _ROOT_2 = 2**0.5
 
 
 class ProjectedSpanCoordinates(SpanSpace):
-    """Units are clipped and noised in inner's coordinates; what is released is then projected on the span.
+    """Units are clipped and noised in inner's coordinates; what is released is then drawn towards the span.
 
-    The projection is G^T U (L + eta)^-1 U^T G. Without a ridge and with top_k it is that on the leading directions of
-    the public gradients (PDP-SGD, Zhou et al. 2021). Noise reaches all of inner's coordinates and what lies outside of
-    the span is thrown away, so a unit that the span hardly sees is drowned, while one that it sees loses nothing.
+    A released vector v becomes P v + beside (v - P v) with P = G^T U (L + eta)^-1 U^T G, which without a ridge is the
+    projection on the leading directions of the public gradients. beside = 0 throws away what the span does not see
+    (PDP-SGD, Zhou et al. 2021); 1 leaves v as it is. Noise reaches all of inner's coordinates, so a unit that the span
+    hardly sees is drowned, while one that it sees loses nothing. All of it is post-processing.
     """
 
     described: ClassVar[str] = (
         "in the entries of both LoRA factors, projected on public gradients after the noise"
     )
-    noise_law = (
-        "It is what the projection on the span of public gradients at the last step leaves of white noise."
-    )
 
-    def __init__(self, inner: Coordinates, *, ridge: float = 0.0, top_k: float = 50) -> None:
+    def __init__(
+        self, inner: Coordinates, *, ridge: float = 0.0, top_k: float = 50, beside: float = 0.0
+    ) -> None:
         super().__init__(inner, ridge=ridge, top_k=top_k)
+        self.beside = beside
+
+    @property
+    def noise_law(self) -> str:  # type: ignore[override]
+        law = (
+            "It is what the projection on the span of public gradients at the last step leaves of white noise"
+        )
+        return f"{law}, and {self.beside:g} of what lies beside it." if self.beside else f"{law}."
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
@@ -55,17 +64,38 @@ class ProjectedSpanCoordinates(SpanSpace):
         return self.inner.standard_normal(draw)
 
     def decode(self, vector: Vector) -> Vector:
-        return self._decoded(self.span.back(self._products(vector), -1.0))
+        along = self.span.back(self._products(vector), -1.0)
+        if not self.beside:
+            return self._decoded(along)
+        return self._decoded(along.mul_(1 - self.beside).add_(flattened(vector).to(along), alpha=self.beside))
 
     def scores(self, vector: Vector) -> Tensor:
         return self.span.of_texts(self._products(vector), -1.0).abs()
 
     def decoded_std(self, noise_std: float) -> float:
-        kept = self.span.values * self.span.power(-1.0)
-        return noise_std * (float(kept.square().sum()) / self.inner.dimension) ** 0.5
+        seen = self.span.values * self.span.power(-1.0)
+        kept = self.beside + (1 - self.beside) * seen
+        others = self.inner.dimension - len(seen)
+        return (
+            noise_std * ((float(kept.square().sum()) + others * self.beside**2) / self.inner.dimension) ** 0.5
+        )
 
     def _products(self, vector: Vector) -> Tensor:
         return self.span.along(flattened(vector)[None], 0.0)[0]
+
+
+class TangentProjectedSpanCoordinates(ProjectedSpanCoordinates):
+    """The same on what PRISM releases: tangent coordinates, in which no factor plays a part."""
+
+    inner_kind = TangentCoordinates
+    described: ClassVar[str] = (
+        "in isometric coordinates of the tangent space, drawn towards public gradients after the noise"
+    )
+
+    def __init__(
+        self, inner: Coordinates, *, ridge: float = 0.0, top_k: float = 0, beside: float = 0.3
+    ) -> None:
+        super().__init__(inner, ridge=ridge, top_k=top_k, beside=beside)
 
 
 class ResidualSpanCoordinates(EncodedSpace):

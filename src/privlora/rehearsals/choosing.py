@@ -24,8 +24,9 @@ from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import text_column
 
-CHOICE, SPAN, PLAIN = "auto", "span-prism", "prism"
-"""What is advised between, where settings name neither, with the clipping that the choice gives them."""
+CHOICE, PLAIN = "auto", "prism"
+"""What is advised on where settings name no row of public texts, with the clipping that the choice gives its rows; and
+what such a row is compared with."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def rows_of_choice(settings: Settings) -> list[Settings]:
 
 
 def rows_to_advise_on(settings: Settings) -> list[Settings]:
-    """The run's settings with PRISM, and with the row of public texts that they name, or else ``span-prism``.
+    """The run's settings with PRISM, and with the row of public texts that they name, or else those of ``auto``.
 
     Of a choice the rows that it stands for. A row that settings do not name takes its defaults, or what ``auto`` gives
     it.
@@ -64,7 +65,7 @@ def rows_to_advise_on(settings: Settings) -> list[Settings]:
     if own in CHOICES:
         return rows_of_choice(settings)
     _refuse_nothing_to_rehearse(settings, "an advice")
-    span = own if find_method(own).public_texts else SPAN
+    names = (PLAIN, own) if find_method(own).public_texts else CHOICES[CHOICE].rows
     return [
         with_row(settings, row)
         if row == own
@@ -73,7 +74,7 @@ def rows_to_advise_on(settings: Settings) -> list[Settings]:
             row,
             clipping=CHOICES[CHOICE].clipping.get(row),
         )
-        for row in (PLAIN, span)
+        for row in names
     ]
 
 
@@ -156,7 +157,7 @@ def rehearse(
     assert chosen is not None
     public = PublicStart(tokenizer, generator)
     spans = [row.method.name for row in rows if find_method(row.method.name).public_texts]
-    texts = split_texts(settings, model, public, spans[0], told)
+    texts = split_texts(settings, model, public, spans[-1], told)
     before = float(start_losses(model, texts).mean())
     noises = [Noise(noise_multiplier, settings.privacy, count) for count in counts]
     found = try_rows(
