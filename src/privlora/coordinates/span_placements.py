@@ -60,6 +60,9 @@ class ProjectedSpanCoordinates(SpanSpace):
     def to_vector(self, sums: Sums) -> Vector:
         return self.inner.to_vector(sums)
 
+    def nearest(self, vector: Vector) -> Vector:
+        return self.inner.nearest(vector)
+
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return self.inner.standard_normal(draw)
 
