@@ -81,6 +81,15 @@ def in_one_line(said: str, longest: int = 200) -> str:
     return words if len(words) <= longest else f"{words[:longest]}…"
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of what somebody else's code raised, or the error's name where it says nothing.
+
+    >>> reason_of(KeyError()), reason_of(ValueError("no such file:\\nx"))
+    ('KeyError', 'no such file:')
+    """
+    return in_one_line((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
 def article(noun: str) -> str:
     """
     >>> article("object"), article("dict")

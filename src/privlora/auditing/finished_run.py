@@ -20,7 +20,7 @@ from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, load_settings
 from privlora.data.records import load_records, refuse_missing, text_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError
+from privlora.errors import ConfigError, DataError, ModelError, RunError, reason_of
 from privlora.training.files import RunFolder, no_run
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
@@ -228,9 +228,9 @@ def _with_adapter(model: Any, folder: RunFolder) -> Any:
     try:
         return PeftModel.from_pretrained(model, str(folder.release))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(
-            f"the adapter in {str(folder.release)!r} does not load: {reason}", fix="restore its files"
+            f"the adapter in {str(folder.release)!r} does not load: {reason_of(error)}",
+            fix="restore its files",
         ) from None
 
 

@@ -12,7 +12,7 @@ import typer
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.cli.training import load_run_settings
 from privlora.config import DataSettings, ModelSettings, checked
-from privlora.errors import ConfigError, ModelError, RunError
+from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_unknown_model
 
@@ -242,8 +242,7 @@ def _with_adapter(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
     try:
         return PeftModel.from_pretrained(model, str(adapter))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason}",
+            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
             fix="give the base model it was trained on with --base, or restore its files",
         ) from None

@@ -11,7 +11,7 @@ from peft import PeftModel
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings, SynthesisSettings
-from privlora.errors import ConfigError, ModelError, RunError
+from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.names import published_name
 from privlora.reporting.publication import check_same_run, read_report
 from privlora.reporting.texts import publish_texts
@@ -130,8 +130,7 @@ def _with_adapter(model: torch.nn.Module, adapter: Path) -> Any:
     try:
         return PeftModel.from_pretrained(model, str(adapter))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason}",
+            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
             fix="give the base model it was trained on, or restore its files",
         ) from None

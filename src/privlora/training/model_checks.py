@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.data.examples import Example, pad_token
-from privlora.errors import DataError, ModelError
+from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 
 _ROWS, _TOKENS, _HALF = 3, 8, 4
@@ -190,9 +190,8 @@ def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) 
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a model raises anything; the tokens are random, so the cause may be shown
-        reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ModelError(
-            f"the model does not run on a batch of tokens ({type(error).__name__}: {reason})",
+            f"the model does not run on a batch of tokens ({type(error).__name__}: {reason_of(error)})",
             fix="use a causal language model of transformers, or one that is called the same way",
         ) from None
     if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from privlora.adapters import LowRankAdapter
 from privlora.config import ModelSettings, Settings
-from privlora.errors import ConfigError, ModelError, named
+from privlora.errors import ConfigError, ModelError, named, reason_of
 from privlora.training.model_checks import (
     refuse_adapted,
     refuse_coupled,
@@ -33,7 +33,7 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
-            f"cannot load model {settings.name!r}: {_reason(error)}",
+            f"cannot load model {settings.name!r}: {reason_of(error)}",
             fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
@@ -47,7 +47,7 @@ def load_tokenizer(settings: ModelSettings) -> Any:
         return AutoTokenizer.from_pretrained(**source)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
-            f"cannot load model {settings.name!r}, its tokenizer: {_reason(error)}",
+            f"cannot load model {settings.name!r}, its tokenizer: {reason_of(error)}",
             fix="give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
             "can be reached",
         ) from None
@@ -68,11 +68,6 @@ def given_or_loaded(
     refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     return model, tokenizer
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what a library says, not too long."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> None:
@@ -110,7 +105,7 @@ def load_skeleton(settings: ModelSettings) -> Any:
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
-            f"cannot read the configuration of model {settings.name!r}: {_reason(error)}",
+            f"cannot read the configuration of model {settings.name!r}: {reason_of(error)}",
             fix="check its config.json",
         ) from None
 
