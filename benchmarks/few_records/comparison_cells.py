@@ -294,7 +294,7 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
 
 def settings_of_choice(cell: Cell, model: Path, folder: Path, public: Path) -> Settings:
     """Of a run that chooses its row and its rate on ``public`` texts."""
-    plain = replace(cell, row="span-prism", rate=0.0, seed=0)
+    plain = replace(cell, row="span-prism, rehearsed", rate=0.0, seed=0)
     content = settings_of(plain, model, folder, public).model_dump(exclude_defaults=True)
     content["method"] = {"name": "auto"}
     return settings_from(content)

@@ -408,6 +408,7 @@ METHODS: dict[str, Method] = {
             reference="this project: Wang and Zhang 2026 (PRISM), Zhou et al. 2021 (PDP-SGD)",
             space="tangent-projected-span",
             optimizers=("rank", "scalar", "sgd"),
+            learning_rate=0.016,
             init="w0-subspace",
             clipping="normalized",
             clippings=("normalized", "flat", "automatic", "spectral"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import PUBLIC_TEXTS, VOCAB, tiny_model, uneven_examples
+from tiny_models import PUBLIC_TEXTS, VOCAB, one_batch, tiny_model, uneven_examples
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
@@ -131,13 +131,18 @@ class Case:
         mechanism: Mechanism,
         examples: Sequence[Example],
         units: Sequence[Any] | None = None,
-        max_tokens: int = 10**6,
+        max_tokens: int | None = None,
     ) -> int:
-        """Accumulate one logical batch; returns the number of micro-batches."""
+        """Accumulate one logical batch; returns the number of micro-batches. max_tokens: None for a single one, where
+        everybody's company is largest."""
         self.coordinates.prepare()
         chosen = range(len(examples)) if units is None else units
         count = 0
-        for batch in micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=max_tokens):
+        if max_tokens is None:
+            batches = [one_batch(examples, chosen)] if len(chosen) else []
+        else:
+            batches = list(micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=max_tokens))
+        for batch in batches:
             captured, _ = micro_batch_gradients(self.adapter, batch, summed=not mechanism.needs_examples)
             mechanism.accumulate(captured)
             count += 1

@@ -121,6 +121,7 @@ SOMETIMES = {
     "method.ridge",
     "method.top_k",
     "method.embedding_clip",
+    "method.beside",
     "method.residual_clip",
     "method.weight_decay",
     "method.learning_rate_ratio",

@@ -170,15 +170,34 @@ def test_a_function_cannot_end_the_run_in_silence(ending: type[BaseException]) -
         generator.random(1)
 
 
-@pytest.mark.parametrize("ending", [MemoryError, torch.OutOfMemoryError])
-def test_how_much_memory_the_process_holds_is_not_told(ending: type[BaseException]) -> None:
+def of_a_library() -> BaseException:
+    return RuntimeError(f"MPS backend out of memory ({SECRET} allocated)")
+
+
+def after_another() -> BaseException:
+    error = ValueError(SECRET)
+    error.__cause__ = torch.OutOfMemoryError("full")
+    return error
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError(SECRET)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [MemoryError(SECRET), torch.OutOfMemoryError(SECRET), of_a_library(), after_another(), Mute()],
+    ids=lambda error: type(error).__name__,
+)
+def test_how_much_memory_the_process_holds_is_not_told(ending: BaseException) -> None:
     """A library says so where it runs out, and private batches had a part in it."""
 
     def write(prompts: list[str]) -> list[str]:
-        raise ending(SECRET)
+        raise ending
 
     generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
-    with pytest.raises(GeneratorError, match=ending.__name__) as failed:
+    with pytest.raises(GeneratorError, match=type(ending).__name__) as failed:
         generator.random(1)
     assert SECRET not in str(failed.value)
 

@@ -155,6 +155,7 @@ MORE = {
     "an earlier ledger": write("earlier-ledger-1.jsonl"),
     "a client": write("clients/north"),
     "canaries": write("private/canaries.safetensors"),
+    "somebody's own folder": write("notes/of-mine.txt"),
     "an audit": write("release/AUDIT-NOT-FOR-RELEASE.txt"),
     "a link": link,
 }
@@ -165,6 +166,53 @@ def test_whatever_is_not_of_a_start_keeps_the_folder(name: str, failed: RunFolde
     """Also under a ledger that is an older copy, and shows no charge."""
     MORE[name](failed)
     refused(failed, "its ledger shows no charge, but", "is not left by a start that failed")
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint.safetensors", "half of a checkpoint", "texts", "report", "adapter"]
+)
+def test_a_run_without_settings_and_ledger_is_no_empty_folder(
+    name: str, bench: Bench, tmp_path: Path
+) -> None:
+    """Its adapter would lie beside another run's ledger."""
+    folder = RunFolder(tmp_path / "left")
+    folder.create()
+    MORE[name](folder)
+    with pytest.raises(RunError, match=r"holds no ledger, and .*, which a run left"):
+        bench.start(folder.root)
+    assert not folder.settings.exists()
+    assert not folder.identity.exists()
+
+
+def test_a_link_in_the_place_of_the_ledger_is_no_empty_folder(failed: RunFolder) -> None:
+    for path in (failed.settings, failed.ledger):
+        path.unlink()
+    failed.ledger.symlink_to(failed.root / "elsewhere.jsonl")
+    with pytest.raises(RunError, match=r"holds no ledger, and .*ledger\.jsonl"):
+        make_room(failed)
+
+
+def test_a_ledger_that_a_disk_left_as_zeros_counts_as_charged(failed: RunFolder) -> None:
+    failed.ledger.write_bytes(bytes(failed.ledger.stat().st_size))
+    refused(failed, "its ledger shows charges")
+
+
+def test_the_ledger_goes_last_and_nobody_can_go_on_before(
+    failed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[Path] = []
+    unlink = Path.unlink
+
+    def watched(path: Path, missing_ok: bool = False) -> None:
+        with pytest.raises(RunError, match="cannot be locked"):
+            Ledger.open(failed.ledger)
+        unlink(path, missing_ok=missing_ok)
+        gone.append(path)
+
+    monkeypatch.setattr(Path, "unlink", watched)
+    make_room(failed)
+    assert gone[-1] == failed.ledger
+    assert failed.settings in gone[:-1]
 
 
 def test_a_run_under_the_first_copy_of_its_ledger_is_left(run: RunFolder) -> None:

@@ -236,8 +236,9 @@ def locked_charges(path: str | os.PathLike[str]) -> Iterator[int]:
     file = _open_locked(path, 0)
     try:
         content = path.read_bytes()
-        charges = 0
-        if b"\n" in content:  # without a whole plan nothing can be charged
+        # Without a whole plan nothing can be charged; but a disk that lost power may have left anything in its place.
+        charges = int(b"\n" not in content and not b'{"'.startswith(content[:2]))
+        if b"\n" in content:
             summary, _, size = parse_ledger(path, content)
             charges = summary.charges + (size < len(content))
         yield charges

@@ -122,6 +122,9 @@ class GaussianMechanism(Mechanism):
         self.noising = Noising(ledger, noise or NoiseSource())
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
+        if clipping in UNADAPTED:
+            # They enlarge small gradients without bound, and with them what the company in a micro-batch rounds.
+            coordinates.adapter.one_by_one = True
         if self.noising.noise.secure:
             coordinates.begin()
         self.adaptive = adaptive

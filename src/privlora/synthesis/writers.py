@@ -175,8 +175,26 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 def _told(error: BaseException) -> str:
     """Kind and message of what the user's own code raised. It was given public texts alone, so what it says is public;
     but where memory ran out, libraries say how much the process holds, which private batches had a part in."""
-    kind, said = type(error).__name__, in_one_line(str(error))
-    return kind if not said or isinstance(error, MemoryError | torch.OutOfMemoryError) else f"{kind}: {said}"
+    kind = type(error).__name__
+    try:
+        said = in_one_line(str(error))
+    except Exception:  # noqa: BLE001 - the user's own class may fail to say what it is
+        said = ""
+    return kind if not said or _of_memory(error) else f"{kind}: {said}"
+
+
+def _of_memory(error: BaseException) -> bool:
+    """Whether it, or what it was raised for, is that memory ran out, by class or in the words of a library."""
+    causes: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in causes:
+        causes.append(following)
+        following = following.__cause__ or following.__context__
+    return any(
+        isinstance(cause, MemoryError | torch.OutOfMemoryError)
+        or any("out of memory" in str(word).lower() for word in cause.args)
+        for cause in causes
+    )
 
 
 def find_callable(place: str) -> Any:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from privlora.accounting import locked_charges
+from privlora.adapters.peft_files import WEIGHTS_NAME
 from privlora.errors import RunError
 from privlora.training.files import RunFolder, read_lines, temporary
 
@@ -56,7 +57,19 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     ledger = folder.ledger
     used = f"{str(folder.root)!r} holds {'a run already' if go_on is None else 'another run'}"
     go_on = go_on or f"continue it with `privlora resume {folder.root}`, or set run.output to another folder"
+    # The ledger last: until it is gone, nobody else begins or goes on here.
+    first = [folder.settings, folder.identity, folder.data_summary, folder.choice, *also]
+    left = [*first, *map(temporary, first), folder.evaluations, ledger]
     if not (folder.settings.exists() or ledger.exists()):
+        kept = [folder.checkpoint, folder.private_losses, folder.sampled, folder.texts, folder.report]
+        kept += [temporary(folder.checkpoint), folder.release / WEIGHTS_NAME]
+        of_a_run = next((path for path in [*kept, ledger] if path.exists() or path.is_symlink()), None)
+        if of_a_run is not None:
+            raise RunError(
+                f"{str(folder.root)!r} holds no ledger, and {str(of_a_run)!r}, which a run left",
+                why="what was charged for it must not be forgotten, and would lie beside another run's release",
+                fix="restore the ledger, move that run away, or give another folder",
+            )
         yield []
         return
     if not ledger.exists():
@@ -76,9 +89,6 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
             raise RunError(
                 f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=go_on
             )
-        # The ledger last: until it is gone, nobody else begins or goes on here.
-        first = [folder.settings, folder.identity, folder.data_summary, folder.choice, *also]
-        left = [*first, *map(temporary, first), folder.evaluations, ledger]
         more = _not_of_a_start(folder, left)
         if more is not None:
             raise RunError(

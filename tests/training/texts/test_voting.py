@@ -368,7 +368,7 @@ def test_an_interruption_while_texts_are_written_keeps_them(shop: Shop, tmp_path
         ({"method": {"name": "aug-pe", "clipping": "flat"}}, "method.clipping does not go with"),
         (
             {"privacy": {"private": False, "noise_multiplier": None}},
-            "exact counts are never made",
+            "exact ones are never made",
         ),
         ({"method": {"name": "aug-pe", "optimizer": "sgd"}}, "no optimizer 'sgd'"),
     ],
@@ -382,7 +382,7 @@ def test_what_votes_have_not_is_refused(
 
 
 def test_without_texts_there_is_nothing_to_vote_on(shop: Shop, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is nothing to vote on"):
+    with pytest.raises(ConfigError, match="there is nothing to be asked about"):
         fine_tune(
             shop.model,
             RECORDS,
