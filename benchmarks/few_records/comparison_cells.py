@@ -261,7 +261,7 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
         private = {"target_epsilon": cell.epsilon * (0.01 if row.noise_alone else 1)}
     adapter: dict[str, Any] = {"r": RANK, "target_modules": list(task.modules)}
     if row.init:
-        adapter |= {"init": row.init, "public_text": str(public), "public_texts": 200}
+        adapter |= {"init": row.init, "public_text": str(public)}
     content: dict[str, Any] = {
         "model": {"name": str(model)},
         "data": {"path": _IN_MEMORY, "max_length": TOKENS, "unchecked": True},

@@ -132,8 +132,6 @@ def test_the_nearest_vector_of_what_noise_has_on_all_entries_is_the_spaces_own_n
             torch.testing.assert_close(c, b, rtol=0, atol=1e-6)
     assert coordinates.entries() == sum(t.numel() for parts in entries for t in parts)
     assert coordinates.entries() >= coordinates.dimension
-    if not isinstance(coordinates, SpanSpace):  # whose texts an adapter does not know
-        assert coordinates.entries() == coordinates.entries_of(coordinates.adapter)
 
 
 @by_space

@@ -170,7 +170,7 @@ class Coordinates(ABC):
 
     @classmethod
     def entries_of(cls, adapter: LowRankAdapter) -> int:
-        """The same of a space on this adapter, before there is one; where an adapter alone tells."""
+        """The same before there is a space; of those in which public gradients are taken."""
         return cls.dimension_of(adapter)
 
     def nearest(self, vector: Vector) -> Vector:
