@@ -154,7 +154,11 @@ ROWS: dict[str, Row] = {
     "prism, automatic": Row("prism", {"clipping": "automatic"}, first_rate=0.032),
     "prism, 50 steps": Row("prism", steps=50, first_rate=0.004),
     "prism, public start": Row("prism", init="public-gradient", first_rate=0.004),
+    "prism, automatic, public start": Row(
+        "prism", {"clipping": "automatic"}, init="public-gradient", first_rate=0.032
+    ),
     "guided-prism": Row("guided-prism", first_rate=0.032),
+    "guided-prism, public start": Row("guided-prism", init="public-gradient", first_rate=0.032),
     "pdp-sgd": Row("pdp-sgd"),
     "pdp-sgd, guided": Row(
         "pdp-sgd", {"clipping": "normalized", "top_k": 0, "beside": 0.3, "optimizer": "sgd"}, first_rate=0.032

@@ -28,6 +28,7 @@ DENSE = (
     "prism, automatic",
     "prism, 50 steps",
     "prism, public start",
+    "prism, automatic, public start",
     "dp-adamw",
     "dp-adamw, automatic",
     "dp-adamw, 50 steps",
