@@ -154,12 +154,14 @@ class GaussianMechanism(Mechanism):
 
     def accumulate(self, captured: Captured) -> None:
         captured = self.coordinates.encode(captured)
-        norms = self._norms(captured)
         if self.clipping == "spectral":
-            captured.zero(~captured.finite())
-            captured = self.coordinates.balance(captured)
-        weights = self._clip_weights(captured, norms)
-        self._add(captured, weights)
+            evened = self.coordinates.evened(captured)
+            weights = self._clip_weights(evened.norms_squared.sqrt(), evened.raw_squared.sqrt())
+            self._add(self.coordinates.evened_sum(evened, weights))
+        else:
+            norms = self._norms(captured)
+            captured.zero(~torch.isfinite(norms))
+            self._add(self.coordinates.partial_sum(captured, self._clip_weights(norms, norms)))
 
     @property
     def pending(self) -> bool:
@@ -206,11 +208,9 @@ class GaussianMechanism(Mechanism):
                 fix="call coordinates.advance() after each step: it draws the next projection",
             )
 
-    def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
-        """(units,) factors that rescale each gradient to norm ``lengths`` (x C / C_t if adaptive), capped at C."""
-        norms = self._norms(captured) if self.clipping == "spectral" else lengths
+    def _clip_weights(self, norms: Tensor, lengths: Tensor) -> Tensor:
+        """(units,) factors that rescale gradients of ``norms`` to ``lengths`` (x C / C_t if adaptive), capped at C."""
         finite = torch.isfinite(norms) & ~torch.isnan(lengths)
-        captured.zero(~finite)
         bound = self.clip_norm * (1 - self.slack)
         if self.clipping == "automatic":
             lengths = bound * norms / (norms + _STABILITY)
