@@ -123,6 +123,7 @@ class Captured:
 
     def zero(self, units: Tensor) -> None:
         """Set the gradients of the marked units (a bool mask) to zero, in place."""
-        if bool(units.any()):
-            for t in (*self.p, *self.q):
-                t[units] = 0.0
+        if units.device.type == "cpu" and not bool(units.any()):
+            return  # elsewhere it is dearer to ask than to write
+        for t in (*self.p, *self.q):
+            t.masked_fill_(units[:, None, None], 0.0)

@@ -115,10 +115,9 @@ def even(
     stacks = captured.stacked(sizes)
     grams = [torch.cat([_grams(pair[side]) for pair in stacks]) for side in sides]  # (sites, units, r, r)
     finite = torch.stack([gram.isfinite().all(dim=-1).all(dim=-1).all(dim=0) for gram in grams]).all(dim=0)
-    if not bool(finite.all()):
+    if finite.device.type != "cpu" or not bool(finite.all()):  # elsewhere it is dearer to ask than to write
         for t in (t for pair in stacks for t in pair):
             t.masked_fill_(~finite[:, None, None], 0.0)
-        captured.zero(~finite)
         grams = [torch.where(finite[:, None, None], gram, 0.0) for gram in grams]
     raw = torch.stack([gram.diagonal(dim1=-2, dim2=-1).double().sum(dim=-1) for gram in grams])
     found, squares = zip(*map(root_factors, grams), strict=True)

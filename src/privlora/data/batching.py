@@ -76,16 +76,15 @@ class MicroBatch:
         )
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same micro-batch with every tensor on ``device``."""
+        """The same micro-batch with what a model reads on ``device``.
+
+        The rest stays on the CPU: where labels are and which rows are a unit's is found out there, so that nobody waits
+        for a device to answer.
+        """
         return replace(
             self,
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            labels=self.labels.to(device),
-            unit_index=self.unit_index.to(device),
-            row_weight=self.row_weight.to(device),
-            token_weight=self.token_weight.to(device),
-            record_index=self.record_index.to(device),
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            attention_mask=self.attention_mask.to(device, non_blocking=True),
         )
 
 

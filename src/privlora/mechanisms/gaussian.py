@@ -134,7 +134,7 @@ class GaussianMechanism(Mechanism):
         clipped_at = clip_norm if adaptive is None else adaptive.value
         coordinates.expect(ReleaseLaw(self._sum_multiplier, clipped_at, expected_batch_size, clipping))
         # Private: running count of the current batch; +1/2 for a unit with norm <= C_t, else -1/2.
-        self._count = 0.0
+        self._count: Tensor | float = 0.0
 
     @property
     def noise_std(self) -> float:
@@ -165,7 +165,7 @@ class GaussianMechanism(Mechanism):
 
     @property
     def pending(self) -> bool:
-        return super().pending or self._count != 0
+        return super().pending or float(self._count) != 0
 
     @property
     def place(self) -> str:
@@ -173,7 +173,7 @@ class GaussianMechanism(Mechanism):
         return f"{super().place} {self.clipping} {self.clip_norm} {clipped_at}"
 
     def _take(self) -> PrivateSum:
-        count = self._count
+        count = float(self._count)
         return replace(super()._take(), count=count)
 
     def release(self, total: PrivateSum | None = None) -> Release:
@@ -218,7 +218,7 @@ class GaussianMechanism(Mechanism):
             lengths = bound * norms / norms.clamp_min(self.coordinates.norm_floor())
         if self.adaptive is not None:
             inside = (lengths <= self.adaptive.value).double() - 0.5
-            self._count += float(torch.where(finite & lengths.isfinite(), inside, 0.0).sum())
+            self._count = self._count + torch.where(finite & lengths.isfinite(), inside, 0.0).sum()
             lengths = lengths * (self.clip_norm / self.adaptive.value)
         # A gradient without a norm that could bound it is not released.
         return torch.where(finite & (norms > 0), lengths.clamp(max=bound) / norms, 0.0)
