@@ -350,7 +350,7 @@ class LowRankAdapter:
         return site.left, site.mid, site.right
 
     def _embeddings_hook(self, _: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
-        return out.requires_grad_(True) if torch.is_grad_enabled() and _checkpoints(self.model) else out
+        return out.requires_grad_(True) if torch.is_grad_enabled() and checkpoints(self.model) else out
 
     def _keep(self, site: Site, x: Tensor, xr: Tensor, e: Tensor, el: Tensor) -> None:
         if self._rows is None:
@@ -416,7 +416,8 @@ def _show_update(site: Site) -> None:
         module.weight.copy_(site.weight.to(update.dtype) + update)
 
 
-def _checkpoints(model: torch.nn.Module) -> bool:
+def checkpoints(model: torch.nn.Module) -> bool:
+    """Whether activations are recomputed in the backward pass."""
     name = "is_activation_checkpointing"  # transformers 5; before it, is_gradient_checkpointing
     return bool(getattr(model, name if hasattr(model, name) else "is_gradient_checkpointing", False))
 

@@ -23,7 +23,7 @@ def check_space(coordinates: Coordinates) -> None:
 
     to_vector is linear; standard_normal is linear in its draws, with variance 1 or more in every direction that
     gradients reach, and of the stated dimension; norms_squared is no less than what a unit adds to a release, and where
-    event_layers are stated no less than the whole gradient's.
+    event_layers are stated no less than the whole gradient's; so are those of ``evened``, where there is one.
 
     Raises PrivacyError for the first duty that is broken, ConfigError if a noise vector takes over ``LARGEST`` draws.
     """
@@ -71,6 +71,23 @@ def _check_norms(coordinates: Coordinates, units: Captured, which: str) -> None:
     worst = int(missing.argmax())
     found = f"norms_squared is {float(said[worst]):.4g} for a gradient {which}, and {float(due[worst]):.4g} is due"
     _hold(float(missing[worst]) <= 0, found, "measure all of to_vector, in float64 where it may vanish")
+    _check_evened(coordinates, units, which)
+
+
+def _check_evened(coordinates: Coordinates, units: Captured, which: str) -> None:
+    """The same after step one of spectral clipping, where there is one."""
+    try:
+        evened = coordinates.evened(units)
+    except ConfigError:
+        return
+    alone = torch.eye(units.units, dtype=torch.float64).to(evened.norms_squared.device)
+    vectors = (coordinates.from_partial(coordinates.evened_sum(evened, one)) for one in alone)
+    due = torch.stack([_flat(vector).square().sum() for vector in vectors])
+    said = evened.norms_squared.cpu()
+    missing = due * (1 - clipping_slack(coordinates.adapter, "spectral")) ** 2 - said
+    worst = int(missing.argmax())
+    found = f"evened.norms_squared is {float(said[worst]):.4g} for a gradient {which}, {float(due[worst]):.4g} is due"
+    _hold(float(missing[worst]) <= 0, found, "measure what evened_sum adds")
 
 
 def _hold(holds: bool, what: str, fix: str) -> None:

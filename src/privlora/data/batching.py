@@ -94,6 +94,7 @@ def micro_batches(
     *,
     max_tokens: int,
     max_rows: int | None = None,
+    row_tokens: int = 0,
     device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Split a logical batch into those micro-batches of units of like length that take least work, longest units first.
@@ -104,9 +105,10 @@ def micro_batches(
     Args:
         indices: one item a drawn unit: the index of its only record, or the (k,) array of its drawn records.
         examples: all tokenised records.
-        max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
-            still is one micro-batch, since its gradient must be summed before it is clipped.
-        max_rows: a bound on its rows alone, for memory that goes with them and not with tokens.
+        max_tokens: rows x (padded length + row_tokens) of a micro-batch stays at or below it. A single unit that is
+            larger still is one micro-batch, since its gradient must be summed before it is clipped.
+        max_rows: a bound on its rows alone.
+        row_tokens: what a row takes beside its tokens, in tokens: memory that goes with rows (training.footprint).
         device: where they are computed, which is where one more of them has its cost; None: on a CPU.
 
     Raises:
@@ -145,13 +147,20 @@ def micro_batches(
         np.array(rows),
         max_tokens=max_tokens,
         max_rows=max_rows,
+        row_tokens=row_tokens,
         overhead=_OVERHEAD_OF_GPUS if on_gpu else _OVERHEAD,
     ):
         yield collate([units[unit] for unit in order[start:stop]], examples)
 
 
 def _cheapest_split(
-    widths: np.ndarray, rows: np.ndarray, *, max_tokens: int, max_rows: int | None, overhead: int
+    widths: np.ndarray,
+    rows: np.ndarray,
+    *,
+    max_tokens: int,
+    max_rows: int | None,
+    row_tokens: int,
+    overhead: int,
 ) -> list[tuple[int, int]]:
     """Where to cut units in descending order of ``widths``: (start, stop) of each piece, by dynamic programming.
 
@@ -166,7 +175,7 @@ def _cheapest_split(
     )
     for stop in range(1, len(rows) + 1):
         while first < stop - 1 and (
-            (before[stop] - before[first]) * widths[first] > max_tokens
+            (before[stop] - before[first]) * (widths[first] + row_tokens) > max_tokens
             or (max_rows is not None and before[stop] - before[first] > max_rows)
         ):
             first += 1
@@ -187,6 +196,7 @@ def sequential_batches(
     *,
     max_tokens: int,
     max_rows: int | None = None,
+    row_tokens: int = 0,
     device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Every example once, for evaluation; ``record_index`` leads back to the original order.
@@ -194,7 +204,12 @@ def sequential_batches(
     Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
     """
     return micro_batches(
-        range(len(examples)), examples, max_tokens=max_tokens, max_rows=max_rows, device=device
+        range(len(examples)),
+        examples,
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+        row_tokens=row_tokens,
+        device=device,
     )
 
 
