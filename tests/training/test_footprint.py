@@ -36,7 +36,7 @@ def test_with_checkpoints_a_token_takes_less_and_a_row_more_tokens() -> None:
 
 def test_short_rows_are_as_many_as_their_gradients_allow() -> None:
     examples = Examples([Example([1, 2], [-100, 2])] * 100, pad_token_id=0)
-    for beside, most in ((0, 50), (8, 10), (98, 1), (1000, 1)):
+    for beside, most in ((0, 50), (2, 50), (10, 10), (100, 1), (1000, 1)):
         found = [b.unit_count for b in micro_batches(range(100), examples, max_tokens=100, row_tokens=beside)]
         assert max(found) == most
         assert sum(found) == 100

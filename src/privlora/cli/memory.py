@@ -72,8 +72,8 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
-    beside, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
-    records, most = (max(1, tokens // (length + beside)) for length in (settings.data.max_length, 1))
+    least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
+    records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
     kind = method.coordinates
     votes = method.releases == "votes"
     texts = 0 if settings.synthesis is None else settings.synthesis.count

@@ -120,8 +120,8 @@ def even(
             t.masked_fill_(~finite[:, None, None], 0.0)
         grams = [torch.where(finite[:, None, None], gram, 0.0) for gram in grams]
     raw = torch.stack([gram.diagonal(dim1=-2, dim2=-1).double().sum(dim=-1) for gram in grams])
-    found, squares = zip(*map(root_factors, grams), strict=True)
-    rooted, cores = torch.stack(squares), None
+    found, rooted = root_factors(torch.stack(grams))
+    cores = None
     scale = torch.tensor(scales, dtype=torch.float64, device=rooted.device)[:, None] ** 2
     measured, metric = rooted, rooted.new_ones(len(sides), 1, 1)
     if bases is not None:

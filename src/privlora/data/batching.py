@@ -105,10 +105,10 @@ def micro_batches(
     Args:
         indices: one item a drawn unit: the index of its only record, or the (k,) array of its drawn records.
         examples: all tokenised records.
-        max_tokens: rows x (padded length + row_tokens) of a micro-batch stays at or below it. A single unit that is
-            larger still is one micro-batch, since its gradient must be summed before it is clipped.
+        max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
+            still is one micro-batch, since its gradient must be summed before it is clipped.
         max_rows: a bound on its rows alone.
-        row_tokens: what a row takes beside its tokens, in tokens: memory that goes with rows (training.footprint).
+        row_tokens: shorter rows count as this long: the memory that goes with rows, in tokens (training.footprint).
         device: where they are computed, which is where one more of them has its cost; None: on a CPU.
 
     Raises:
@@ -175,7 +175,7 @@ def _cheapest_split(
     )
     for stop in range(1, len(rows) + 1):
         while first < stop - 1 and (
-            (before[stop] - before[first]) * (widths[first] + row_tokens) > max_tokens
+            (before[stop] - before[first]) * max(widths[first], row_tokens) > max_tokens
             or (max_rows is not None and before[stop] - before[first] > max_rows)
         ):
             first += 1

@@ -39,8 +39,8 @@ def token_bytes(model: torch.nn.Module) -> int:
 def row_tokens(adapter: LowRankAdapter) -> int:
     """PUBLIC. As many tokens' activations take the memory of one row's gradients: r of float32, 2 r of bfloat16.
 
-    Short records have many rows a token, and gradients of 16 columns outweigh activations of 16 tokens: so a row counts
-    for as many tokens beside its own where micro-batches are cut (data.batching), and bounds on tokens bound memory.
+    Shorter rows count as this long where micro-batches are cut (data.batching), so gradients never take more than the
+    activations of as many tokens as are allowed.
     """
     return math.ceil(gradient_bytes(adapter) / token_bytes(adapter.model))
 

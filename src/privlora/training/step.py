@@ -41,9 +41,9 @@ class Step:
 
     state: what moves. mechanism: on ``state.coordinates``. examples: all tokenised records. draw: a fresh logical batch
     by the sampling that the mechanism's event states; None for steps that are always given theirs. learning_rate:
-    public; a number, or a function of the ledger's step 1, 2, …. max_tokens: of a micro-batch, in which a row's gradients
-    count as tokens too (training.footprint). dropout: whether the base model's own is on. masks: keys all that is random
-    in forward passes; private.
+    public; a number, or a function of the ledger's step 1, 2, …. max_tokens: of a micro-batch, in which short rows
+    count for their gradients (training.footprint). dropout: whether the base model's own is on. masks: keys all that is
+    random in forward passes; private.
 
     Raises ConfigError for parts that do not belong together, PrivacyError for a sampler other than the event's.
     """
