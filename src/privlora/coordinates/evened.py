@@ -109,8 +109,8 @@ def even(
 ) -> Evened:
     """Step one of spectral clipping in coordinates that are the sides' entries times a scale, or tangent to points.
 
-    captured: what is not finite in it is set to zero. sizes: sites of each group. scales: of each site, what multiplies
-    its entries in coordinates; with bases they must be 1. sides: those that there are coordinates of.
+    captured: units that are not finite may be set to zero in it. sizes: sites of each group. scales: of each site, what
+    multiplies its entries in coordinates; with bases they must be 1. sides: those that there are coordinates of.
     """
     stacks = captured.stacked(sizes)
     grams = [torch.cat([_grams(pair[side]) for pair in stacks]) for side in sides]  # (sites, units, r, r)
@@ -125,15 +125,13 @@ def even(
     scale = torch.tensor(scales, dtype=torch.float64, device=rooted.device)[:, None] ** 2
     measured, metric = rooted, rooted.new_ones(len(sides), 1, 1)
     if bases is not None:
-        along = [
-            torch.cat([_along(pair[side], basis) for pair, basis in zip(stacks, of, strict=True)])
-            for side, of in ((0, bases.left), (1, bases.right))
-        ]
-        up, vq = (inner @ roots for inner, roots in zip(along, found, strict=True))
+        both = ((0, bases.left), (1, bases.right))
+        parts = [_along(pair[side], basis) for side, of in both for pair, basis in zip(stacks, of, strict=True)]
+        along = torch.cat(parts).unflatten(0, (2, -1))
+        up, vq = along @ found
         cores = (up + vq.mT) / 2
         measured = rooted - torch.stack([_squares(up) - _squares(cores), _squares(vq)])
-        raw = raw - torch.stack([torch.zeros_like(raw[1]), _squares(along[1])])
-        metric = metric.clone()
+        raw[1] -= _squares(along[1])
         metric[1] = bases.weight**2
     least = _LEAST_PART * rooted
     factors = root_norms(torch.maximum(measured, least).sum(dim=0) * scale)
