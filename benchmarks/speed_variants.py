@@ -176,7 +176,7 @@ class Plain:
         batch = collate(self.setting, self.records)
         if self.our_loss:
             found = label_logits(self.model, batch.input_ids, batch.attention_mask, batch.labels)
-            loss = weighted_cross_entropy(found, batch.token_weight / len(batch.labels))[0]
+            loss = weighted_cross_entropy(found, batch.token_weight / len(batch.labels), is_root=True)[0]
             del found
         else:
             loss = self.model(

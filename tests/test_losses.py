@@ -18,6 +18,12 @@ def found_in(model: Any, batch: MicroBatch) -> LabelLogits:
     return label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
 
 
+def labelled(logits: Tensor, targets: Tensor, rows: int) -> LabelLogits:
+    """All tokens of ``rows`` rows but the first one of each."""
+    where = torch.ones(rows, len(targets) // rows, dtype=torch.bool).nonzero()
+    return LabelLogits(logits, targets, where[:, 0], where[:, 1] + 1, rows)
+
+
 @pytest.fixture(autouse=True)
 def _double() -> Iterator[None]:
     with everything_in_double():
@@ -31,7 +37,7 @@ def test_each_row_has_the_loss_that_transformers_gives_it_alone(family: str) -> 
     batch = one_batch(examples, double=True)
     found = found_in(model, batch)
     _, losses = weighted_cross_entropy(found, batch.token_weight)
-    rows = found.per_row(losses * batch.token_weight[:, 1:][found.where])
+    rows = found.per_row(losses * found.at_labels(batch.token_weight))
     for row, record in enumerate(batch.record_index):
         example = examples[int(record)]
         ids = torch.tensor(example.input_ids, dtype=torch.long)[None]
@@ -56,8 +62,8 @@ def test_only_label_positions_reach_the_output_layer(family: str) -> None:
     assert seen == [torch.Size([1, count, VOCAB])]
     assert not head._forward_pre_hooks
     full = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-    torch.testing.assert_close(found.logits, full[:, :-1][found.where], rtol=1e-10, atol=1e-12)
-    assert torch.equal(found.targets, batch.labels[:, 1:][found.where])
+    torch.testing.assert_close(found.logits, full[found.rows, found.columns - 1], rtol=1e-10, atol=1e-12)
+    assert torch.equal(found.targets, batch.labels[found.rows, found.columns])
 
 
 def test_the_hook_is_removed_when_the_model_fails() -> None:
@@ -86,7 +92,7 @@ def test_the_gradient_equals_autograds(count: int) -> None:
     logits = (3 * torch.randn(count, 11, dtype=torch.float64)).requires_grad_(True)
     targets = torch.randint(0, 11, (count,))
     weights = torch.rand(1, count + 1, dtype=torch.float64)
-    found = LabelLogits(logits, targets, torch.ones(1, count, dtype=torch.bool))
+    found = labelled(logits, targets, 1)
     total, losses = weighted_cross_entropy(found, weights)
     (ours,) = torch.autograd.grad(2 * total, logits)
     each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
@@ -99,7 +105,7 @@ def test_the_gradient_equals_autograds(count: int) -> None:
 
 def test_bfloat16_logits_have_float32_losses() -> None:
     logits = torch.randn(5, 11, dtype=torch.bfloat16, requires_grad=True)
-    found = LabelLogits(logits, torch.randint(0, 11, (5,)), torch.ones(1, 5, dtype=torch.bool))
+    found = labelled(logits, torch.randint(0, 11, (5,)), 1)
     total, losses = weighted_cross_entropy(found, torch.ones(1, 6))
     assert losses.dtype == total.dtype == torch.float32
     (gradient,) = torch.autograd.grad(total, logits)
@@ -129,7 +135,7 @@ def _largest_gradient(model: torch.nn.Module) -> float:
 
 def test_weights_scale_each_tokens_own_gradient_only() -> None:
     logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
-    found = LabelLogits(logits, torch.randint(0, 7, (4,)), torch.ones(2, 2, dtype=torch.bool))
+    found = labelled(logits, torch.randint(0, 7, (4,)), 2)
     weights = torch.tensor([[9.0, 1.0, 0.0], [9.0, 2.0, 5.0]], dtype=torch.float64)
     total, _ = weighted_cross_entropy(found, weights)
     (gradient,) = torch.autograd.grad(total, logits)
@@ -137,3 +143,12 @@ def test_weights_scale_each_tokens_own_gradient_only() -> None:
     unit, _ = weighted_cross_entropy(found, torch.ones_like(weights))
     (plain,) = torch.autograd.grad(unit, logits)
     torch.testing.assert_close(gradient[3], 5 * plain[3])
+
+
+def test_the_root_of_a_backward_pass_need_not_be_multiplied() -> None:
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    found = labelled(logits, torch.randint(0, 7, (4,)), 2)
+    weights = torch.rand(2, 3, dtype=torch.float64)
+    (plain,) = torch.autograd.grad(weighted_cross_entropy(found, weights)[0], logits)
+    weighted_cross_entropy(found, weights, is_root=True)[0].backward()
+    assert torch.equal(logits.grad, plain)

@@ -21,59 +21,84 @@ _BLOCK = 512  # rows of logits that are in float32 at a time
 
 @dataclass(frozen=True)
 class LabelLogits:
-    """Logits (k, vocabulary) of the k label positions of a batch, their targets (k,) and positions in the batch.
+    """Logits (k, vocabulary) of the k label positions of a batch and their targets (k,), on the model's device.
 
-    where: bool (rows, T - 1); entry (i, t) is true if token t + 1 of row i is a label, predicted at position t.
+    rows, columns: (k,) int64, where labels were given: label j is token columns[j] of row rows[j], and logits[j] are
+    those at the position before it. batch: number of rows.
     """
 
     logits: Tensor
     targets: Tensor
-    where: Tensor
+    rows: Tensor
+    columns: Tensor
+    batch: int
+
+    def at_labels(self, values: Tensor) -> Tensor:
+        """``values`` (batch, T) at the label positions, (k,), on the logits' device."""
+        found = values[self.rows.to(values.device), self.columns.to(values.device)]
+        return found.to(self.logits.device, non_blocking=True)
 
     def per_row(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` (k,) over the label positions of each row, (rows,)."""
-        rows = self.where.nonzero()[:, 0]
-        return values.new_zeros(self.where.shape[0]).index_add_(0, rows, values)
+        """Sum of ``values`` (k,) over the label positions of each row, (batch,)."""
+        rows = self.rows.to(values.device, non_blocking=True)
+        return values.new_zeros(self.batch).index_add_(0, rows, values)
+
+    def counts(self) -> Tensor:
+        """Number of label positions of each row, (batch,) int64, where labels were given."""
+        return torch.bincount(self.rows, minlength=self.batch)
 
     def row_means(self, values: Tensor) -> Tensor:
-        """Mean of ``values`` (k,) over the label positions of each row, (rows,) float64; 0 where there is none."""
-        return (self.per_row(values) / self.where.sum(dim=1).clamp_min(1)).double()
+        """Mean of ``values`` (k,) over the label positions of each row, (batch,) float64; 0 where there is none."""
+        return (self.per_row(values) / self.counts().clamp_min(1).to(values.device)).double()
 
 
 def label_logits(
     model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
 ) -> LabelLogits:
-    """Run a causal LM on (rows, T) token ids; labels (rows, T) are not shifted, -100 is ignored."""
-    where = labels[:, 1:] != IGNORED
+    """Run a causal LM on (batch, T) token ids; labels (batch, T) are not shifted, -100 is ignored.
+
+    Labels may lie on the CPU whatever the model's device: then nothing has to be read back to find them.
+    """
+    rows, before = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+    flat = rows * labels.shape[1] + before
     head = output_layer(model)
 
-    def gather(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = args[0]
-        return (hidden[:, :-1][where.to(hidden.device)].unsqueeze(0), *args[1:])
+    def gather(hidden: Tensor) -> Tensor:
+        return hidden.flatten(0, 1).index_select(0, flat.to(hidden.device, non_blocking=True))
 
-    handle = head.register_forward_pre_hook(gather) if head is not None else None
+    def gather_hidden(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (gather(args[0]).unsqueeze(0), *args[1:])
+
+    handle = head.register_forward_pre_hook(gather_hidden) if head is not None else None
     try:
         logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
     finally:
         if handle is not None:
             handle.remove()
-    logits = logits.squeeze(0) if handle is not None else logits[:, :-1][where]
-    return LabelLogits(logits, labels[:, 1:][where].to(logits.device), where)
+    logits = logits.squeeze(0) if handle is not None else gather(logits)
+    targets = labels[rows, before + 1].to(logits.device, non_blocking=True)
+    return LabelLogits(logits, targets, rows, before + 1, len(labels))
 
 
-def weighted_cross_entropy(found: LabelLogits, weights: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_cross_entropy(
+    found: LabelLogits, weights: Tensor, *, is_root: bool = False
+) -> tuple[Tensor, Tensor]:
     """sum_k weights_k * (-log p_k) as a scalar to call backward on, and the k token losses (float32, no graph).
 
-    weights: (rows, T), taken at label positions. The weight of a token may depend on its own record only.
+    weights: (batch, T), taken at label positions. The weight of a token may depend on its own record only. is_root:
+    whether ``backward`` will be called on the scalar itself, which saves a pass over the step's largest tensor.
     """
-    chosen = weights[:, 1:][found.where].to(found.logits.device)
-    total, losses = _WeightedCrossEntropy.apply(found.logits, found.targets, chosen)
+    total, losses = _WeightedCrossEntropy.apply(
+        found.logits, found.targets, found.at_labels(weights), is_root
+    )
     return total, losses
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor, is_root: bool
+    ) -> tuple[Tensor, Tensor]:
         needs_gradient = ctx.needs_input_grad[0]
         gradient = torch.empty_like(logits) if needs_gradient else None
         dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -92,11 +117,11 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 if not in_place:
                     gradient[block] = p
         ctx.save_for_backward(gradient)
+        ctx.is_root = is_root
         ctx.mark_non_differentiable(losses)
         return (losses * weights).sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        # The loss is nearly always the root: no pass over the largest tensor of the step to multiply it by 1.
-        return gradient if upstream == 1 else gradient * upstream.to(gradient.dtype), None, None
+        return gradient if ctx.is_root else gradient * upstream.to(gradient.dtype), None, None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tiny_models import tiny_llama
@@ -13,6 +13,7 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
 from privlora.auditing.one_step import StepAudit, audit_step
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace, Vector, WishartCoordinates
+from privlora.coordinates.evened import Evened
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
@@ -133,7 +134,14 @@ def unclipped_module(mechanism: GaussianMechanism) -> None:
         p[-1], q[-1] = 1e-3 * p[-1], 1e-3 * q[-1]
         return norms_squared(Captured(p, q, squares))
 
+    even = coordinates.evened
+
+    def evened(captured: Captured) -> Evened:
+        found = even(captured)
+        return replace(found, norms_squared=without_last(found.formed()))
+
     coordinates.norms_squared = without_last  # type: ignore[method-assign]
+    coordinates.evened = evened  # type: ignore[method-assign]
 
 
 def realised_divisor(mechanism: GaussianMechanism) -> None:

@@ -87,6 +87,8 @@ def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.C
     assert memory["trained_numbers"] == sum(3 * (both - 3) for both in sides)
     assert memory["gradient_bytes_per_record"] == 4 * 3 * sum(sides)
     assert memory["records_per_micro_batch"] == 4096 // 48
+    # A row's gradients take what the activations of r = 3 tokens take, and shorter ones count as that long.
+    assert memory["gradient_bytes_at_most"] == 4 * 3 * sum(sides) * (4096 // 3)
 
 
 def test_factors_train_more_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

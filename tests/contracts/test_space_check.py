@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from privlora.coordinates import (
     Vector,
     WishartCoordinates,
 )
+from privlora.coordinates.evened import Evened
 from privlora.errors import ConfigError, PrivacyError
 
 TWO = r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)"
@@ -125,7 +127,7 @@ class OneSide(FactorCoordinates):
     """The norm leaves Q out."""
 
     def norms_squared(self, captured: Captured) -> Tensor:
-        return super().norms_squared(Captured(captured.p, []))
+        return super().norms_squared(Captured(captured.p, [torch.zeros_like(q) for q in captured.q]))
 
 
 class OneSideNoised(FactorCoordinates):
@@ -184,6 +186,20 @@ def test_norms_of_one_side_or_one_direction_are_too_small() -> None:
         on = adapter()
         with pytest.raises(PrivacyError, match="norms_squared is"):
             check_space(space(on, small_factors(on), 2.0))
+
+
+class EvenedByHalf(FactorCoordinates):
+    """What spectral clipping measures is half of what it adds."""
+
+    def evened(self, captured: Captured) -> Evened:
+        found = super().evened(captured)
+        return replace(found, norms_squared=found.norms_squared / 4)
+
+
+def test_norms_after_step_one_of_spectral_clipping_are_checked_too() -> None:
+    on = adapter()
+    with pytest.raises(PrivacyError, match=r"evened.norms_squared is .* of full rank"):
+        check_space(EvenedByHalf(on, small_factors(on), 2.0))
 
 
 def test_noise_on_one_side_is_too_little_however_small_the_other_factor() -> None:

@@ -172,7 +172,7 @@ def test_what_it_says_nothing_of_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="cannot clip as clipping='spectral' does"):
         build_parts(settings(clipping="spectral"), tiny_model())
     with pytest.raises(ConfigError, match="Span cannot clip spectrally"):
-        Span(LowRankAdapter(tiny_model(), rank=2), seed=0).balance(Captured([], []))
+        Span(LowRankAdapter(tiny_model(), rank=2), seed=0).evened(Captured([], []))
 
 
 def test_a_method_of_a_space_that_nobody_registered_is_refused() -> None:

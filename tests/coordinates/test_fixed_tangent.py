@@ -79,7 +79,7 @@ def test_gradients_are_seen_as_plain_coordinates_see_them_at_the_base(balanced: 
             captured, _ = micro_batch_gradients(c.adapter, one_batch(uneven_examples()))
         norms = c.norms_squared(captured)
         if balanced:
-            captured = c.balance(captured)
+            captured = c.evened(captured).formed()
         vector = c.to_vector(c.weighted_sum(captured, torch.linspace(0.2, 1, captured.units)))
         found.append((norms, vector))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-9, atol=0)
@@ -214,12 +214,12 @@ def test_units_of_a_stack_are_measured_at_their_own_base(alike: bool) -> None:
     stack.load_state_dict(joined([one.state_dict() for one in singles]))
     norms, balanced = (
         stack.norms_squared(Captured(p, q, owners=owners)),
-        stack.balance(Captured(p, q, owners=owners)),
+        stack.evened(Captured(p, q, owners=owners)).formed(),
     )
     for k, single in enumerate(singles):
         own = Captured([t[owners[k]] for t in p], [t[owners[k]] for t in q])
         torch.testing.assert_close(norms[owners[k]], single.norms_squared(own))
-        expected = single.balance(own)
+        expected = single.evened(own).formed()
         for mine, theirs in zip((*balanced.p, *balanced.q), (*expected.p, *expected.q), strict=True):
             torch.testing.assert_close(mine[owners[k]], theirs)
 

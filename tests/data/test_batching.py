@@ -158,11 +158,12 @@ def test_sequential_batches_lead_back_to_the_order() -> None:
     assert len(batches) == 2
 
 
-def test_moves_every_tensor() -> None:
+def test_what_a_model_reads_is_moved_and_nothing_else() -> None:
+    """What is found out about labels and units on the CPU need not be read back from a device."""
     batch = next(micro_batches([0], records(3), max_tokens=9)).to("meta")
-    tensors = [getattr(batch, name) for name in MicroBatch.__slots__ if name != "unit_count"]
-    assert len(tensors) == 7
-    assert all(tensor.device.type == "meta" for tensor in tensors)
+    places = {name: getattr(batch, name).device.type for name in MicroBatch.__slots__ if name != "unit_count"}
+    assert len(places) == 7
+    assert {name for name, place in places.items() if place == "meta"} == {"input_ids", "attention_mask"}
 
 
 @pytest.mark.parametrize("indices", [[0, 0], [np.array([0, 1]), np.array([1])]])

@@ -239,7 +239,7 @@ def test_clients_at_one_point_send_what_each_would_alone(coordinates: TangentCoo
         own = client(coordinates, lattice, seed=k)
         units = units_of_norm(coordinates, norms)
         own.accumulate(units)
-        sums.append(coordinates.weighted_sum(units, own._clip_weights(units, own._norms(units))))
+        sums.append(coordinates.weighted_sum(units, own._clip_weights(own._norms(units), own._norms(units))))
         alone += own.shares()
     together._sum = [
         (torch.cat([p for p, _ in groups]), torch.cat([q for _, q in groups]))

@@ -15,7 +15,7 @@ cost what LoRA's own factor gradients cost. The user's modules are not wrapped: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from privlora.adapters.captured import Captured
 from privlora.adapters.dense_norms import dense_norms
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.errors import ModelError, PrivacyError
@@ -41,8 +42,7 @@ class Site:
     mid: Tensor | None = None  # (r,)
     right: Tensor | None = None  # (n, r)
     offset: tuple[Tensor, Tensor] | None = None  # fixed A0 (m, k), B0 (n, k): the layer is W0 - A0 B0^T
-    p: Tensor | None = None  # (rows, m, r) float32 or better: gradients of the current micro-batch
-    q: Tensor | None = None  # (rows, n, r)
+    reached: bool = False  # whether the current micro-batch has brought a gradient
     norms: Tensor | None = None  # (rows,) float64: ||G_i||_F, kept where the adapter wants them
     update: Tensor | None = None  # (m, n): while attached, the layer computes with W0 + update
     frozen: torch.nn.Parameter | None = None  # W0, while another weight stands in its place
@@ -61,83 +61,6 @@ class Group:
     m: int
     n: int
     sites: tuple[Site, ...]
-
-
-@dataclass(frozen=True)
-class Captured:
-    """Gradients of one micro-batch, per privacy unit: lists over ``adapter.sites`` (groups laid end to end).
-
-    p[s]: (units, m_s, r), q[s]: (units, n_s, r), or the adapter's ``columns`` of them; float32, or float64 for a
-    float64 model. dense_squares: (units,) float64, at least ||G_i||_F^2 over all sites, where the adapter wants it.
-    owners: (K, units) bool, the one adapter that each unit trains, where K are stacked. columns: (units, d) float64,
-    what coordinates made of each unit by itself, where they do. Private data.
-    """
-
-    p: list[Tensor]
-    q: list[Tensor]
-    dense_squares: Tensor | None = None
-    owners: Tensor | None = None
-    columns: Tensor | None = None
-
-    @property
-    def units(self) -> int:
-        return self.p[0].shape[0]
-
-    def finite(self) -> Tensor:
-        """(units,) bool: whether every entry of a unit's gradient is finite."""
-        sums = torch.stack([t.flatten(1).sum(dim=1).double() for t in (*self.p, *self.q)])  # (2 sites, units)
-        return torch.isfinite(sums).all(dim=0)
-
-    @staticmethod
-    def cat(parts: Sequence[Captured]) -> Captured:
-        """The units of all parts, in order."""
-        p = [torch.cat(ts) for ts in zip(*(part.p for part in parts), strict=True)]
-        q = [torch.cat(ts) for ts in zip(*(part.q for part in parts), strict=True)]
-        squares = [part.dense_squares for part in parts if part.dense_squares is not None]
-        owners = [part.owners for part in parts if part.owners is not None]
-        return Captured(
-            p, q, torch.cat(squares) if squares else None, torch.cat(owners, dim=1) if owners else None
-        )
-
-    @staticmethod
-    def gathered(parts: Iterable[Captured], units: int) -> Captured:
-        """The same of ``units`` parts of one unit each, made one after the other: none is held twice."""
-        whole: Captured | None = None
-        squares, owners = list[Tensor](), list[Tensor]()
-        unit = 0
-        for part in parts:
-            if whole is None:
-                p, q = ([t.new_empty(units, *t.shape[1:]) for t in side] for side in (part.p, part.q))
-                whole = Captured(p, q)
-            for place, t in zip((*whole.p, *whole.q), (*part.p, *part.q), strict=True):
-                place[unit] = t[0]
-            squares += [] if part.dense_squares is None else [part.dense_squares]
-            owners += [] if part.owners is None else [part.owners]
-            unit += 1  # noqa: SIM113 - enumerate holds a part while the next one is made
-            del part
-        assert whole is not None
-        return replace(
-            whole,
-            dense_squares=torch.cat(squares) if squares else None,
-            owners=torch.cat(owners, dim=1) if owners else None,
-        )
-
-    def some(self, units: slice) -> Captured:
-        """P and Q of some units alone; views."""
-        return Captured([t[units] for t in self.p], [t[units] for t in self.q])
-
-    def rescaled(self, factors: Tensor) -> Captured:
-        """The gradients of site s and unit i times factors[s, i]; factors: (sites, units)."""
-        scale = factors[:, :, None, None]
-        p = [t * f.to(t.dtype) for t, f in zip(self.p, scale, strict=True)]
-        q = [t * f.to(t.dtype) for t, f in zip(self.q, scale, strict=True)]
-        return Captured(p, q, owners=self.owners)
-
-    def zero(self, units: Tensor) -> None:
-        """Set the gradients of the marked units (a bool mask) to zero, in place."""
-        if bool(units.any()):
-            for t in (*self.p, *self.q):
-                t[units] = 0.0
 
 
 Operands = tuple[Tensor, Tensor, Tensor]
@@ -196,6 +119,8 @@ class LowRankAdapter:
     """Whether to keep the norms of whole gradients too; they cost about as much as the low-rank ones."""
     columns: tuple[slice, slice] = field(default=(slice(None), slice(None)), init=False)
     """Which columns of P and of Q are kept, where coordinates need some of them alone."""
+    in_order: bool = field(default=False, init=False)
+    """Whether P and Q lie in memory row by row, not transposed: for coordinates that take them as long rows."""
     one_by_one: bool = field(default=False, init=False)
     """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others."""
 
@@ -224,6 +149,16 @@ class LowRankAdapter:
         self._anchor = torch.zeros((), requires_grad=True)
         self._rows: int | None = None
         self._summed = False
+        self._places = {
+            site.name: (g, k) for g, group in enumerate(self.groups) for k, site in enumerate(group.sites)
+        }
+        # Of each group that the current micro-batch has reached: P (L, rows, r, m) and Q (L, rows, r, n).
+        self._stacks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sites of each group."""
+        return [len(group.sites) for group in self.groups]
 
     @property
     def attached(self) -> bool:
@@ -270,8 +205,8 @@ class LowRankAdapter:
         for p, flag in self._requires_grad:
             p.requires_grad_(flag)
         self._handles, self._requires_grad = [], []
+        self._forget()
         for site in self.sites:
-            site.p = site.q = site.norms = None
             if site.frozen is not None:
                 module: Any = site.module
                 module.weight, site.frozen = site.frozen, None
@@ -340,8 +275,7 @@ class LowRankAdapter:
         ``summed`` adds the rows up at once (the non-private mode needs no per-example gradients).
         """
         self._rows, self._summed = len(records), summed
-        for site in self.sites:
-            site.p = site.q = site.norms = None
+        self._forget()
         try:
             yield
         finally:
@@ -355,16 +289,21 @@ class LowRankAdapter:
         adapter would train unclipped.
         """
         self._check_complete()
-        p = [site.p for site in self.sites if site.p is not None]
-        q = [site.q for site in self.sites if site.q is not None]
+        found = Captured.of_stacks([self._stacks[g] for g in range(len(self.groups))])
         norms = [site.norms for site in self.sites if site.norms is not None]
-        for site in self.sites:
-            site.p = site.q = site.norms = None
+        self._forget()
         if unit_index is not None:
             units = int(unit_index.max()) + 1 if units is None else units
             if not torch.equal(unit_index, torch.arange(units, device=unit_index.device)):
-                p, q, norms = ([_add_rows(t, unit_index, units) for t in ts] for ts in (p, q, norms))
-        return Captured(p, q, torch.stack(norms).square().sum(dim=0) if norms else None)
+                found = found.added(unit_index, units)
+                norms = [t.new_zeros(units).index_add_(0, unit_index.to(t.device), t) for t in norms]
+        return replace(found, dense_squares=torch.stack(norms).square().sum(dim=0)) if norms else found
+
+    def _forget(self) -> None:
+        """Let go of what was gathered."""
+        self._stacks = {}
+        for site in self.sites:
+            site.reached, site.norms = False, None
 
     def _check_complete(self) -> None:
         if not self.attached:
@@ -374,7 +313,7 @@ class LowRankAdapter:
                 fix="write `with adapter:` around the training, or call adapter.attach()",
             )
         for site in self.sites:
-            if site.p is None:
+            if not site.reached:
                 raise PrivacyError(
                     f"module {site.name!r} got no gradient in this micro-batch",
                     why="its update would be pure noise, or worse, unclipped",
@@ -411,7 +350,7 @@ class LowRankAdapter:
         return site.left, site.mid, site.right
 
     def _embeddings_hook(self, _: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
-        return out.requires_grad_(True) if torch.is_grad_enabled() and _checkpoints(self.model) else out
+        return out.requires_grad_(True) if torch.is_grad_enabled() and checkpoints(self.model) else out
 
     def _keep(self, site: Site, x: Tensor, xr: Tensor, e: Tensor, el: Tensor) -> None:
         if self._rows is None:
@@ -428,18 +367,36 @@ class LowRankAdapter:
             )
         xr, el = xr[..., self.columns[0]], el[..., self.columns[1]]
         if self._summed:
-            p = (e.reshape(-1, site.m).T @ xr.reshape(-1, xr.shape[-1])).unsqueeze(0)
-            q = (x.reshape(-1, site.n).T @ el.reshape(-1, el.shape[-1])).unsqueeze(0)
-        else:
-            p = torch.bmm(e.transpose(1, 2), xr)
-            q = torch.bmm(x.transpose(1, 2), el)
-        p, q = _at_least_float32(p), _at_least_float32(q)
-        # A layer that is called twice contributes one gradient: add before any norm is taken.
-        site.p = p if site.p is None else site.p + p
-        site.q = q if site.q is None else site.q + q
+            e, x, xr, el = (t.reshape(1, -1, t.shape[-1]) for t in (e, x, xr, el))
+        g, k = self._places[site.name]
+        if g not in self._stacks:
+            of = len(self.groups[g].sites)
+            self._stacks[g] = self._empty(of, xr, e), self._empty(of, el, x)
+        for stack, narrow, wide in zip(self._stacks[g], (xr, el), (e, x), strict=True):
+            self._put(stack[k], narrow, wide, add=site.reached)
+        site.reached = True
         if self.dense_norms and not self._summed:
             norms = dense_norms(e, x)
             site.norms = norms if site.norms is None else site.norms + norms
+
+    def _empty(self, sites: int, narrow: Tensor, wide: Tensor) -> Tensor:
+        """Room for wide^T narrow of each row and site, transposed: (sites, rows, r, features), float32 or better."""
+        rows, rank, features = len(narrow), narrow.shape[-1], wide.shape[-1]
+        dtype = torch.promote_types(wide.dtype, torch.float32)
+        if self.in_order:
+            return wide.new_empty(sites, rows, features, rank, dtype=dtype).mT
+        return wide.new_empty(sites, rows, rank, features, dtype=dtype)
+
+    def _put(self, place: Tensor, narrow: Tensor, wide: Tensor, *, add: bool) -> None:
+        """Write (wide^T narrow)^T of each row into ``place`` (rows, r, features)."""
+        # In the order in which the product lies in memory, so that it is written where it stays.
+        left, right, place = (wide, narrow, place.mT) if self.in_order else (narrow, wide, place)
+        if add:  # a layer that is called twice contributes one gradient: before any norm is taken
+            place += torch.bmm(left.mT, right)
+        elif place.dtype == left.dtype:
+            torch.bmm(left.mT, right, out=place)
+        else:
+            place.copy_(torch.bmm(left.mT, right))
 
 
 @torch.no_grad()
@@ -459,17 +416,10 @@ def _show_update(site: Site) -> None:
         module.weight.copy_(site.weight.to(update.dtype) + update)
 
 
-def _checkpoints(model: torch.nn.Module) -> bool:
+def checkpoints(model: torch.nn.Module) -> bool:
+    """Whether activations are recomputed in the backward pass."""
     name = "is_activation_checkpointing"  # transformers 5; before it, is_gradient_checkpointing
     return bool(getattr(model, name if hasattr(model, name) else "is_gradient_checkpointing", False))
-
-
-def _at_least_float32(t: Tensor) -> Tensor:
-    return t if t.dtype == torch.float64 else t.float()
-
-
-def _add_rows(t: Tensor, unit_index: Tensor, units: int) -> Tensor:
-    return t.new_zeros((units, *t.shape[1:])).index_add_(0, unit_index.to(t.device), t)
 
 
 def _group(sites: list[Site]) -> list[Group]:

@@ -108,7 +108,7 @@ def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured,
         )
     captured = mechanism.coordinates.encode(captured)
     if mechanism.clipping == "spectral":
-        captured = mechanism.coordinates.balance(captured)
+        captured = mechanism.coordinates.evened(captured).formed()
     squares = mechanism.coordinates.norms_squared(captured)
     raw = torch.stack([t.double().square().sum(dim=(-2, -1)) for t in (*captured.p, *captured.q)]).sum(dim=0)
     norms = torch.where(squares > 0, squares, raw).sqrt()

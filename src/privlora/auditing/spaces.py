@@ -23,7 +23,7 @@ def check_space(coordinates: Coordinates) -> None:
 
     to_vector is linear; standard_normal is linear in its draws, with variance 1 or more in every direction that
     gradients reach, and of the stated dimension; norms_squared is no less than what a unit adds to a release, and where
-    event_layers are stated no less than the whole gradient's.
+    event_layers are stated no less than the whole gradient's; so are those of ``evened``, where there is one.
 
     Raises PrivacyError for the first duty that is broken, ConfigError if a noise vector takes over ``LARGEST`` draws.
     """
@@ -67,10 +67,31 @@ def _check_norms(coordinates: Coordinates, units: Captured, which: str) -> None:
     due = moved / share.clamp(1e-300, 1.0)
     if coordinates.event_layers and units.dense_squares is not None:  # they are what is accounted for
         due = torch.maximum(due, units.dense_squares.cpu())
-    missing = due * (1 - clipping_slack(coordinates.adapter, "flat")) ** 2 - said
+    slack = clipping_slack(coordinates.adapter, "flat")
+    fix = "measure all of to_vector, in float64 where it may vanish"
+    _check_enough("norms_squared", said, due, slack, which, fix)
+    _check_evened(coordinates, units, which)
+
+
+def _check_evened(coordinates: Coordinates, units: Captured, which: str) -> None:
+    """The same after step one of spectral clipping, where there is one."""
+    try:
+        evened = coordinates.evened(units)
+    except ConfigError:
+        return
+    alone = torch.eye(units.units, dtype=torch.float64).to(evened.norms_squared.device)
+    vectors = (coordinates.from_partial(coordinates.evened_sum(evened, one)) for one in alone)
+    due = torch.stack([_flat(vector).square().sum() for vector in vectors])
+    slack = clipping_slack(coordinates.adapter, "spectral")
+    said = evened.norms_squared.cpu()
+    _check_enough("evened.norms_squared", said, due, slack, which, "measure what evened_sum adds")
+
+
+def _check_enough(what: str, said: Tensor, due: Tensor, slack: float, which: str, fix: str) -> None:
+    missing = due * (1 - slack) ** 2 - said
     worst = int(missing.argmax())
-    found = f"norms_squared is {float(said[worst]):.4g} for a gradient {which}, and {float(due[worst]):.4g} is due"
-    _hold(float(missing[worst]) <= 0, found, "measure all of to_vector, in float64 where it may vanish")
+    found = f"{what} is {float(said[worst]):.4g} for a gradient {which}, and {float(due[worst]):.4g} is due"
+    _hold(float(missing[worst]) <= 0, found, fix)
 
 
 def _hold(holds: bool, what: str, fix: str) -> None:

@@ -11,6 +11,7 @@ from privlora.config import Settings
 from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
+from privlora.training.footprint import row_tokens
 from privlora.training.models import adapter_for
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
@@ -32,6 +33,7 @@ class MemoryEstimate:
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more. Of rows on public texts
             no more than what is left beside the gradients of these.
         gradient_bytes: per-example gradients of such a micro-batch.
+        gradient_bytes_at_most: of one of as many records as fit, if they are of one token each.
         update_bytes: dense updates, float32, and the weights with them, in the model's dtype; 0 for most methods.
         public_bytes: the gradients of public texts that a method leans on, as they are kept: on the device, in the
             machine's memory or in a file, where twice as much is free; 0 for most methods.
@@ -48,6 +50,7 @@ class MemoryEstimate:
     gradient_bytes_per_record: int
     records_per_micro_batch: int
     gradient_bytes: int
+    gradient_bytes_at_most: int
     update_bytes: int
     public_bytes: int
     embedding_bytes: int
@@ -69,7 +72,8 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
-    records = max(1, settings.run.tokens_per_micro_batch // settings.data.max_length)
+    least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
+    records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
     kind = method.coordinates
     votes = method.releases == "votes"
     texts = 0 if settings.synthesis is None else settings.synthesis.count
@@ -82,11 +86,11 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         if issubclass(kind, EncodedSpace):
             copies = copies_of(kind.inner_kind)
             held += (copies - 1) * entries  # end to end, beside what is captured
-            records = min(records, units_beside(entries, public, copies))
+            records, most = (min(rows, units_beside(entries, public, copies)) for rows in (records, most))
             # At most, where they are chosen; of them an adapter does not know.
             directions = min(int(hyper.settings.get("top_k", 0)) or texts, texts)
     if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
-        records = max(records, settings.privacy.max_records_per_user)
+        records, most = (max(rows, settings.privacy.max_records_per_user) for rows in (records, most))
     each = held * _GRADIENT_BYTES
     return MemoryEstimate(
         model_parameters=numbers,
@@ -97,6 +101,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         gradient_bytes_per_record=each,
         records_per_micro_batch=records,
         gradient_bytes=each * records,
+        gradient_bytes_at_most=each * most,
         update_bytes=dense * (4 + dtype.itemsize),
         public_bytes=public,
         embedding_bytes=_embedding_bytes(settings, model) if votes else 0,

@@ -329,7 +329,8 @@ def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory.gradient_bytes:
         line += (
             f"per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a micro-batch of "
-            f"{memory.records_per_micro_batch} records of full length; "
+            f"{memory.records_per_micro_batch} records of full length, at most "
+            f"{memory.gradient_bytes_at_most / mebibyte:.1f} MiB in one of short ones; "
         )
     else:
         line += "no per-example gradients; "

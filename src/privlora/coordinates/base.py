@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.adapters.captured import pieces
+from privlora.coordinates.evened import Evened, Sums
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
-
-Sums = list[tuple[Tensor, Tensor]]
-"""Weighted sums of units' gradients: one (P (L, m, r), Q (L, n, r)) a group of L equal modules."""
 
 Vector = list[tuple[Tensor, ...]]
 """Coordinates. All that is promised: ``to_vector`` and ``standard_normal`` of one space give the same shapes.
@@ -129,8 +128,8 @@ class Coordinates(ABC):
     def norms_squared(self, captured: Captured) -> Tensor:
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""
 
-    def balance(self, captured: Captured) -> Captured:
-        """Each unit's finite gradient after step one of spectral clipping (coordinates.spectrum)."""
+    def evened(self, captured: Captured) -> Evened:
+        """Each unit's gradient after step one of spectral clipping (coordinates.spectrum); not finite ones become 0."""
         raise ConfigError(
             f"{type(self).__name__} cannot clip spectrally",
             why="how a unit's gradient is evened out there is not defined",
@@ -188,21 +187,20 @@ class Coordinates(ABC):
 
         In float32 the sum of thousands of aligned units would round by more than C / 1e5.
         """
-        # One module's gradients at a time are copied to float64.
         factors = _in_float64(weights)
         if captured.owners is not None:
             factors = factors * captured.owners.to(factors.device)  # (K, units)
-        sums = [
-            tuple(torch.tensordot(factors, _in_float64(t), dims=1) for t in pair)
-            for pair in zip(captured.p, captured.q, strict=True)
-        ]
-        stacked: Sums = []
-        start = 0
-        for group in self.adapter.groups:
-            p, q = zip(*sums[start : start + len(group.sites)], strict=True)
-            stacked.append((torch.stack(p, dim=-3).flatten(0, -3), torch.stack(q, dim=-3).flatten(0, -3)))
-            start += len(group.sites)
-        return stacked
+        sums: Sums = []
+        for pair in captured.stacked(self.adapter.sizes):
+            p, q = (torch.cat([_summed(some, factors) for _, some in pieces(t)], dim=-3) for t in pair)
+            sums.append((p.flatten(0, -3), q.flatten(0, -3)))
+        return sums
+
+    def evened_sum(self, evened: Evened, weights: Tensor) -> Sums:
+        """``weighted_sum`` of evened gradients. Private until noised."""
+        if evened.captured.owners is not None:
+            return self.weighted_sum(evened.formed(), weights)
+        return evened.weighted_sum(weights)
 
     def partial_sum(self, captured: Captured, weights: Tensor) -> Sums | Vector:
         """sum_i weights_i of what ``encode`` gave, in the form in which it is added up. Private until noised."""
@@ -317,6 +315,15 @@ class Coordinates(ABC):
 def squared_norms(t: Tensor) -> Tensor:
     """||matrix||_F^2 of a stack (..., k, r), (...)."""
     return t.square().sum(dim=(-2, -1))
+
+
+def _summed(t: Tensor, factors: Tensor) -> Tensor:
+    """sum_i factors_i P_i of (L, units, r, m): (L, m, r) float64; for factors (K, units) (K, L, m, r)."""
+    rows = t if t.is_contiguous() else t.mT  # as they lie in memory
+    found = factors.reshape(-1, factors.shape[-1]) @ _in_float64(rows).flatten(2)  # (L, K, r m)
+    whole = found.unflatten(-1, rows.shape[2:]).transpose(0, 1)
+    whole = whole if factors.dim() == 2 else whole[0]
+    return whole.mT if rows is t else whole
 
 
 def _in_float64(t: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.adapters.captured import pieces
 from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
-from privlora.coordinates.spectrum import root_norms, root_spectrum
+from privlora.coordinates.evened import Evened, even
 
 
 class FactorCoordinates(Coordinates):
@@ -53,19 +53,16 @@ class FactorCoordinates(Coordinates):
 
     def norms_squared(self, captured: Captured) -> Tensor:
         total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        for side in self.sides:
-            for t in (captured.p, captured.q)[side]:
-                total += squared_norms(t).double()
+        for pair in captured.stacked(self.adapter.sizes):
+            for side in self.sides:
+                for _, some in pieces(pair[side]):
+                    total += squared_norms(some).double().sum(dim=0)
         return total * self.scale**2
 
-    def balance(self, captured: Captured) -> Captured:
-        """The gradients of the trained factors with the roots of their singular values; others stay."""
-        raw = [captured.p, captured.q]
-        for side in self.sides:
-            raw[side] = [root_spectrum(t) for t in raw[side]]
-        squares = torch.stack([torch.stack([squared_norms(t) for t in raw[side]]) for side in self.sides])
-        p, q = raw
-        return replace(captured, p=p, q=q).rescaled(root_norms(squares.sum(dim=0) * self.scale**2))
+    def evened(self, captured: Captured) -> Evened:
+        """The gradients of the trained factors with the roots of their singular values."""
+        scales = [self.scale] * len(self.adapter.sites)
+        return even(captured, self.adapter.sizes, scales=scales, sides=self.sides)
 
     def to_vector(self, sums: Sums) -> Vector:
         return [tuple(pair[side] * self.scale for side in self.sides) for pair in sums]

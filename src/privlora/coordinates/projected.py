@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Sums, Vector, name_factors, squared_norms
-from privlora.coordinates.spectrum import root_norms, root_spectrum
+from privlora.coordinates.evened import Evened, even
 from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import counter_generator
 
@@ -107,11 +106,8 @@ class ProjectedCoordinates(Coordinates):
             total += squared_norms(p).double() * scale**2
         return total
 
-    def balance(self, captured: Captured) -> Captured:
-        p = [root_spectrum(t) for t in captured.p]
-        pairs = zip(p, self._site_scales(), strict=True)
-        squares = torch.stack([squared_norms(t) * scale**2 for t, scale in pairs])
-        return replace(captured, p=p).rescaled(root_norms(squares))
+    def evened(self, captured: Captured) -> Evened:
+        return even(captured, self.adapter.sizes, scales=self._site_scales(), sides=(0,))
 
     def to_vector(self, sums: Sums) -> Vector:
         return [(p * self.scale(g),) for g, (p, _) in enumerate(sums)]
@@ -269,7 +265,7 @@ class WishartCoordinates(ProjectedCoordinates):
         """||G_i Q||^2 / ||G_i||^2; 0 for a gradient of zero."""
         return super().norms_squared(captured) / self.norms_squared(captured).clamp_min(1e-300)
 
-    def balance(self, captured: Captured) -> Captured:
+    def evened(self, captured: Captured) -> Evened:
         raise ConfigError(
             "spectral clipping does not go with clipping before projecting",
             why="it needs the singular values of whole gradients, which are never formed",

@@ -116,6 +116,8 @@ class SpanSpace(Coordinates):
                 why="public and private gradients would be thinned out by different masks, and lie in other spans",
                 fix="set adapter.lora_dropout=0",
             )
+        # Their gradients are taken as long rows.
+        inner.adapter.in_order = inner.entrywise
         self.inner = inner
         self.ridge, self.top_k = ridge, int(top_k)
         self.refresh: Callable[[], PublicGradients] | None = None

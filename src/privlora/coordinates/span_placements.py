@@ -11,6 +11,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Sums, Vector
+from privlora.coordinates.evened import Evened
 from privlora.coordinates.public_span import Rows
 from privlora.coordinates.span import EncodedSpace, SpanSpace, flattened
 from privlora.coordinates.tangent import TangentCoordinates
@@ -54,8 +55,8 @@ class ProjectedSpanCoordinates(SpanSpace):
     def norms_squared(self, captured: Captured) -> Tensor:
         return self.inner.norms_squared(captured)
 
-    def balance(self, captured: Captured) -> Captured:
-        return self.inner.balance(captured)
+    def evened(self, captured: Captured) -> Evened:
+        return self.inner.evened(captured)
 
     def to_vector(self, sums: Sums) -> Vector:
         return self.inner.to_vector(sums)

@@ -17,23 +17,25 @@ _LEAST = 1e-2
 _TINY = 1e-30
 
 
-def root_spectrum(t: Tensor) -> Tensor:
-    """t (units, k, r) with the square roots of each matrix's singular values: t (t^T t)^-1/4, zero for zero.
+def root_factors(grams: Tensor) -> tuple[Tensor, Tensor]:
+    """Of matrices t (..., k, r) given as t^T t (..., r, r): R with t R = t (t^T t)^-1/4, and ||t R||_F^2, (...).
 
-    Commutes with rotations of both sides, so the result does not depend on a basis. Entries must be finite.
+    t R has the square roots of t's singular values. It commutes with rotations of both sides, so the result does not
+    depend on a basis. All float64. Zero, with R = 0, where squares of t's entries are below what the dtype of the
+    Gram matrix holds. Entries must be finite.
     """
-    size = t.abs().amax(dim=(-2, -1), keepdim=True)
-    unit = t / size.clamp_min(_TINY)
-    # The Gram matrix's rounding, 1e-7 of the largest, is small beside _LEAST^2; a copy of t in float64 would cost more
-    # than all the rest.
-    values, vectors = torch.linalg.eigh((unit.mT @ unit).double())
-    values = torch.maximum(values, _LEAST**2 * values[..., -1:]).clamp_min(_TINY)
-    roots = (vectors * values.unsqueeze(-2) ** -0.25) @ vectors.mT  # (units, r, r)
-    return unit @ (roots * size.double().sqrt()).to(t.dtype)
+    # The Gram matrix's rounding in float32, 1e-7 of the largest value, is small beside _LEAST^2.
+    values, vectors = torch.linalg.eigh(grams.double())
+    top = values[..., -1:]
+    seen = top > 1e8 * torch.finfo(grams.dtype).tiny
+    fourth = torch.where(seen, torch.maximum(values, _LEAST**2 * top), 1.0) ** -0.25
+    roots = (vectors * torch.where(seen, fourth, 0.0).unsqueeze(-2)) @ vectors.mT
+    squares = torch.where(seen, values.clamp_min(0.0) * fourth.square(), 0.0).sum(dim=-1)
+    return roots, squares
 
 
 def root_norms(squares: Tensor) -> Tensor:
-    """Factors that turn each module's norm n, given as n^2 (modules, units) after root_spectrum, into n^1/2; 0 for 0.
+    """Factors that turn each module's norm n, given as n^2 (modules, units) after root_factors, into n^1/2; 0 for 0.
 
     A module whose gradient is below 1e-4 of the unit's largest may be rounding error only and is scaled towards zero:
     it gets n^5 / least^(9/2), where least is the n of a gradient of 1e-4. Rounding error must not be amplified, because

@@ -76,16 +76,15 @@ class MicroBatch:
         )
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same micro-batch with every tensor on ``device``."""
+        """The same micro-batch with what a model reads on ``device``.
+
+        The rest stays on the CPU: where labels are and which rows are a unit's is found out there, so that nobody waits
+        for a device to answer.
+        """
         return replace(
             self,
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            labels=self.labels.to(device),
-            unit_index=self.unit_index.to(device),
-            row_weight=self.row_weight.to(device),
-            token_weight=self.token_weight.to(device),
-            record_index=self.record_index.to(device),
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            attention_mask=self.attention_mask.to(device, non_blocking=True),
         )
 
 
@@ -95,6 +94,7 @@ def micro_batches(
     *,
     max_tokens: int,
     max_rows: int | None = None,
+    row_tokens: int = 0,
     device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Split a logical batch into those micro-batches of units of like length that take least work, longest units first.
@@ -107,7 +107,8 @@ def micro_batches(
         examples: all tokenised records.
         max_tokens: rows x padded length of a micro-batch stays at or below it. A single unit that is larger
             still is one micro-batch, since its gradient must be summed before it is clipped.
-        max_rows: a bound on its rows alone, for memory that goes with them and not with tokens.
+        max_rows: a bound on its rows alone.
+        row_tokens: shorter rows count as this long: the memory that goes with rows, in tokens (training.footprint).
         device: where they are computed, which is where one more of them has its cost; None: on a CPU.
 
     Raises:
@@ -146,13 +147,20 @@ def micro_batches(
         np.array(rows),
         max_tokens=max_tokens,
         max_rows=max_rows,
+        row_tokens=row_tokens,
         overhead=_OVERHEAD_OF_GPUS if on_gpu else _OVERHEAD,
     ):
         yield collate([units[unit] for unit in order[start:stop]], examples)
 
 
 def _cheapest_split(
-    widths: np.ndarray, rows: np.ndarray, *, max_tokens: int, max_rows: int | None, overhead: int
+    widths: np.ndarray,
+    rows: np.ndarray,
+    *,
+    max_tokens: int,
+    max_rows: int | None,
+    row_tokens: int,
+    overhead: int,
 ) -> list[tuple[int, int]]:
     """Where to cut units in descending order of ``widths``: (start, stop) of each piece, by dynamic programming.
 
@@ -167,7 +175,7 @@ def _cheapest_split(
     )
     for stop in range(1, len(rows) + 1):
         while first < stop - 1 and (
-            (before[stop] - before[first]) * widths[first] > max_tokens
+            (before[stop] - before[first]) * max(widths[first], row_tokens) > max_tokens
             or (max_rows is not None and before[stop] - before[first] > max_rows)
         ):
             first += 1
@@ -188,6 +196,7 @@ def sequential_batches(
     *,
     max_tokens: int,
     max_rows: int | None = None,
+    row_tokens: int = 0,
     device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Every example once, for evaluation; ``record_index`` leads back to the original order.
@@ -195,7 +204,12 @@ def sequential_batches(
     Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
     """
     return micro_batches(
-        range(len(examples)), examples, max_tokens=max_tokens, max_rows=max_rows, device=device
+        range(len(examples)),
+        examples,
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+        row_tokens=row_tokens,
+        device=device,
     )
 
 

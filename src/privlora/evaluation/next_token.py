@@ -44,7 +44,7 @@ def evaluate_next_token(
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)
-            losses.append(found.row_means(token_losses)[found.where.any(dim=1)].cpu())
+            losses.append(found.row_means(token_losses).cpu()[found.counts().cpu() > 0])
             total += float(token_losses.sum())
             hits += float((found.logits.argmax(dim=-1) == found.targets).sum())
             tokens += len(found.targets)

@@ -91,7 +91,7 @@ def token_losses(
             _, each = weighted_cross_entropy(found, moved.token_weight)
             rows = batch.record_index.cpu().numpy()
             losses[rows] = found.per_row(each.double()).cpu().numpy()
-            tokens[rows] = found.where.sum(dim=1).cpu().numpy()
+            tokens[rows] = found.counts().cpu().numpy()
     return losses, tokens
 
 

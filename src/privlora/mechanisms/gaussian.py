@@ -134,7 +134,7 @@ class GaussianMechanism(Mechanism):
         clipped_at = clip_norm if adaptive is None else adaptive.value
         coordinates.expect(ReleaseLaw(self._sum_multiplier, clipped_at, expected_batch_size, clipping))
         # Private: running count of the current batch; +1/2 for a unit with norm <= C_t, else -1/2.
-        self._count = 0.0
+        self._count: Tensor | float = 0.0
 
     @property
     def noise_std(self) -> float:
@@ -154,16 +154,18 @@ class GaussianMechanism(Mechanism):
 
     def accumulate(self, captured: Captured) -> None:
         captured = self.coordinates.encode(captured)
-        norms = self._norms(captured)
         if self.clipping == "spectral":
-            captured.zero(~captured.finite())
-            captured = self.coordinates.balance(captured)
-        weights = self._clip_weights(captured, norms)
-        self._add(captured, weights)
+            evened = self.coordinates.evened(captured)
+            weights = self._clip_weights(evened.norms_squared.sqrt(), evened.raw_squared.sqrt())
+            self._add(self.coordinates.evened_sum(evened, weights))
+        else:
+            norms = self._norms(captured)
+            captured.zero(~torch.isfinite(norms))
+            self._add(self.coordinates.partial_sum(captured, self._clip_weights(norms, norms)))
 
     @property
     def pending(self) -> bool:
-        return super().pending or self._count != 0
+        return super().pending or float(self._count) != 0
 
     @property
     def place(self) -> str:
@@ -171,7 +173,7 @@ class GaussianMechanism(Mechanism):
         return f"{super().place} {self.clipping} {self.clip_norm} {clipped_at}"
 
     def _take(self) -> PrivateSum:
-        count = self._count
+        count = float(self._count)
         return replace(super()._take(), count=count)
 
     def release(self, total: PrivateSum | None = None) -> Release:
@@ -206,11 +208,9 @@ class GaussianMechanism(Mechanism):
                 fix="call coordinates.advance() after each step: it draws the next projection",
             )
 
-    def _clip_weights(self, captured: Captured, lengths: Tensor) -> Tensor:
-        """(units,) factors that rescale each gradient to norm ``lengths`` (x C / C_t if adaptive), capped at C."""
-        norms = self._norms(captured) if self.clipping == "spectral" else lengths
+    def _clip_weights(self, norms: Tensor, lengths: Tensor) -> Tensor:
+        """(units,) factors that rescale gradients of ``norms`` to ``lengths`` (x C / C_t if adaptive), capped at C."""
         finite = torch.isfinite(norms) & ~torch.isnan(lengths)
-        captured.zero(~finite)
         bound = self.clip_norm * (1 - self.slack)
         if self.clipping == "automatic":
             lengths = bound * norms / (norms + _STABILITY)
@@ -218,7 +218,7 @@ class GaussianMechanism(Mechanism):
             lengths = bound * norms / norms.clamp_min(self.coordinates.norm_floor())
         if self.adaptive is not None:
             inside = (lengths <= self.adaptive.value).double() - 0.5
-            self._count += float(torch.where(finite & lengths.isfinite(), inside, 0.0).sum())
+            self._count = self._count + torch.where(finite & lengths.isfinite(), inside, 0.0).sum()
             lengths = lengths * (self.clip_norm / self.adaptive.value)
         # A gradient without a norm that could bound it is not released.
         return torch.where(finite & (norms > 0), lengths.clamp(max=bound) / norms, 0.0)

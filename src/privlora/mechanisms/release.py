@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Sums, Vector, add_vectors
 from privlora.errors import ConfigError, PrivacyError
@@ -145,8 +143,7 @@ class Mechanism(ABC):
             # Also where this fails: in the next sum the batch's units would count twice.
             self.discard()
 
-    def _add(self, captured: Captured, weights: Tensor) -> None:
-        part: Any = self.coordinates.partial_sum(captured, weights)
+    def _add(self, part: Any) -> None:
         self._sum = part if self._sum is None else add_vectors(self._sum, part)
 
     @abstractmethod

@@ -93,7 +93,7 @@ class JointAdapter(LowRankAdapter):
         found, owners = super().captured(unit_index, units), self._captured
         assert owners is not None
         if unit_index is not None:
-            owners = owners.new_zeros(found.units).scatter_(0, unit_index, owners)
+            owners = owners.new_zeros(found.units).scatter_(0, unit_index.to(owners.device), owners)
         adapters = torch.arange(self.count, device=owners.device)
         return replace(found, owners=owners == adapters[:, None])
 

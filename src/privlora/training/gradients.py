@@ -26,7 +26,6 @@ def micro_batch_gradients(
     tokens each unit is computed by itself (`model_checks.routes_tokens`), and where coordinates want it
     (`LowRankAdapter.one_by_one`); public texts go through together, since nobody is hidden among them.
     """
-    batch = batch.to(adapter.device)
     if summed or public or not (adapter.one_by_one or routes_tokens(adapter.model)):
         captured, losses = _run(adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
@@ -59,15 +58,15 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
 
 
 def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
-    batch = steadied(adapter, batch)
+    batch = steadied(adapter, batch).to(adapter.device)
     with adapter.capture(batch.record_index, summed=summed):
         found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
-        total, losses = weighted_cross_entropy(found, batch.token_weight)
-        weighted = losses * batch.token_weight[:, 1:][found.where]
-        row_losses = found.per_row(weighted)
+        total, losses = weighted_cross_entropy(found, batch.token_weight, is_root=True)
+        row_losses = found.per_row(losses * found.at_labels(batch.token_weight))
         del found  # frees the logits before the backward pass
         total.backward()
-    unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, batch.unit_index, row_losses)
+    unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
+    unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
     if summed:
         return adapter.captured(), unit_losses
     return adapter.captured(batch.unit_index, batch.unit_count), unit_losses

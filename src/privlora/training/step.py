@@ -15,6 +15,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import Mechanism, PrivateSum, Release
 from privlora.randomness import private_generator
+from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.state import TrainState
@@ -40,8 +41,9 @@ class Step:
 
     state: what moves. mechanism: on ``state.coordinates``. examples: all tokenised records. draw: a fresh logical batch
     by the sampling that the mechanism's event states; None for steps that are always given theirs. learning_rate:
-    public; a number, or a function of the ledger's step 1, 2, …. max_tokens: of a micro-batch. dropout: whether the
-    base model's own is on. masks: keys all that is random in forward passes; private.
+    public; a number, or a function of the ledger's step 1, 2, …. max_tokens: of a micro-batch, in which short rows
+    count for their gradients (training.footprint). dropout: whether the base model's own is on. masks: keys all that is
+    random in forward passes; private.
 
     Raises ConfigError for parts that do not belong together, PrivacyError for a sampler other than the event's.
     """
@@ -106,7 +108,12 @@ class Step:
             with training_passes(adapter.model, self.masks, dropout=self.dropout):
                 rows = self.state.coordinates.rows_at_once()
                 for batch in micro_batches(
-                    drawn, self.examples, max_tokens=self.max_tokens, max_rows=rows, device=adapter.device
+                    drawn,
+                    self.examples,
+                    max_tokens=self.max_tokens,
+                    max_rows=rows,
+                    row_tokens=row_tokens(adapter) if self.mechanism.needs_examples else 0,
+                    device=adapter.device,
                 ):
                     captured, unit_losses = micro_batch_gradients(
                         adapter, batch, summed=not self.mechanism.needs_examples

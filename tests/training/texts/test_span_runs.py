@@ -134,7 +134,7 @@ def test_units_are_held_a_few_at_a_time_and_it_does_not_show(monkeypatch: pytest
         monkeypatch.setattr(step.mechanism, "accumulate", counted)
         seen.append((step.take([0, 1, 2, 3, 4]).release.vector[0][0], found))
     assert [(sum(found), max(found)) for _, found in seen] == [(5, 5), (5, 2)]
-    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-6)
 
 
 def test_public_gradients_can_be_kept_in_half_the_memory() -> None:

@@ -21,6 +21,7 @@ from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import RunError
 from privlora.randomness import counter_generator
+from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 
@@ -55,7 +56,11 @@ def public_gradients(
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
         for batch in sequential_batches(
-            texts, max_tokens=max_tokens, max_rows=at_once, device=adapter.device
+            texts,
+            max_tokens=max_tokens,
+            max_rows=at_once,
+            row_tokens=row_tokens(adapter),
+            device=adapter.device,
         ):
             captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())

@@ -20,6 +20,7 @@ from privlora.data.examples import Examples
 from privlora.errors import DataError
 from privlora.geometry.fixed_rank import point_from_factors
 from privlora.randomness import counter_generator
+from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 
@@ -94,7 +95,12 @@ class _SumOfGradients:
             self.adapter.install(group, a, a.new_zeros(a.shape[0], a.shape[-1]), b)
         weights = torch.zeros(len(self.texts), dtype=torch.float64) if self.weights is None else self.weights
         sums = [torch.zeros((), dtype=torch.float64) for _ in self.adapter.sites]
-        for batch in sequential_batches(self.texts, max_tokens=self.max_tokens, device=self.adapter.device):
+        for batch in sequential_batches(
+            self.texts,
+            max_tokens=self.max_tokens,
+            row_tokens=row_tokens(self.adapter),
+            device=self.adapter.device,
+        ):
             captured, _ = micro_batch_gradients(self.adapter, batch)
             captured.zero(~captured.finite())
             if self.weights is None:
