@@ -19,7 +19,7 @@ from privlora.geometry.fixed_rank import (
     factors,
     nearest_tangent,
     project,
-    retract,
+    retract_all,
     standard_normal_tangent,
     tangent_dimension,
     transport,
@@ -94,8 +94,8 @@ class TangentCoordinates(Coordinates):
         Returns the new ones: the triplets that follow the r leading ones.
         """
         rests = self.residuals(0.0) if residuals is None else residuals
-        moves = zip(self.points, rests, directions, strict=True)
-        whole = [retract(point.joined(rest), direction, step) for point, rest, direction in moves]
+        joined = [point.joined(rest) for point, rest in zip(self.points, rests, strict=True)]
+        whole = retract_all(joined, directions, step)
         points, cut = zip(*(each.split(self.adapter.rank) for each in whole), strict=True)
         self.points = list(points)
         self.install()
