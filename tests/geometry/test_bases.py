@@ -139,7 +139,7 @@ def test_only_the_group_that_needs_it_is_reflected(monkeypatch: pytest.MonkeyPat
     for point, tangent, new in zip(points, tangents, many, strict=True):
         alone = retract(point, tangent, -0.3)
         assert (alone.embedding() - new.embedding()).abs().max() < 1e-13
-    means = average_all(list(zip(points, many, strict=True)), 0.2)
+    means = average_all(points, [(p.U, p.S, p.V) for p in many], 0.2)
     for point, new, mean in zip(points, many, means, strict=True):
         assert (mean.embedding() - average((point, new), 0.2).embedding()).abs().max() < 1e-13
 

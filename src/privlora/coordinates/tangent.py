@@ -15,6 +15,7 @@ from privlora.coordinates.spectrum import root_norms, root_spectrum
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import (
     Point,
+    Product,
     Tangent,
     factors,
     nearest_tangent,
@@ -199,6 +200,9 @@ class TangentCoordinates(Coordinates):
 
     def as_points(self) -> list[Point]:
         return self.points
+
+    def as_products(self) -> list[Product]:
+        return [(point.U, point.S, point.V) for point in self.points]
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
         points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]

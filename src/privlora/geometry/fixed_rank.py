@@ -30,6 +30,9 @@ from torch import Tensor
 from privlora.errors import ModelError
 from privlora.geometry.bases import joint_bases, singular_values
 
+# Z = A diag(s) B^T with any A (L, m, k), s (L, k), B (L, n, k).
+Product = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class Point:
@@ -258,15 +261,16 @@ def retract_all(points: Sequence[Point], tangents: Sequence[Tangent], step: floa
 
 def average(points: tuple[Point, Point], weight: float) -> Point:
     """The best rank-r approximation of (1 - weight) Z_0 + weight Z_1, at the rank of the first point."""
-    return average_all([points], weight)[0]
+    first, second = points
+    return average_all([first], [(second.U, second.S, second.V)], weight)[0]
 
 
-def average_all(pairs: Sequence[tuple[Point, Point]], weight: float) -> list[Point]:
-    """``average`` of each pair. On a GPU the host waits once or twice for all of them."""
+def average_all(points: Sequence[Point], products: Sequence[Product], weight: float) -> list[Point]:
+    """``average`` of each point and the product in its place. On a GPU the host waits once or twice for all of them."""
     sums = []
-    for first, second in pairs:
-        core = torch.diag_embed(torch.cat([(1 - weight) * first.S, weight * second.S], dim=-1))
-        sums.append(_Sum(first, second.U, core, second.V))
+    for point, (A, s, B) in zip(points, products, strict=True):
+        core = torch.diag_embed(torch.cat([(1 - weight) * point.S, weight * s], dim=-1))
+        sums.append(_Sum(point, A, core, B))
     return _best(sums)
 
 
@@ -276,7 +280,7 @@ def average_all(pairs: Sequence[tuple[Point, Point]], weight: float) -> list[Poi
 def _off(basis: Tensor, X: Tensor) -> Tensor:
     """X projected off an orthonormal basis; twice, as once leaves rounding of X's size, not the result's."""
     X = X - basis @ (basis.mT @ X)
-    return X - basis @ (basis.mT @ X)
+    return X.sub_(basis @ (basis.mT @ X))
 
 
 def _with_signs(U: Tensor, S: Tensor, V: Tensor) -> Point:

@@ -33,8 +33,10 @@ class IterateAverage:
         """Take in the coordinates' state after a step."""
         self._count += 1
         weight = max(1.0 - self.decay, 10.0 / (9.0 + self._count))
-        new = self.coordinates.as_points()
-        self._points = new if weight >= 1 else average_all(list(zip(self._points, new, strict=True)), weight)
+        if weight >= 1:
+            self._points = self.coordinates.as_points()
+        else:
+            self._points = average_all(self._points, self.coordinates.as_products(), weight)
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The averaged update as one (A (L, m, r), B (L, n, r)) a group."""
