@@ -81,6 +81,19 @@ def test_scaling_of_the_update_is_quoted() -> None:
         assert "| " + " | ".join(row) + " |" in text, axis
 
 
+def test_moves_after_a_release_are_quoted() -> None:
+    text = page("docs/benchmarks.md")
+    measured = result("moves.json")
+    for place, moves in measured["milliseconds"].items():
+        for move, found in moves.items():
+            cells = [f"{found[way]:.1f}" for way in ("reflections", "products")]
+            assert f"| {place}, {move} | {' | '.join(cells)} | **{found['times faster']:.2f}** |" in text
+    for worst in measured["errors_float32"].values():
+        assert all(f"{worst[name]:.1e}" in text for name in ("Z", "orthonormality"))
+    for threads, words in (("1", "million float64 normals a CPU second"), ("2", "in two threads together")):
+        assert f"{measured['million_normals'][threads]['a CPU second']:.0f} {words}" in text
+
+
 def test_audits_are_quoted() -> None:
     text = page("docs/audit.md")
     mutations = result("auditing/mutations.json")

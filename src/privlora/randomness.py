@@ -21,11 +21,22 @@ def private_generator(insecure_seed: int | None = None) -> np.random.Generator:
 
     insecure_seed: for tests only. It replaces the key, so draws repeat and nothing made with them is private.
     """
-    return counter_generator(secrets.randbits(_KEY) if insecure_seed is None else insecure_seed)
+    return counter_generator(private_key(insecure_seed))
+
+
+def private_key(insecure_seed: int | None = None) -> int:
+    """128 bits of the operating system, for ``counter_generator``; whoever asks keeps it in memory alone.
+
+    insecure_seed: as above.
+    """
+    return secrets.randbits(_KEY) if insecure_seed is None else insecure_seed
 
 
 def counter_generator(key: int, stream: int = 0) -> np.random.Generator:
-    """AES-128 in counter mode with ``key`` modulo 2^128, from block 2^64 ``stream`` on; ``stream`` in [0, 2^64)."""
+    """AES-128 in counter mode with ``key`` modulo 2^128, from block 2^64 ``stream`` on; ``stream`` in [0, 2^64).
+
+    Streams of one key share no block before one of them is 2^64 blocks long, and AES maps no two blocks to one.
+    """
     return np.random.Generator(AESCounter(key=key % 2**_KEY, counter=stream << _STREAM))
 
 

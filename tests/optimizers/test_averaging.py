@@ -73,6 +73,29 @@ def test_it_is_cut_back_to_rank_r(space: str) -> None:
     torch.testing.assert_close(dense(average), best, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("uneven", [1.0, 1e-6])
+def test_factors_of_any_gauge_are_averaged_alike(uneven: float) -> None:
+    """Also where their columns nearly depend on each other, and where one is zero."""
+    a, b = (torch.randn(2, 16, RANK, dtype=torch.float64) for _ in range(2))
+    first = at("factors", a, b)
+    turn = torch.tensor([[1.0, 1.0], [1.0, 1.0 + uneven]], dtype=torch.float64)
+    ends = []
+    for left, right in ((2 * a, b), (2 * a @ turn, b @ torch.linalg.inv(turn).mT)):
+        average = IterateAverage(first, decay=0.5)
+        average._count = 10  # past the iterates of weight 1
+        average.coordinates = at("factors", left, right)
+        average.update()
+        ends.append(dense(average))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-9, atol=1e-8)
+    average.coordinates = at("factors", a * torch.tensor([1.0, 0.0]), b)
+    before = dense(average)
+    average.update()
+    mixture = 0.5 * before + 0.5 * (a * torch.tensor([1.0, 0.0])) @ b.mT
+    u, s, vh = torch.linalg.svd(mixture)
+    best = (u[..., :RANK] * s[:, None, :RANK]) @ vh[:, :RANK]
+    torch.testing.assert_close(dense(average), best, rtol=1e-9, atol=1e-8)
+
+
 @pytest.mark.parametrize("init", ["random", "w0-subspace"])
 def test_both_spaces_can_be_averaged_from_a_start_at_zero(init: str) -> None:
     adapter = LowRankAdapter(tiny_model(), rank=RANK)

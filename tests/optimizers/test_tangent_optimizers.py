@@ -173,3 +173,36 @@ def test_error_feedback_loses_nothing_that_its_rank_can_hold() -> None:
         torch.testing.assert_close(point.embedding() + residual.embedding(), z)
         assert point.rank == RANK
         assert float(residual.S.min()) > 0
+
+
+@pytest.mark.parametrize("name", TANGENT_OPTIMIZERS)
+def test_without_beta1_no_first_moment_is_kept_and_older_states_are_read(name: str) -> None:
+    """Older checkpoints hold first moments of beta1 = 0 too, which nothing asks for."""
+    c, again = coordinates(), coordinates()
+    optimizer, resumed = (TANGENT_OPTIMIZERS[name](each, beta1=0.0) for each in (c, again))
+    first, second = noise_release(c, 0.2), noise_release(c, 0.2)
+    optimizer.step(first, 1e-3)
+    state = optimizer.state_dict()
+    moments = {f"{g}.{part}" for g in range(len(c.points)) for part in ("M", "Up", "Vp", "ma", "mb")}
+    assert not moments & set(state)
+    again.load_state_dict(c.state_dict())
+    resumed.load_state_dict({**state, **{key: torch.full((1,), torch.nan) for key in moments}})
+    for each in (optimizer, resumed):
+        each.step(second, 1e-3)
+    for one, other in zip(c.points, again.points, strict=True):
+        assert torch.equal(one.embedding(), other.embedding())
+    optimizer.reset()
+    optimizer.step(first, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "scalar", "rank"])
+def test_no_first_moment_is_the_limit_of_a_small_beta1(name: str) -> None:
+    ends = []
+    for beta1 in (0.0, 1e-9):
+        c = coordinates()
+        optimizer = TANGENT_OPTIMIZERS[name](c, beta1=beta1)
+        torch.manual_seed(0)
+        for _ in range(3):
+            optimizer.step(noise_release(c, 0.2), 1e-2)
+        ends.append(torch.cat([p.embedding().flatten() for p in c.points]))
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-9)

@@ -15,7 +15,7 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.adapters.captured import pieces
 from privlora.coordinates.evened import Evened, Sums
 from privlora.errors import ConfigError
-from privlora.geometry.fixed_rank import Point, point_from_factors
+from privlora.geometry.fixed_rank import Point, Product, point_from_factors
 
 Vector = list[tuple[Tensor, ...]]
 """Coordinates. All that is promised: ``to_vector`` and ``standard_normal`` of one space give the same shapes.
@@ -262,9 +262,13 @@ class Coordinates(ABC):
         """Set the state and install it."""
 
     def as_points(self) -> list[Point]:
-        """The update as canonical points, of which averages are made: one stack a group."""
+        """The update as canonical points, with which averages begin: one stack a group."""
         # Factors may start at zero: missing directions carry no weight, so any public ones will do.
         return [point_from_factors(a, b, torch.Generator(a.device).manual_seed(0)) for a, b in self.factors()]
+
+    def as_products(self) -> list[Product]:
+        """The same update, as averages take it in: nothing is decomposed."""
+        return [(a, a.new_ones(a.shape[0], a.shape[-1]), b) for a, b in self.factors()]
 
     @property
     def draws(self) -> int | None:

@@ -12,7 +12,7 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates
 from privlora.coordinates.tangent import TangentCoordinates, points_from_tensors, points_to_tensors
 from privlora.errors import ConfigError
-from privlora.geometry.fixed_rank import Point, Tangent
+from privlora.geometry.fixed_rank import Point, Product, Tangent
 
 _PARTS = ("M", "Up", "Vp")
 
@@ -101,6 +101,9 @@ class FixedTangentCoordinates(TangentCoordinates):
 
     def as_points(self) -> list[Point]:
         return Coordinates.as_points(self)
+
+    def as_products(self) -> list[Product]:
+        return Coordinates.as_products(self)
 
     def state_dict(self) -> dict[str, Tensor]:
         moved = {f"{g}.{name}": getattr(t, name) for g, t in enumerate(self._moved) for name in _PARTS}

@@ -22,7 +22,7 @@ from privlora.coordinates.public_span import PublicGradients, Rows, Span
 from privlora.coordinates.span_choice import SpanChoice
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
-from privlora.geometry.fixed_rank import Point
+from privlora.geometry.fixed_rank import Point, Product
 
 _BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
 _TILE = 8  # columns of a matrix product that kernels take at a time
@@ -181,6 +181,9 @@ class SpanSpace(Coordinates):
 
     def as_points(self) -> list[Point]:
         return self.inner.as_points()
+
+    def as_products(self) -> list[Product]:
+        return self.inner.as_products()
 
     def _placed(self) -> list[Tensor]:
         return [*super()._placed(), self.span.values, self.span.vectors]

@@ -16,11 +16,12 @@ from privlora.coordinates.evened import Bases, Evened, even
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import (
     Point,
+    Product,
     Tangent,
     factors,
     nearest_tangent,
     project,
-    retract,
+    retract_all,
     standard_normal_tangent,
     tangent_dimension,
     transport,
@@ -95,8 +96,8 @@ class TangentCoordinates(Coordinates):
         Returns the new ones: the triplets that follow the r leading ones.
         """
         rests = self.residuals(0.0) if residuals is None else residuals
-        moves = zip(self.points, rests, directions, strict=True)
-        whole = [retract(point.joined(rest), direction, step) for point, rest, direction in moves]
+        joined = [point.joined(rest) for point, rest in zip(self.points, rests, strict=True)]
+        whole = retract_all(joined, directions, step)
         points, cut = zip(*(each.split(self.adapter.rank) for each in whole), strict=True)
         self.points = list(points)
         self.install()
@@ -191,6 +192,9 @@ class TangentCoordinates(Coordinates):
 
     def as_points(self) -> list[Point]:
         return self.points
+
+    def as_products(self) -> list[Product]:
+        return [(point.U, point.S, point.V) for point in self.points]
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
         points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]

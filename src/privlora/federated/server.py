@@ -13,7 +13,7 @@ from torch import Tensor
 
 from privlora.coordinates.base import name_factors
 from privlora.federated.rules import Pairs, Rule, Tensors
-from privlora.geometry.fixed_rank import Point, point_from_factors
+from privlora.geometry.fixed_rank import Point, Product, point_from_factors
 from privlora.optimizers import IterateAverage
 from privlora.training.assembly import Parts
 from privlora.training.state import States
@@ -99,6 +99,9 @@ class _Iterate:
             point_from_factors(self._scale * a, b, torch.Generator(a.device).manual_seed(0))
             for a, b in self._rule.factors()
         ]
+
+    def as_products(self) -> list[Product]:
+        return [(self._scale * a, a.new_ones(a.shape[0], a.shape[-1]), b) for a, b in self._rule.factors()]
 
 
 class RuleServer(Server):

@@ -21,13 +21,17 @@ coordinates; PRISM, Eq. 13-22 and Theorem 3.1, for their use as a mechanism.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from privlora.errors import ModelError
+from privlora.geometry.bases import joint_bases, singular_values
+
+# Z = A diag(s) B^T with any A (L, m, k), s (L, k), B (L, n, k).
+Product = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -237,26 +241,37 @@ def retract(point: Point, tangent: Tangent, step: float) -> Point:
     vector, also of deficient rank, zero, or at S = 0; columns of U and V beyond k may be zero where S is. Costs
     O((m + n) (R + k)^2) a module.
     """
-    QL, RL = torch.linalg.qr(torch.cat([point.U, tangent.Up], dim=-1))
-    QR, RR = torch.linalg.qr(torch.cat([point.V, tangent.Vp], dim=-1))
-    # Z + step xi = [U Up] [[S + step M, step I], [step I, 0]] [V Vp]^T, with M and the I in the k leading places
-    R, k = point.rank, tangent.M.shape[-1]
-    core = torch.diag_embed(torch.cat([point.S, point.S.new_zeros(len(point.S), k)], dim=-1))
-    core[:, :k, :k] += step * tangent.M
-    corner = step * torch.eye(k, dtype=core.dtype, device=core.device)
-    core[:, :k, R:] = corner
-    core[:, R:, :k] = corner
-    return _truncated_svd(QL, RL @ core @ RR.mT, QR, R)
+    return retract_all([point], [tangent], step)[0]
+
+
+def retract_all(points: Sequence[Point], tangents: Sequence[Tangent], step: float) -> list[Point]:
+    """``retract`` of each point along its tangent vector. On a GPU the host waits once or twice for all of them."""
+    sums = []
+    for point, tangent in zip(points, tangents, strict=True):
+        # Z + step xi = [U Up] [[S + step M, step I], [step I, 0]] [V Vp]^T, with M and the I in the k leading places
+        R, k = point.rank, tangent.M.shape[-1]
+        core = torch.diag_embed(torch.cat([point.S, point.S.new_zeros(len(point.S), k)], dim=-1))
+        core[:, :k, :k] += step * tangent.M
+        corner = step * torch.eye(k, dtype=core.dtype, device=core.device)
+        core[:, :k, R:] = corner
+        core[:, R:, :k] = corner
+        sums.append(_Sum(point, tangent.Up, core, tangent.Vp))
+    return _best(sums)
 
 
 def average(points: tuple[Point, Point], weight: float) -> Point:
     """The best rank-r approximation of (1 - weight) Z_0 + weight Z_1, at the rank of the first point."""
     first, second = points
-    QL, RL = torch.linalg.qr(torch.cat([first.U, second.U], dim=-1))
-    QR, RR = torch.linalg.qr(torch.cat([first.V, second.V], dim=-1))
-    scales = torch.cat([(1 - weight) * first.S, weight * second.S], dim=-1)
-    core = (RL * scales[:, None, :]) @ RR.mT
-    return _truncated_svd(QL, core, QR, first.rank)
+    return average_all([first], [(second.U, second.S, second.V)], weight)[0]
+
+
+def average_all(points: Sequence[Point], products: Sequence[Product], weight: float) -> list[Point]:
+    """``average`` of each point and the product in its place. On a GPU the host waits once or twice for all of them."""
+    sums = []
+    for point, (A, s, B) in zip(points, products, strict=True):
+        core = torch.diag_embed(torch.cat([(1 - weight) * point.S, weight * s], dim=-1))
+        sums.append(_Sum(point, A, core, B))
+    return _best(sums)
 
 
 # --- helpers ---
@@ -265,7 +280,7 @@ def average(points: tuple[Point, Point], weight: float) -> Point:
 def _off(basis: Tensor, X: Tensor) -> Tensor:
     """X projected off an orthonormal basis; twice, as once leaves rounding of X's size, not the result's."""
     X = X - basis @ (basis.mT @ X)
-    return X - basis @ (basis.mT @ X)
+    return X.sub_(basis @ (basis.mT @ X))
 
 
 def _with_signs(U: Tensor, S: Tensor, V: Tensor) -> Point:
@@ -278,6 +293,28 @@ def _truncated_svd(QL: Tensor, core: Tensor, QR: Tensor, r: int) -> Point:
     """The r leading singular triplets of QL core QR^T, for orthonormal QL and QR."""
     u, s, vh = torch.linalg.svd(core, full_matrices=False)
     return _with_signs(QL @ u[..., :r], s[..., :r], QR @ vh[..., :r, :].mT)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """[U X] core [V Y]^T with the U and V of ``point``."""
+
+    point: Point
+    X: Tensor
+    core: Tensor
+    Y: Tensor
+
+
+def _best(sums: Sequence[_Sum]) -> list[Point]:
+    """The best approximation of each sum that has its point's rank."""
+    sides = joint_bases([pair for each in sums for pair in ((each.point.U, each.X), (each.point.V, each.Y))])
+    lefts, rights = sides[::2], sides[1::2]
+    cores = [left.R @ each.core @ right.R.mT for left, each, right in zip(lefts, sums, rights, strict=True)]
+    made = []
+    for each, left, right, (u, s, vh) in zip(sums, lefts, rights, singular_values(cores), strict=True):
+        r = each.point.rank
+        made.append(_with_signs(left.times(u[..., :r]), s[..., :r], right.times(vh[..., :r, :].mT)))
+    return made
 
 
 def _completed_basis(X: Tensor, name: str, completion: torch.Generator | None) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import NoReturn
 
 import numpy as np
@@ -12,7 +14,11 @@ from torch import Tensor
 
 from privlora.errors import PrivacyError
 from privlora.mechanisms.discrete import discrete_gaussian
-from privlora.randomness import private_generator
+from privlora.randomness import counter_generator, private_key
+
+# Entries of one stream: long beside the making of a generator, short beside what threads share out. Another size is
+# another reproducible sequence.
+_BLOCK = 2**17
 
 
 class NoiseSource:
@@ -24,24 +30,49 @@ class NoiseSource:
     insecure_seed: reproducible noise for tests. Whoever knows it can subtract the noise, so the run is stamped
     NOT PRIVATE.
 
+    Long draws are made in blocks, by as many threads as torch uses. Every block but a draw's first, which goes on where
+    the last draw ended, is a stream of the key's that no other block ever has, so entries do not depend on threads.
+
     A copy would draw the same noise again, and the difference of two releases would show the data. So copying is
     refused, and so is use in a forked process (PrivacyError).
     """
 
     def __init__(self, insecure_seed: int | None = None) -> None:
         self.secure = insecure_seed is None
-        self._generator = private_generator(insecure_seed)
+        self._key = private_key(insecure_seed)
+        self._generator = counter_generator(self._key)  # stream 0
+        self._used, self._lock = 1, Lock()  # streams given out so far
         self._process = os.getpid()
 
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
         """Independent N(0, 1) entries, float64, on the CPU. PrivacyError outside the process that made the source."""
         self._refuse_fork()
-        return torch.from_numpy(self._generator.standard_normal(shape))
+        drawn = np.empty(math.prod(shape))
+        blocks = [drawn[start : start + _BLOCK] for start in range(0, drawn.size, _BLOCK)]
+        streams = [0, *self._fresh_streams(len(blocks) - 1)]
+        threads = min(torch.get_num_threads(), len(blocks))
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(self._fill, blocks, streams))
+        else:
+            list(map(self._fill, blocks, streams))
+        return torch.from_numpy(drawn.reshape(shape))
 
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> np.ndarray:
         """Independent discrete Gaussian entries, int64; otherwise as ``standard_normal``. ConfigError: no such std."""
         self._refuse_fork()
         return discrete_gaussian(self._generator, std, math.prod(shape)).reshape(shape)
+
+    def _fill(self, block: np.ndarray, stream: int) -> None:
+        generator = counter_generator(self._key, stream) if stream else self._generator
+        generator.standard_normal(out=block)
+
+    def _fresh_streams(self, count: int) -> range:
+        """Numbers that no other call gets, in whatever thread."""
+        with self._lock:
+            first = self._used
+            self._used += max(count, 0)
+            return range(first, self._used)
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:

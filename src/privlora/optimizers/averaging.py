@@ -9,7 +9,7 @@ from torch import Tensor
 from privlora.coordinates import Coordinates
 from privlora.coordinates.base import name_factors
 from privlora.coordinates.tangent import points_from_tensors, points_to_tensors
-from privlora.geometry.fixed_rank import Point, average, factors
+from privlora.geometry.fixed_rank import Point, average_all, factors
 
 
 class IterateAverage:
@@ -33,8 +33,10 @@ class IterateAverage:
         """Take in the coordinates' state after a step."""
         self._count += 1
         weight = max(1.0 - self.decay, 10.0 / (9.0 + self._count))
-        pairs = zip(self._points, self.coordinates.as_points(), strict=True)
-        self._points = [new if weight >= 1 else average((old, new), weight) for old, new in pairs]
+        if weight >= 1:
+            self._points = self.coordinates.as_points()
+        else:
+            self._points = average_all(self._points, self.coordinates.as_products(), weight)
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The averaged update as one (A (L, m, r), B (L, n, r)) a group."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from privlora.coordinates import TangentCoordinates
 from privlora.coordinates.tangent import points_from_tensors
 from privlora.errors import ConfigError
+from privlora.geometry.bases import decomposed
 from privlora.geometry.fixed_rank import Point, Tangent, tangent_dimension
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
@@ -40,12 +41,8 @@ class TangentOptimizer(Optimizer):
         self.beta1, self.beta2 = beta1, beta2
         self._count = 0
 
-    def _mean(self, moment: Tensor) -> Tensor:
-        """A first moment, freed from the bias of an average that started at zero."""
-        return moment / (1 - self.beta1**self._count)
-
     def _corrected(self, moment: Tensor) -> Tensor:
-        """A second moment, likewise."""
+        """A second moment, freed from the bias of an average that started at zero."""
         return moment / (1 - self.beta2**self._count)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -88,23 +85,28 @@ class TangentMomentum(TangentOptimizer):
     ) -> None:
         super().__init__(coordinates, beta1, beta2)
         self._residuals = coordinates.residuals(error_feedback)
-        self._momentum = [Tangent.zero(point) for point in coordinates.points]
+        # Of beta1 = 0 the last release is all, and nothing is kept.
+        self._momentum = [Tangent.zero(point) for point in coordinates.points] if beta1 else []
         self._start(coordinates.points)
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        space, beta1, old = self.coordinates, self.beta1, self.coordinates.points
+        space, old = self.coordinates, self.coordinates.points
         directions = []
         for g, (point, parts) in enumerate(zip(old, release.vector, strict=True)):
             tangent = Tangent(*parts)
-            momentum = self._momentum[g].scale(beta1).add(tangent, alpha=1 - beta1)
             self._observe(g, point, tangent, release.noise_std)
-            mean = momentum.scale(1 / (1 - beta1**self._count))
-            directions.append(space.gradient(self._direction(g, point, mean, release.noise_std)))
-            if beta1:
-                self._momentum[g] = momentum
+            direction = self._direction(g, point, self._mean(g, tangent), release.noise_std)
+            directions.append(space.gradient(direction))
         self._residuals = space.move(directions, -learning_rate, self._residuals)
         self._carry(old, release.noise_std)
+
+    def _mean(self, g: int, tangent: Tangent) -> Tangent:
+        """The momentum of group g with this release, freed from the bias of an average that started at zero."""
+        if not self.beta1:
+            return tangent
+        self._momentum[g] = self._momentum[g].scale(self.beta1).add(tangent, alpha=1 - self.beta1)
+        return self._momentum[g].scale(1 / (1 - self.beta1**self._count))
 
     def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
         self._carry(points_from_tensors(before, self.coordinates.points), noise_std)
@@ -115,7 +117,7 @@ class TangentMomentum(TangentOptimizer):
         for g, (there, here) in enumerate(zip(old, space.points, strict=True)):
             if there is here:  # a base that has not moved: rounding is all that transport would add
                 continue
-            if self.beta1:
+            if self._momentum:
                 self._momentum[g] = space.transport(there, here, self._momentum[g])
             self._follow(g, there, here, noise_std)
 
@@ -182,8 +184,8 @@ class TangentRank(TangentMomentum):
     """
 
     def _start(self, points: list[Point]) -> None:
-        self._vl = [torch.zeros_like(m.M) for m in self._momentum]  # (L, r, r): frame U
-        self._vr = [torch.zeros_like(m.M) for m in self._momentum]  # (L, r, r): frame V
+        # (L, r, r) each, in the frames U and V
+        self._vl, self._vr = ([torch.zeros_like(torch.diag_embed(p.S)) for p in points] for _ in "lr")
 
     def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
         M, Up, Vp = tangent.M, tangent.Up, tangent.Vp
@@ -198,7 +200,7 @@ class TangentRank(TangentMomentum):
 
     def _inverse_roots(self, moment: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
         """The powers -1/2 and -1/4 of the debiased, floored second moment."""
-        w, e = torch.linalg.eigh(self._corrected(moment))
+        w, e = decomposed(torch.linalg.eigh, self._corrected(moment))
         w = w - noise_std**2
         # Without noise, gradients of deficient rank leave eigenvalues of rounding only, which must not be inverted.
         least = (_LEAST * w[:, -1:]).clamp_min(noise_std**2 + _TINY**2)
@@ -232,8 +234,8 @@ class TangentPaper(TangentOptimizer):
                 why="Eq. 24-26 divide by the adapter's singular values, so every step would be spent on not moving",
                 fix="set adapter.init to spectral-split or to a trained adapter's folder, or use rank, scalar or sgd",
             )
-        self._ma = [torch.zeros_like(point.U) for point in points]
-        self._mb = [torch.zeros_like(point.V) for point in points]
+        self._ma = [torch.zeros_like(point.U) for point in points] if beta1 else []
+        self._mb = [torch.zeros_like(point.V) for point in points] if beta1 else []
         self._va, self._vb = ([Tangent.zero(point).M for point in points] for _ in "ab")
 
     def _update(self, release: Release, learning_rate: float) -> None:
@@ -246,13 +248,12 @@ class TangentPaper(TangentOptimizer):
             # Eq. 14 on the noised tangent: every entry of the lift carries noise.
             da = (Up + 0.5 * point.U @ M) * root
             db = (Vp + 0.5 * point.V @ M.mT) * root
-            self._ma[g] = torch.lerp(da, self._ma[g], self.beta1)
-            self._mb[g] = torch.lerp(db, self._mb[g], self.beta1)
+            mean_a, mean_b = self._mean(self._ma, g, da), self._mean(self._mb, g, db)
             self._va[g] = torch.lerp(da.mT @ da / da.shape[1], self._va[g], self.beta2)
             self._vb[g] = torch.lerp(db.mT @ db / db.shape[1], self._vb[g], self.beta2)
             floor = release.noise_std**2 * inverse.mean(dim=-1, keepdim=True)  # (L, 1, 1)
-            ua = self._mean(self._ma[g]) @ _inverse_root(self._corrected(self._va[g]), floor)
-            ub = self._mean(self._mb[g]) @ _inverse_root(self._corrected(self._vb[g]), floor)
+            ua = mean_a @ _inverse_root(self._corrected(self._va[g]), floor)
+            ub = mean_b @ _inverse_root(self._corrected(self._vb[g]), floor)
             sqrt_s = point.S.sqrt()[:, None, :]
             a, b = ua * sqrt_s, ub * sqrt_s  # U_A B^T = a V^T and A U_B^T = U b^T
             direction = Tangent(
@@ -262,6 +263,13 @@ class TangentPaper(TangentOptimizer):
             )
             directions.append(direction)
         self.coordinates.move(directions, -learning_rate)
+
+    def _mean(self, moments: list[Tensor], g: int, new: Tensor) -> Tensor:
+        """The first moment of group g with this gradient, freed from the bias of an average that started at zero."""
+        if not self.beta1:
+            return new
+        moments[g] = torch.lerp(new, moments[g], self.beta1)
+        return moments[g] / (1 - self.beta1**self._count)
 
     def _moments(self) -> dict[str, list[Tensor]]:
         return {"ma": self._ma, "mb": self._mb, "va": self._va, "vb": self._vb}
@@ -288,5 +296,5 @@ def _pseudo_inverse(s: Tensor) -> Tensor:
 
 
 def _inverse_root(moment: Tensor, floor: Tensor) -> Tensor:
-    w, e = torch.linalg.eigh(moment)
+    w, e = decomposed(torch.linalg.eigh, moment)
     return (e * (w[:, None, :].clamp_min(0) + floor + _TINY**2).rsqrt()) @ e.mT
