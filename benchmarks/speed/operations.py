@@ -6,6 +6,7 @@ launch, each read-back waits for all that was launched before, and a decompositi
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,16 @@ def reads_mask(name: str, args: tuple[Any, ...]) -> bool:
     return masks and not (len(args) > 2 and args[2].numel() == 1)
 
 
+def _in_torchs_optimizer() -> bool:
+    """Whether one of torch.optim reads its number of steps, which it keeps on the CPU."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_get_value" and "optim" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 class Operations(TorchDispatchMode):
     """Counts what is dispatched inside, by phase.
 
@@ -80,7 +91,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = kind_of(func, args)
-        if kind is not None:
+        if kind is not None and not (kind == READ_BACK and _in_torchs_optimizer()):
             self.counts.setdefault(self.phase_now, Counter())[kind] += 1
             self.names.setdefault((self.phase_now, kind), Counter())[func._schema.name] += 1
         return func(*args, **(kwargs or {}))
@@ -107,3 +118,7 @@ class Operations(TorchDispatchMode):
     def total(self, kind: str) -> int:
         """Over all phases."""
         return sum(found[kind] for found in self.counts.values())
+
+    def total_names(self, kind: str) -> Counter[str]:
+        """The operations of one kind, over all phases."""
+        return sum((found for (_, of), found in self.names.items() if of == kind), start=Counter())

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import privlora
 
 DEVICE = torch.device("meta")
+# Above this many rows (or columns, but of QR) CUDA takes a batch of matrices one after the other.
+_BATCHED = {"linalg_qr": 256, "_linalg_eigh": 32, "_linalg_svd": 32}
 _SOURCE = str(Path(privlora.__file__).parent) + "/"
 # They may meet tensors of both devices.
 _CARRIERS = {"_to_copy", "copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_"}
@@ -32,6 +34,7 @@ class Paper(TorchDispatchMode):
     """What is done on the device inside.
 
     answers: place -> what a read-back there finds, where not True, 1 or 1.0. read_backs, doubles: place -> how often.
+    looped: place -> matrices that a GPU would decompose one by one.
     A place is "room/file.py:Class.function", the innermost function of privlora at work.
     """
 
@@ -40,6 +43,7 @@ class Paper(TorchDispatchMode):
         self.answers = answers
         self.read_backs: Counter[str] = Counter()
         self.doubles: Counter[str] = Counter()
+        self.looped: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,6 +59,8 @@ class Paper(TorchDispatchMode):
         if _leaves(name, args, kwargs):
             self.read_backs[place()] += 1
             return _arrived(name, args, kwargs)
+        if name in _BATCHED and _too_large(args[0], name):
+            self.looped[place()] += args[0].shape[:-2].numel()
         return self._watched(func(*args, **kwargs), func)
 
     def _watched(self, found: Any, func: Any) -> Any:
@@ -82,6 +88,7 @@ class Paper(TorchDispatchMode):
         """Note from here on."""
         self.read_backs.clear()
         self.doubles.clear()
+        self.looped.clear()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -91,6 +98,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
+
+
+def _too_large(matrices: Tensor, name: str) -> bool:
+    rows, columns = matrices.shape[-2:]
+    return (rows if name == "linalg_qr" else max(rows, columns)) > _BATCHED[name]
 
 
 def _leaves(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
