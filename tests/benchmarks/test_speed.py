@@ -14,12 +14,12 @@ import pytest
 
 import privlora
 
-pytest.importorskip("opacus")
 ROOM = Path(__file__).parents[2] / "benchmarks" / "speed"
 
 
 @pytest.fixture(autouse=True)
 def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
     monkeypatch.syspath_prepend(ROOM)
 
 
@@ -50,6 +50,7 @@ def test_launches_of_the_smaller_model(capsys: pytest.CaptureFixture[str]) -> No
     assert "| 40 | privlora prism |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_batches_have_the_lengths_of_the_records() -> None:
     real_lengths: Any = importlib.import_module("real_lengths")
     lengths = {"SST-2": [[5, 2, 3], [9, 2, 1]]}
@@ -59,6 +60,7 @@ def test_batches_have_the_lengths_of_the_records() -> None:
     assert abs((tokens == 5).mean() - 0.75) < 6 * (0.75 * 0.25 / len(tokens)) ** 0.5
 
 
+@pytest.mark.slow
 def test_peers_pad_each_micro_batch_to_its_longest_record() -> None:
     steps: Any = importlib.import_module("speed_steps")
     setting = steps.Setting(((3, 1), (7, 7), (2, 2), (5, 1)), 4, rows=2, grouped=True)

@@ -11,11 +11,8 @@ import pytest
 import torch
 from operations import KERNEL, LINEAR_ALGEBRA, READ_BACK, Operations
 
-pytest.importorskip("opacus")  # one of the steps that are compared
-launches: Any = importlib.import_module("launches")
-
-PLAIN = launches.BASE
-MODULES = 40
+PLAIN = "plain peft"
+MODULES, UNITS = 40, 8
 
 
 class Budget(NamedTuple):
@@ -38,11 +35,19 @@ PLAIN_KERNELS = 1400
 
 
 @cache
-def counted(name: str, layers: int = 8, units: int = launches.UNITS) -> Operations:
-    found: Operations = launches.count(name, replace(launches.SHAPES[MODULES], layers=layers), units)
+def launches() -> Any:
+    """The benchmark, with opacus, peft and transformers, which take seconds to import."""
+    pytest.importorskip("opacus")
+    return importlib.import_module("launches")
+
+
+@cache
+def counted(name: str, layers: int = 8, units: int = UNITS) -> Operations:
+    found: Operations = launches().count(name, replace(launches().SHAPES[MODULES], layers=layers), units)
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_step_keeps_to_its_budget(name: str) -> None:
     budget, found, plain = BUDGETS[name], counted(name), counted(PLAIN).total(KERNEL)
@@ -53,6 +58,7 @@ def test_a_step_keeps_to_its_budget(name: str) -> None:
     assert found.total(LINEAR_ALGEBRA) <= most, found.total_names(LINEAR_ALGEBRA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDGETS)
 def test_twice_the_modules_decompose_and_read_back_no_more(name: str) -> None:
     one, two = counted(name), counted(name, layers=16)
@@ -61,24 +67,19 @@ def test_twice_the_modules_decompose_and_read_back_no_more(name: str) -> None:
     assert more <= MODULES * BUDGETS[name].decompositions_a_module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BUDGETS if name != PLAIN])
 def test_twice_the_units_ask_for_no_more(name: str) -> None:
-    one, two = counted(name), counted(name, units=2 * launches.UNITS)
+    one, two = counted(name), counted(name, units=2 * UNITS)
     for kind in (KERNEL, READ_BACK, LINEAR_ALGEBRA):
         assert two.total(kind) == one.total(kind), kind
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_step_are_told_apart() -> None:
     found = counted("privlora prism")
-    assert set(found.counts) == set(launches.PHASES)
-    assert all(found.counts[phase][KERNEL] for phase in launches.PHASES)
-    assert "privlora prism" in launches.markdown(
-        {
-            "modules": {
-                "40": {name: {"total": dict.fromkeys(launches.KINDS, 1), "phases": {}} for name in BUDGETS}
-            }
-        }
-    )
+    assert set(found.counts) == set(launches().PHASES)
+    assert all(found.counts[phase][KERNEL] for phase in launches().PHASES)
 
 
 def test_views_are_free_and_the_rest_is_of_one_kind() -> None:
