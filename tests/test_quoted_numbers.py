@@ -60,8 +60,8 @@ def test_every_run_of_a_study_is_there(findings: Any, name: str) -> None:
 
 def test_speed_page_quotes_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opacus")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    speed = importlib.import_module("speed")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
+    speed = importlib.import_module("equal_lengths")
     measured = result("speed.json")
     text = page("docs/benchmarks.md")
     for line in speed.markdown(measured).splitlines():
@@ -69,6 +69,15 @@ def test_speed_page_quotes_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = [timing["variants"]["privlora prism"]["cpu"]["ratio"] for timing in measured["timings"]]
     for name in ("README.md", "docs/results.md", "docs/benchmarks.md"):
         assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
+
+
+@pytest.mark.parametrize("name", ["real_lengths", "launches"])
+def test_performance_page_quotes_its_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
+    text = page("docs/performance.md")
+    for line in importlib.import_module(name).markdown(result(f"{name}.json")).splitlines():
+        assert line in text
 
 
 def test_scaling_of_the_update_is_quoted() -> None:

@@ -37,23 +37,26 @@ def evaluate_next_token(
     model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192
 ) -> NextTokenResult:
     """Evaluate in batches of at most ``max_tokens`` padded tokens. Raises DataError if nothing can be predicted."""
-    losses: list[torch.Tensor] = []
-    total = hits = tokens = 0.0
+    rows: list[torch.Tensor] = []  # of each batch: losses and whether there is any
+    totals: list[torch.Tensor] = []  # loss and hits; read back once, at the end
+    tokens = 0
     with evaluating(model) as device:
         for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)
-            losses.append(found.row_means(token_losses).cpu()[found.counts().cpu() > 0])
-            total += float(token_losses.sum())
-            hits += float((found.logits.argmax(dim=-1) == found.targets).sum())
+            rows.append(torch.stack([found.row_means(token_losses), found.counts().to(token_losses.device) > 0]))
+            hits = (found.logits.argmax(dim=-1) == found.targets).sum()
+            totals.append(torch.stack([token_losses.sum(), hits.to(token_losses.dtype)]))
             tokens += len(found.targets)
     if not tokens:
         raise DataError("the evaluation records hold no label token", fix="check the columns and max_length")
-    per_example = torch.cat(losses)
+    total, right = torch.stack(totals).cpu().double().sum(dim=0).tolist()
+    losses, labelled = torch.cat(rows, dim=1).cpu()
+    per_example = losses[labelled > 0]
     error = float(per_example.std() / len(per_example) ** 0.5) if len(per_example) > 1 else float("nan")
     return NextTokenResult(
-        total / tokens, float(per_example.mean()), error, hits / tokens, len(per_example), int(tokens)
+        total / tokens, float(per_example.mean()), error, right / tokens, len(per_example), tokens
     )
 
 

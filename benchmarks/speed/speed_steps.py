@@ -1,7 +1,7 @@
-"""The training steps that speed.py compares, on one random Llama and one batch.
+"""The training steps that the benchmarks of speed compare, on one random Llama.
 
-Every variant has a ``step()``: one whole logical step, from the batch to the moved weights. All of them use rank
-16 on q, k, v, up and down, no dropout and no checkpointing, and may share the frozen weights in memory.
+Every variant has a ``step(drawn)``: one whole logical step, from the numbers of the drawn records to the moved weights.
+All of them have the same adapter, no dropout and no checkpointing, and may share the frozen weights.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -21,13 +21,13 @@ from opacus import GradSampleModule
 from opacus.accountants import PRVAccountant
 from opacus.optimizers import DPOptimizer
 from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Ledger, Plan
 from privlora.adapters import LowRankAdapter
-from privlora.data.batching import MicroBatch, micro_batches
-from privlora.data.examples import Example, Examples
+from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism
@@ -36,10 +36,7 @@ from privlora.optimizers import IterateAverage
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
-TARGETS = ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
-RANK = 16
-VOCABULARY = 8000
-LENGTH = 128
+TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")
 SIGMA, CLIP = 1.0, 1.0
 UNITS = 10_000  # privacy units of the pretended data set
 LEARNING_RATE = 1e-3
@@ -47,55 +44,87 @@ PAD = 0
 
 
 class Variant(Protocol):
-    """One way to train."""
+    """One way to train. model: the Llama, under whatever wraps it."""
 
-    def step(self) -> None:
-        """One whole logical step."""
+    model: Any
+
+    def step(self, drawn: Sequence[int]) -> None:
+        """One whole logical step on these records."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a random Llama and its adapter."""
+
+    layers: int = 8
+    vocabulary: int = 8000
+    hidden: int = 512
+    intermediate: int = 1376
+    heads: int = 8
+    positions: int = 128
+    rank: int = 16
+    targets: tuple[str, ...] = TARGETS
+
+    def __str__(self) -> str:
+        return (
+            f"random Llama: hidden {self.hidden}, {self.layers} layers, {self.heads} heads, intermediate "
+            f"{self.intermediate}, vocabulary {self.vocabulary}, float32"
+        )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a variant is built from. weights: a state_dict that all variants share, or None for fresh ones."""
+    """What a variant is built from.
 
+    lengths: of each record its tokens, and how many of them, the last ones, are labels. batch: expected number of
+    records in a step. rows: of a micro-batch of the peers; None: all together. grouped: whether the peers sort a batch
+    by length before they cut it. max_tokens: of a micro-batch of privlora; None: all together. weights: a state_dict
+    that all variants share, or None for fresh ones.
+    """
+
+    lengths: tuple[tuple[int, int], ...]
     batch: int
-    weights: dict[str, torch.Tensor] | None = None
+    shape: Shape = Shape()
+    rows: int | None = None
+    grouped: bool = False
+    max_tokens: int | None = None
+    weights: dict[str, Tensor] | None = field(default=None, compare=False)
     reference: Path | None = None
 
 
-def base_config() -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        intermediate_size=1376,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=LENGTH,
-    )
-
-
 def build_model(setting: Setting) -> LlamaForCausalLM:
+    shape = setting.shape
+    config = LlamaConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.positions,
+    )
     torch.manual_seed(0)
     if setting.weights is None:
-        return LlamaForCausalLM(base_config())
+        return LlamaForCausalLM(config)
     with torch.device("meta"):
-        model = LlamaForCausalLM(base_config())
+        model = LlamaForCausalLM(config)
     model.load_state_dict(setting.weights, assign=True)
     # Buffers that no state_dict holds (the rotary frequencies) are still on the meta device.
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     return model
 
 
-def build_records(count: int) -> Examples:
-    """Random records of LENGTH tokens, all of which are labels."""
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (count, LENGTH), dtype=np.int32)
-    return Examples((Example(row, row) for row in ids), pad_token_id=PAD)
+def build_records(setting: Setting) -> Examples:
+    """Random records of the setting's lengths."""
+    rng = np.random.default_rng(0)
 
+    def record(tokens: int, labelled: int) -> Example:
+        ids = rng.integers(0, setting.shape.vocabulary, tokens, dtype=np.int32)
+        labels = ids.copy()
+        labels[: tokens - labelled] = IGNORED
+        return Example(ids, labels)
 
-def collate(setting: Setting, records: Examples) -> MicroBatch:
-    """All records as one micro-batch, by the code that privlora's loop runs."""
-    (batch,) = micro_batches(range(len(records)), records, max_tokens=setting.batch * LENGTH)
-    return batch
+    return Examples((record(*each) for each in setting.lengths), pad_token_id=PAD)
 
 
 # --- privlora ---
@@ -109,25 +138,28 @@ class Privlora:
     ) -> None:
         row = find_method(method)
         self.setting = setting
-        self.records = build_records(setting.batch)
+        self.records = build_records(setting)
         self.model = build_model(setting).train()
-        self.adapter = LowRankAdapter(self.model, rank=RANK, target_modules=TARGETS).attach()
+        self.adapter = LowRankAdapter(
+            self.model, rank=setting.shape.rank, target_modules=setting.shape.targets
+        ).attach()
         self.coordinates, self.optimizer = build(row, self.adapter)
         decay = row.averaging if averaging is None else averaging
         self.average = IterateAverage(self.coordinates, decay) if decay else None
         self.sampler = PoissonSampler(UNITS, setting.batch / UNITS)
         self.mechanism = self._mechanism(row.private, method, clipping or row.clipping)
+        longest = max(tokens for tokens, _ in setting.lengths)
         self.private_step = Step(
             state=TrainState(coordinates=self.coordinates, optimizer=self.optimizer, average=self.average),
             mechanism=self.mechanism,
             examples=self.records,
             learning_rate=lambda _: LEARNING_RATE,
-            max_tokens=setting.batch * LENGTH,
+            max_tokens=setting.max_tokens or setting.batch * longest,
         )
 
-    def step(self) -> None:
+    def step(self, drawn: Sequence[int]) -> None:
         self.sampler.draw()  # its cost counts; the batch itself is the same for every variant
-        self.private_step.take(range(len(self.records)))
+        self.private_step.take(drawn)
 
     def _mechanism(self, private: bool, method: str, clipping: str) -> Mechanism:
         steps, batch = 1_000_000, float(self.setting.batch)
@@ -161,34 +193,67 @@ class Privlora:
 # --- peers ---
 
 
+@dataclass(frozen=True)
+class Padded:
+    """Records padded at the right to the longest of them, as transformers' collators do; (rows, tokens) int64."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+
+    @staticmethod
+    def of(records: Examples, chosen: Sequence[int]) -> Padded:
+        shape = (len(chosen), max(len(records[i].input_ids) for i in chosen))
+        ids, mask, labels = np.full(shape, PAD), np.zeros(shape, np.int64), np.full(shape, IGNORED)
+        for row, record in enumerate(chosen):
+            length = len(records[record].input_ids)
+            ids[row, :length] = records[record].input_ids
+            labels[row, :length] = records[record].labels
+            mask[row, :length] = 1
+        return Padded(*map(torch.from_numpy, (ids, mask, labels)))
+
+
 class Plain:
     """peft and AdamW, not private. ``our_loss``: the same with privlora's loss instead of transformers'."""
 
-    def __init__(self, setting: Setting, our_loss: bool = False) -> None:
+    def __init__(self, setting: Setting, our_loss: bool = False, foreach: bool | None = None) -> None:
         self.setting = setting
-        self.records = build_records(setting.batch)
-        self.model = peft_model(setting)
+        self.records = build_records(setting)
+        self.model: Any = peft_model(setting)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer: Any = torch.optim.AdamW(self.trained, lr=LEARNING_RATE)
+        self.optimizer: Any = torch.optim.AdamW(self.trained, lr=LEARNING_RATE, foreach=foreach)
         self.our_loss = our_loss
 
-    def step(self) -> None:
-        batch = collate(self.setting, self.records)
-        if self.our_loss:
-            found = label_logits(self.model, batch.input_ids, batch.attention_mask, batch.labels)
-            loss = weighted_cross_entropy(found, batch.token_weight / len(batch.labels), is_root=True)[0]
-            del found
-        else:
-            loss = self.model(
-                input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels
-            ).loss
-        loss.backward()
+    def step(self, drawn: Sequence[int]) -> None:
+        parts = self._parts(drawn)
+        for part in parts:
+            loss = self._loss(Padded.of(self.records, part))
+            (loss if len(parts) == 1 else loss / len(parts)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def _parts(self, drawn: Sequence[int]) -> list[Sequence[int]]:
+        rows = self.setting.rows or len(drawn)
+        if self.setting.grouped:
+            drawn = sorted(drawn, key=lambda record: -len(self.records[record].input_ids))
+        return [drawn[start : start + rows] for start in range(0, len(drawn), rows)]
+
+    def _loss(self, batch: Padded) -> Tensor:
+        if not self.our_loss:
+            return self.model(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels
+            ).loss
+        predicted = (batch.labels != IGNORED).float()
+        weights = predicted / predicted.sum(dim=1, keepdim=True).clamp_min(1) / len(batch.labels)
+        found = label_logits(self.model, batch.input_ids, batch.attention_mask, batch.labels)
+        return weighted_cross_entropy(found, weights)[0]
+
 
 class Opacus(Plain):
-    """Opacus: per-sample gradients by hooks, DPOptimizer around AdamW, its accountant told of every step."""
+    """Opacus: per-sample gradients by hooks, DPOptimizer around AdamW, its accountant told of every step.
+
+    Where a batch is cut, the optimizer is told after which parts not to step, as its BatchMemoryManager does.
+    """
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -202,9 +267,17 @@ class Opacus(Plain):
         hook = PRVAccountant().get_optimizer_hook_fn(sample_rate=setting.batch / UNITS)
         self.optimizer.attach_step_hook(hook)
 
+    def step(self, drawn: Sequence[int]) -> None:
+        parts = self._parts(drawn)
+        for k, part in enumerate(parts):
+            self.optimizer.signal_skip_step(do_skip=k < len(parts) - 1)
+            self._loss(Padded.of(self.records, part)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
 
 class Reference(Plain):
-    """The PRISM authors' optimizer in their default settings, on Opacus' per-sample gradients."""
+    """The PRISM authors' optimizer in their default settings, on Opacus' per-sample gradients; batches whole."""
 
     def __init__(self, setting: Setting, mode: str) -> None:
         super().__init__(setting)
@@ -225,22 +298,20 @@ class Reference(Plain):
             self.model = GradSampleModule(self.model, loss_reduction="mean")
         self.accountant = PRVAccountant()
 
-    def step(self) -> None:
-        batch = collate(self.setting, self.records)
+    def step(self, drawn: Sequence[int]) -> None:
+        batch = Padded.of(self.records, drawn)
         self.optimizer.dp_begin(max_grad_norm=CLIP)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels
-        ).loss
-        (loss * self.setting.batch).backward()
+        (self._loss(batch) * self.setting.batch).backward()
         self.optimizer.dp_accumulate()
         self.optimizer.dp_finalize(noise_multiplier=SIGMA)
         self.accountant.step(noise_multiplier=SIGMA, sample_rate=self.setting.batch / UNITS)
 
 
 def peft_model(setting: Setting) -> Any:
+    rank, targets = setting.shape.rank, list(setting.shape.targets)
     lora = LoraConfig(
-        r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM"
+        r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
     )
     return get_peft_model(build_model(setting), lora).train()
 

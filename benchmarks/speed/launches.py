@@ -1,0 +1,103 @@
+"""What a whole step launches, reads back and decomposes, by phase: privlora, plain peft and Opacus.
+
+    python benchmarks/speed/launches.py --out benchmarks/results/launches.json
+
+Counted by operations.py on a narrow Llama of 40 and of 224 adapted modules: the numbers depend on no machine, and on no
+size but those of the table. One micro-batch a step, the second step of each. AdamW is that of GPUs, which updates all
+parameters in a few kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from operations import KERNEL, KINDS, LINEAR_ALGEBRA, READ_BACK, Operations
+from speed_steps import VARIANTS, Opacus, Plain, Privlora, Setting, Shape, Variant
+
+BASE = "plain peft"
+STEPS: dict[str, Callable[[Setting], Variant]] = {
+    BASE: lambda s: Plain(s, foreach=True),
+    "Opacus DP-AdamW, hooks": Opacus,
+    "privlora dp-adamw": VARIANTS["privlora dp-adamw"],
+    "privlora prism": VARIANTS["privlora prism"],
+}
+PHASES = ("gradients", "accumulate", "release", "optimizer", "averaging")
+NARROW = Shape(vocabulary=64, hidden=32, intermediate=48, heads=2, positions=32, rank=4)
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Modules -> a shape that has so many.
+SHAPES = {40: replace(NARROW, layers=8), 224: replace(NARROW, layers=32, targets=ALL_LINEAR)}
+UNITS = 8
+
+
+def count(name: str, shape: Shape, units: int = UNITS) -> Operations:
+    """The operations of one step on ``units`` records, one of two lengths each, all in one micro-batch."""
+    setting = Setting(tuple((12 - unit % 2, 6) for unit in range(units)), units, shape)
+    variant = STEPS[name](setting)
+    variant.step(range(units))
+    found = Operations(PHASES[0])
+    if isinstance(variant, Privlora):
+        found.follow(variant.mechanism, "accumulate", "accumulate")
+        found.follow(variant.mechanism, "release", "release")
+        if variant.average is not None:
+            found.follow(variant.average, "update", "averaging")
+    found.follow(variant.optimizer, "step", "optimizer")
+    with found:
+        variant.step(range(units))
+    return found
+
+
+def measured(name: str, modules: int) -> dict[str, Any]:
+    """The table's rows of one step: all, by phase, and by what is decomposed and read back."""
+    found = count(name, SHAPES[modules])
+    return {
+        "total": {kind: found.total(kind) for kind in KINDS},
+        "phases": {phase: dict(found.counts[phase]) for phase in PHASES if phase in found.counts},
+        "names": {kind: dict(found.total_names(kind)) for kind in (READ_BACK, LINEAR_ALGEBRA)},
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of docs/performance.md."""
+    lines = [
+        f"| modules | step | kernels | to {BASE} | "
+        + " | ".join(PHASES)
+        + " | read-backs | linear algebra |",
+        "|---" * (6 + len(PHASES)) + "|",
+    ]
+    for modules, steps in result["modules"].items():
+        base = steps[BASE]["total"][KERNEL]
+        for name, row in steps.items():
+            total = row["total"]
+            cells = [modules, name, f"{total[KERNEL]:,}", f"**{total[KERNEL] / base:.2f}**"]
+            cells += [f"{row['phases'].get(phase, {}).get(KERNEL, 0):,}" for phase in PHASES]
+            lines.append(
+                "| " + " | ".join([*cells, str(total[READ_BACK]), str(total[LINEAR_ALGEBRA])]) + " |"
+            )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the results here as JSON")
+    parser.add_argument("--modules", nargs="+", type=int, choices=SHAPES, default=list(SHAPES))
+    chosen = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    result = {
+        "torch": torch.__version__,
+        "units": UNITS,
+        "modules": {str(n): {name: measured(name, n) for name in STEPS} for n in chosen.modules},
+    }
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
