@@ -192,7 +192,8 @@ def test_thousands_of_units_that_pull_alike_stay_within_the_slack() -> None:
         return flat(c.to_vector(c.evened_sum(found, 1 / found.norms_squared.sqrt())))
 
     own = total(1)
-    assert float((total(4096) - total(4095) - own).norm() / own.norm()) < 1e-3
+    # 6e-7 in products of 16 units, 1.5e-4 in one of all.
+    assert float((total(4096) - total(4095) - own).norm() / own.norm()) < 2e-5
 
 
 def test_sums_of_several_owners_are_each_ones_own() -> None:
