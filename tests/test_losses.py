@@ -10,8 +10,9 @@ import torch
 from tiny_models import FAMILIES, VOCAB, everything_in_double, one_batch, tiny_model, uneven_examples
 from torch import Tensor
 
+from privlora import losses
 from privlora.data.batching import MicroBatch
-from privlora.losses import LabelLogits, label_logits, weighted_cross_entropy
+from privlora.losses import LabelLogits, LabelStates, label_logits, label_states, weighted_cross_entropy
 
 
 def found_in(model: Any, batch: MicroBatch) -> LabelLogits:
@@ -21,7 +22,7 @@ def found_in(model: Any, batch: MicroBatch) -> LabelLogits:
 def labelled(logits: Tensor, targets: Tensor, rows: int) -> LabelLogits:
     """All tokens of ``rows`` rows but the first one of each."""
     where = torch.ones(rows, len(targets) // rows, dtype=torch.bool).nonzero()
-    return LabelLogits(logits, targets, where[:, 0], where[:, 1] + 1, rows)
+    return LabelLogits(targets, where[:, 0], where[:, 1] + 1, rows, logits)
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +153,73 @@ def test_the_root_of_a_backward_pass_need_not_be_multiplied() -> None:
     (plain,) = torch.autograd.grad(weighted_cross_entropy(found, weights)[0], logits)
     weighted_cross_entropy(found, weights, is_root=True)[0].backward()
     assert torch.equal(logits.grad, plain)
+
+
+def frozen(model: Any) -> Any:
+    return model.requires_grad_(False)
+
+
+def of_states(model: Any, batch: MicroBatch, find: Any = label_states) -> tuple[Any, Tensor, Tensor]:
+    """What is found, the token losses, and the gradient by the states that reach the output layer, (batch, T, d)."""
+    reached: list[Tensor] = []
+
+    def reach(_: torch.nn.Module, __: Any, out: Any) -> None:
+        states = out[0] if isinstance(out, tuple) else out.last_hidden_state
+        reached[:] = [states.requires_grad_(True)] if not states.requires_grad else [states]
+        states.retain_grad()
+
+    handle = model.base_model.register_forward_hook(reach)
+    try:
+        found = find(model, batch.input_ids, batch.attention_mask, batch.labels)
+    finally:
+        handle.remove()
+    total, each = weighted_cross_entropy(found, batch.token_weight, is_root=True)
+    total.backward()
+    assert reached[0].grad is not None
+    return found, each, reached[0].grad
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gpt2", "gpt-neox", "phi"])
+@pytest.mark.parametrize("numbers", [2**25, 1])
+def test_an_output_layer_in_blocks_gives_the_same(
+    family: str, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "_NUMBERS", numbers)
+    monkeypatch.setattr(losses, "_FEW", 3)
+    model = frozen(tiny_model(family, dtype=torch.float64))
+    batch = one_batch(uneven_examples(), double=True)
+    found, each, gradient = of_states(model, batch)
+    assert isinstance(found, LabelStates)
+    plain, expected, theirs = of_states(model, batch, label_logits)
+    assert isinstance(plain, LabelLogits)
+    torch.testing.assert_close(each, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradient, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_what_follows_the_output_layer_is_not_left_out() -> None:
+    """Gemma 2 caps its logits; a head that is trained, hooked or replaced is taken as it is."""
+    batch = one_batch(uneven_examples(), double=True)
+
+    def kind(model: Any) -> type:
+        return type(label_states(model, batch.input_ids, batch.attention_mask, batch.labels))
+
+    assert kind(frozen(tiny_model("gemma2", dtype=torch.float64))) is LabelLogits
+    assert kind(tiny_model("llama", dtype=torch.float64)) is LabelLogits  # its head would train
+    hooked = frozen(tiny_model("llama", dtype=torch.float64))
+    assert kind(hooked) is LabelStates
+    handle = hooked.lm_head.register_forward_hook(lambda _, __, out: 2 * out)
+    assert kind(hooked) is LabelLogits
+    handle.remove()
+    hooked.lm_head.forward = lambda states: torch.nn.Linear.forward(hooked.lm_head, 2 * states)
+    assert kind(hooked) is LabelLogits
+
+
+def test_finding_out_leaves_generators_as_they_are() -> None:
+    model = frozen(tiny_model("gpt2", dtype=torch.float64)).train()
+    batch = one_batch(uneven_examples(), double=True)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        found = label_states(model, batch.input_ids, batch.attention_mask, batch.labels)
+        drawn.append(weighted_cross_entropy(found, batch.token_weight)[1])
+    assert torch.equal(*drawn)

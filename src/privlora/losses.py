@@ -2,13 +2,15 @@
 
 Only label positions reach the output layer: hidden states are gathered before it, so prompts, padding and last tokens
 cost no logits. The gradient is computed with the loss, one block of rows at a time, so no second copy of the
-log-probabilities is kept.
+log-probabilities is kept. In training, where a frozen linear layer makes the logits and nothing follows it, that layer
+runs in blocks too, forward and backward: there is no tensor of all labels by the whole vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,26 +19,27 @@ from privlora.adapters.targets import output_layer
 from privlora.data.examples import IGNORED
 
 _BLOCK = 512  # rows of logits that are in float32 at a time
+_NUMBERS = 2**25  # at most in such a block, but for one of few rows
+_FEW = 64
 
 
 @dataclass(frozen=True)
-class LabelLogits:
-    """Logits (k, vocabulary) of the k label positions of a batch and their targets (k,), on the model's device.
+class Labels:
+    """The k label positions of a batch. targets: (k,), on the model's device.
 
-    rows, columns: (k,) int64, where labels were given: label j is token columns[j] of row rows[j], and logits[j] are
-    those at the position before it. batch: number of rows.
+    rows, columns: (k,) int64, where labels were given: label j is token columns[j] of row rows[j], and is predicted at
+    the position before it. batch: number of rows.
     """
 
-    logits: Tensor
     targets: Tensor
     rows: Tensor
     columns: Tensor
     batch: int
 
     def at_labels(self, values: Tensor) -> Tensor:
-        """``values`` (batch, T) at the label positions, (k,), on the logits' device."""
+        """``values`` (batch, T) at the label positions, (k,), on the targets' device."""
         found = values[self.rows.to(values.device), self.columns.to(values.device)]
-        return found.to(self.logits.device, non_blocking=True)
+        return found.to(self.targets.device, non_blocking=True)
 
     def per_row(self, values: Tensor) -> Tensor:
         """Sum of ``values`` (k,) over the label positions of each row, (batch,)."""
@@ -52,6 +55,21 @@ class LabelLogits:
         return (self.per_row(values) / self.counts().clamp_min(1).to(values.device)).double()
 
 
+@dataclass(frozen=True)
+class LabelLogits(Labels):
+    """logits: (k, vocabulary), of the positions that predict the labels."""
+
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class LabelStates(Labels):
+    """states: (k, d), what the output layer ``head`` would make their logits of."""
+
+    states: Tensor
+    head: torch.nn.Linear
+
+
 def label_logits(
     model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
 ) -> LabelLogits:
@@ -59,63 +77,149 @@ def label_logits(
 
     Labels may lie on the CPU whatever the model's device: then nothing has to be read back to find them.
     """
-    rows, before = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
-    flat = rows * labels.shape[1] + before
+    run = _Run(model, input_ids, attention_mask, labels)
+    logits = run.logits(lambda states: states)
+    if output_layer(model) is None:
+        logits = run.gathered(logits)
+    return LabelLogits(*run.labels(logits.device), logits)
+
+
+def label_states(
+    model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
+) -> LabelStates | LabelLogits:
+    """The same for training: without logits where the output layer is frozen, linear and the last thing to happen."""
     head = output_layer(model)
+    run = _Run(model, input_ids, attention_mask, labels)
+    if not _is_plain(head) or not _is_last(model, run):
+        return label_logits(model, input_ids, attention_mask, labels)
+    found: list[Tensor] = []
 
-    def gather(hidden: Tensor) -> Tensor:
-        return hidden.flatten(0, 1).index_select(0, flat.to(hidden.device, non_blocking=True))
+    def keep(states: Tensor) -> Tensor:
+        found.append(states)
+        return states[:0]
 
-    def gather_hidden(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (gather(args[0]).unsqueeze(0), *args[1:])
+    run.logits(keep)
+    assert isinstance(head, torch.nn.Linear)
+    return LabelStates(*run.labels(found[0].device), found[0], head)
 
-    handle = head.register_forward_pre_hook(gather_hidden) if head is not None else None
-    try:
-        logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-    finally:
-        if handle is not None:
+
+class _Run:
+    """One pass of a model in which its output layer sees label positions alone, or fewer."""
+
+    def __init__(
+        self, model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
+    ) -> None:
+        self._model, self._inputs, self._labels = model, (input_ids, attention_mask), labels
+        self._rows, self._before = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+        self._flat = self._rows * labels.shape[1] + self._before
+
+    def labels(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, int]:
+        columns = self._before + 1
+        targets = self._labels[self._rows, columns].to(device, non_blocking=True)
+        return targets, self._rows, columns, len(self._labels)
+
+    def gathered(self, whole: Tensor) -> Tensor:
+        """(batch, T, d) at the positions that predict labels, (k, d)."""
+        return whole.flatten(0, 1).index_select(0, self._flat.to(whole.device, non_blocking=True))
+
+    def logits(self, choose: Any) -> Tensor:
+        """What the model returns when its output layer is given ``choose`` of the gathered states, (., vocabulary)."""
+        head = output_layer(self._model)
+
+        def gather(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (choose(self.gathered(args[0])).unsqueeze(0), *args[1:])
+
+        handle = head.register_forward_pre_hook(gather) if head is not None else None
+        try:
+            ids, mask = self._inputs
+            logits: Tensor = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        finally:
+            if handle is not None:
+                handle.remove()
+        return logits if handle is None else logits.squeeze(0)
+
+
+def _is_plain(head: torch.nn.Module | None) -> bool:
+    """Whether a layer is known to compute states weight^T + bias, and needs no gradient of its own."""
+    if type(head) is not torch.nn.Linear or "forward" in vars(head):
+        return False
+    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
+    parameters = list(head.parameters())
+    floating = all(p.is_floating_point() and not p.requires_grad for p in parameters)
+    return floating and not any(hooks)
+
+
+_LAST: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+
+
+def _is_last(model: torch.nn.Module, run: _Run) -> bool:
+    """Whether the model returns what its output layer gives, as it is; found out by one pass, once a model.
+
+    By a pass of its own: a first batch that went another way than later ones would be rounded in another way.
+    """
+    if model not in _LAST:
+        head, seen = output_layer(model), list[Tensor]()
+        assert head is not None
+        handle = head.register_forward_hook(lambda _, __, out: seen.append(out))
+        devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
+                logits = run.logits(lambda states: states[:1])
+        finally:
             handle.remove()
-    logits = logits.squeeze(0) if handle is not None else gather(logits)
-    targets = labels[rows, before + 1].to(logits.device, non_blocking=True)
-    return LabelLogits(logits, targets, rows, before + 1, len(labels))
+        same = logits.untyped_storage()._cdata == seen[0].untyped_storage()._cdata
+        _LAST[model] = same and logits.dtype == seen[0].dtype and logits.numel() == seen[0].numel()
+    return _LAST[model]
 
 
 def weighted_cross_entropy(
-    found: LabelLogits, weights: Tensor, *, is_root: bool = False
+    found: LabelLogits | LabelStates, weights: Tensor, *, is_root: bool = False
 ) -> tuple[Tensor, Tensor]:
     """sum_k weights_k * (-log p_k) as a scalar to call backward on, and the k token losses (float32, no graph).
 
     weights: (batch, T), taken at label positions. The weight of a token may depend on its own record only. is_root:
     whether ``backward`` will be called on the scalar itself, which saves a pass over the step's largest tensor.
     """
-    total, losses = _WeightedCrossEntropy.apply(
-        found.logits, found.targets, found.at_labels(weights), is_root
-    )
+    chosen = found.at_labels(weights)
+    if isinstance(found, LabelLogits):
+        total, losses = _OfLogits.apply(found.logits, found.targets, chosen, is_root)
+    else:
+        head = found.head
+        total, losses = _OfStates.apply(found.states, found.targets, chosen, head.weight, head.bias, is_root)
     return total, losses
 
 
-class _WeightedCrossEntropy(torch.autograd.Function):
+def _in_blocks(count: int, width: int) -> list[slice]:
+    rows = min(_BLOCK, max(_FEW, _NUMBERS // max(1, width)))
+    return [slice(start, start + rows) for start in range(0, count, rows)]
+
+
+def _loss_and_gradient(
+    logits: Tensor, targets: Tensor, weights: Tensor, room: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Losses (k,), and the gradient of their weighted sum by the logits (k, vocabulary), in float32 or better."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_p = torch.log_softmax(logits, dim=-1, dtype=dtype, out=room)
+    losses = -log_p.gather(1, targets[:, None])[:, 0]
+    w = weights[:, None].to(dtype)
+    return losses, log_p.exp_().mul_(w).scatter_add_(1, targets[:, None], -w)
+
+
+class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor, is_root: bool
     ) -> tuple[Tensor, Tensor]:
-        needs_gradient = ctx.needs_input_grad[0]
-        gradient = torch.empty_like(logits) if needs_gradient else None
+        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         dtype = torch.promote_types(logits.dtype, torch.float32)
         losses = torch.empty(len(targets), dtype=dtype, device=logits.device)
         # In float32 the gradient's own memory holds the log-probabilities on their way to it.
         in_place = gradient is not None and gradient.dtype == dtype
-        for start in range(0, len(targets), _BLOCK):
-            block = slice(start, start + _BLOCK)
+        for block in _in_blocks(*logits.shape):
             room = gradient[block] if gradient is not None and in_place else None
-            log_p = torch.log_softmax(logits[block], dim=-1, dtype=dtype, out=room)
-            picked = targets[block, None]
-            losses[block] = -log_p.gather(1, picked)[:, 0]
-            if gradient is not None:
-                w = weights[block, None].to(dtype)
-                p = log_p.exp_().mul_(w).scatter_add_(1, picked, -w)
-                if not in_place:
-                    gradient[block] = p
+            losses[block], part = _loss_and_gradient(logits[block], targets[block], weights[block], room)
+            if gradient is not None and not in_place:
+                gradient[block] = part
         ctx.save_for_backward(gradient)
         ctx.is_root = is_root
         ctx.mark_non_differentiable(losses)
@@ -124,4 +228,42 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient if ctx.is_root else gradient * upstream.to(gradient.dtype), None, None, None
+        return _scaled(gradient, upstream, ctx.is_root), None, None, None
+
+
+class _OfStates(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        is_root: bool,
+    ) -> tuple[Tensor, Tensor]:
+        gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        losses = torch.empty(len(targets), dtype=dtype, device=states.device)
+        blocks = _in_blocks(len(states), len(matrix))
+        room = states.new_empty(blocks[0].stop if blocks else 0, len(matrix), dtype=dtype)
+        for block in blocks:
+            logits = torch.nn.functional.linear(states[block], matrix, bias)
+            losses[block], part = _loss_and_gradient(
+                logits, targets[block], weights[block], room[: len(logits)]
+            )
+            if gradient is not None:
+                gradient[block] = part.to(matrix.dtype) @ matrix
+        ctx.save_for_backward(gradient)
+        ctx.is_root = is_root
+        ctx.mark_non_differentiable(losses)
+        return (losses * weights).sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return _scaled(gradient, upstream, ctx.is_root), None, None, None, None, None
+
+
+def _scaled(gradient: Tensor, upstream: Tensor, is_root: bool) -> Tensor:
+    return gradient if is_root else gradient * upstream.to(gradient.dtype)

@@ -134,7 +134,8 @@ def test_gradient_checkpointing_keeps_them_exact_step_after_step(family: str, re
     for examples, want in zip(steps, expected, strict=True):
         batch = one_batch(examples, double=True)
         check(by_record([(batch, gradients_of(model, adapter, batch))], len(examples)), adapter, want)
-    assert calls[0] == 2 * len(steps)  # every forward pass ran twice: checkpointing was really on
+    # Every forward pass ran twice: checkpointing was really on. One more finds out what follows the output layer.
+    assert calls[0] == 2 * len(steps) + 1
 
 
 def _count_recomputation(adapter: LowRankAdapter) -> list[int]:

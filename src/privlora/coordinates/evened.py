@@ -126,7 +126,9 @@ def even(
     measured, metric = rooted, rooted.new_ones(len(sides), 1, 1)
     if bases is not None:
         both = ((0, bases.left), (1, bases.right))
-        parts = [_along(pair[side], basis) for side, of in both for pair, basis in zip(stacks, of, strict=True)]
+        parts = [
+            _along(pair[side], basis) for side, of in both for pair, basis in zip(stacks, of, strict=True)
+        ]
         along = torch.cat(parts).unflatten(0, (2, -1))
         up, vq = along @ found
         cores = (up + vq.mT) / 2

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.data.batching import MicroBatch
-from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.losses import label_states, weighted_cross_entropy
 from privlora.training.model_checks import positions_of, routes_tokens
 
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
@@ -60,7 +60,7 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
 def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
     batch = steadied(adapter, batch).to(adapter.device)
     with adapter.capture(batch.record_index, summed=summed):
-        found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
+        found = label_states(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
         total, losses = weighted_cross_entropy(found, batch.token_weight, is_root=True)
         row_losses = found.per_row(losses * found.at_labels(batch.token_weight))
         del found  # frees the logits before the backward pass
