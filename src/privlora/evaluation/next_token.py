@@ -45,7 +45,9 @@ def evaluate_next_token(
             batch = batch.to(device)
             found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
             _, token_losses = weighted_cross_entropy(found, batch.token_weight)
-            rows.append(torch.stack([found.row_means(token_losses), found.counts().to(token_losses.device) > 0]))
+            rows.append(
+                torch.stack([found.row_means(token_losses), found.counts().to(token_losses.device) > 0])
+            )
             hits = (found.logits.argmax(dim=-1) == found.targets).sum()
             totals.append(torch.stack([token_losses.sum(), hits.to(token_losses.dtype)]))
             tokens += len(found.targets)
