@@ -20,15 +20,15 @@ class Budget(NamedTuple):
 
     kernels: float
     read_backs: int
-    decompositions: int
-    decompositions_a_module: int = 0
+    decompositions: int  # whatever the number of modules
 
 
-# What is reached today. The goals of the private rows: kernels 1.3, at most 2 read-backs, no decomposition a module.
+# What is reached today. The goals of the private rows: kernels 1.3, at most 2 read-backs. On the CPU, where questions
+# about labels and units are answered, they count here as read-backs too.
 BUDGETS = {
     PLAIN: Budget(1.0, 2, 0),
-    "privlora dp-adamw": Budget(1.59, 13, 0),
-    "privlora prism": Budget(4.27, 14, 24, 2),
+    "privlora dp-adamw": Budget(1.13, 7, 0),
+    "privlora prism": Budget(1.72, 7, 33),
 }
 # Of plain peft: transformers, peft and torch of constraints.txt, and their neighbours.
 PLAIN_KERNELS = 1400
@@ -54,8 +54,7 @@ def test_a_step_keeps_to_its_budget(name: str) -> None:
     assert plain <= PLAIN_KERNELS
     assert found.total(KERNEL) / plain <= budget.kernels, found.counts
     assert found.total(READ_BACK) <= budget.read_backs, found.total_names(READ_BACK)
-    most = budget.decompositions + MODULES * budget.decompositions_a_module
-    assert found.total(LINEAR_ALGEBRA) <= most, found.total_names(LINEAR_ALGEBRA)
+    assert found.total(LINEAR_ALGEBRA) <= budget.decompositions, found.total_names(LINEAR_ALGEBRA)
 
 
 @pytest.mark.slow
@@ -63,8 +62,7 @@ def test_a_step_keeps_to_its_budget(name: str) -> None:
 def test_twice_the_modules_decompose_and_read_back_no_more(name: str) -> None:
     one, two = counted(name), counted(name, layers=16)
     assert two.total(READ_BACK) == one.total(READ_BACK)
-    more = two.total(LINEAR_ALGEBRA) - one.total(LINEAR_ALGEBRA)
-    assert more <= MODULES * BUDGETS[name].decompositions_a_module
+    assert two.total(LINEAR_ALGEBRA) == one.total(LINEAR_ALGEBRA)
 
 
 @pytest.mark.slow

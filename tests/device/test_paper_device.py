@@ -29,19 +29,11 @@ from privlora.training.inputs import Data
 # Where a step may read a value of the device back, so that the host waits for all that was launched. A key is a file of
 # the package, or a function in it; a value says how often.
 READ_BACKS: Mapping[str, str] = {
-    "adapters/lowrank.py:Captured.zero": "once or twice a micro-batch",
-    "adapters/lowrank.py:LowRankAdapter.captured": "once a micro-batch",
-    "losses.py:LabelLogits.per_row": "once a micro-batch",
-    "losses.py:_WeightedCrossEntropy.backward": "once a micro-batch",
-    "losses.py:label_logits": "two or three times a micro-batch",
-    "losses.py:weighted_cross_entropy": "once a micro-batch",
-    "training/gradients.py:_run": "twice a micro-batch",
+    "losses.py:_Run.logits": "in the model's own code: whether anything is masked",
+    "geometry/bases.py:joint_bases": "once a step: whether products made bases",
     "training/gradients.py:micro_batch_gradients": "once a micro-batch",
     "mechanisms/nonprivate.py:MeanMechanism.accumulate": "once a micro-batch, without privacy",
-    # Of adaptive clipping.
-    "mechanisms/gaussian.py:GaussianMechanism._clip_weights": "once a micro-batch",
-    # Where each unit goes through the model by itself.
-    "data/batching.py:MicroBatch.each_unit": "a few times a unit",
+    "mechanisms/gaussian.py:GaussianMechanism._take": "once a step, of adaptive clipping",
     # Spans of public gradients.
     "coordinates/public_span.py": "a few times a step",
     "coordinates/span.py:EncodedSpace.partial_sum": "once a micro-batch",
@@ -53,10 +45,10 @@ READ_BACKS: Mapping[str, str] = {
 # Where a step may compute in float64 on the device, as above; GPUs are slow at it.
 DOUBLES: Mapping[str, str] = {
     "adapters/dense_norms.py": "norms",
-    "adapters/lowrank.py:Captured.finite": "one number a module and unit",
     "adapters/lowrank.py:LowRankAdapter.captured": "norms of whole gradients",
     "coordinates/base.py:Coordinates.weighted_sum": "sums of thousands of units",
     "coordinates/base.py:_in_float64": "sums of thousands of units",
+    "coordinates/base.py:_summed": "the same",
     "coordinates/factors.py:FactorCoordinates.norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.to_vector": "of the sum, once a step",
     "coordinates/projected.py:ProjectedCoordinates.norms_squared": "norms",
@@ -66,25 +58,27 @@ DOUBLES: Mapping[str, str] = {
     "coordinates/span.py": "the same",
     "coordinates/span_choice.py": "the same",
     "coordinates/span_placements.py": "the same",
-    "coordinates/spectrum.py:root_spectrum": "roots of r x r matrices",
+    "adapters/captured.py:Captured.finite": "one number a module and unit",
+    "coordinates/evened.py": "r x r matrices and numbers of units",
+    "coordinates/spectrum.py": "roots of r x r matrices",
     "coordinates/tangent.py:TangentCoordinates.norms_squared": "norms",
     "coordinates/tangent.py:TangentCoordinates.to_vector": "of the sum, once a step",
     "geometry/fixed_rank.py": "the projection of the sum and of the noise",
     "mechanisms/gaussian.py:GaussianMechanism._clip_weights": "one number a unit",
     "mechanisms/gaussian.py:GaussianMechanism._norms": "one number a unit",
+    "mechanisms/gaussian.py:GaussianMechanism.accumulate": "one number a unit",
     "mechanisms/noising.py": "noise, until it is in",
     "mechanisms/nonprivate.py:MeanMechanism.release": "of the sum, once a step",
     "optimizers/factor_rite.py:_inverse": "torch's own tolerance, one number",
 }
 # Where a step may decompose matrices that are too large for CUDA's batched kernels, at rank 16 and 512 features.
 LOOPS: Mapping[str, str] = {
-    "geometry/fixed_rank.py": "QR of the bases and SVD of the core, a matrix a module, in the move and in the average",
+    "geometry/bases.py:singular_values": "on the CPU instead, one batch a shape",
     "coordinates/projected.py:ProjectedCoordinates._draw_projections": "QR of drawn columns, a matrix a module",
     "optimizers/factor_rite.py:FactorRite._update": "QR of both factors, a matrix a module",
 }
 # What read-backs find, where it is not True, 1 or 1.0.
 ANSWERS: Mapping[str, Any] = {
-    "adapters/lowrank.py:Captured.zero": False,
     "coordinates/tangent.py:TangentCoordinates._orthonormal": 0.0,
 }
 FEW = ("q_proj", "o_proj", "up_proj")  # two of one shape, and one
@@ -231,11 +225,6 @@ def test_read_backs_are_as_many_whatever_the_modules_and_units(row: str) -> None
 @pytest.mark.parametrize("case", WIDE, ids=label)
 def test_nothing_is_decomposed_one_by_one_where_no_table_says_so(case: Case) -> None:
     assert among(LOOPS, noted(case).looped)[0] == set()
-
-
-def test_units_of_several_records_meet_no_other_device() -> None:
-    """Rows are added up by unit, where a batch is not one record a unit; on paper nobody can see that it is not."""
-    noted(Case("prism"), **{"adapters/lowrank.py:LowRankAdapter.captured": False})
 
 
 @pytest.mark.parametrize("case", [Case("prism"), Case("dp-adamw")], ids=label)

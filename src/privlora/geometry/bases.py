@@ -34,6 +34,15 @@ class Basis:
     R: Tensor
     sound: Tensor
 
+    def split(self, sizes: list[int]) -> list[Basis]:
+        """Of the modules of several groups, each group's."""
+        blocks = zip(*(block.split(sizes) for block in self.blocks), strict=True)
+        mixes = [None] * len(sizes) if self.mix is None else self.mix.split(sizes)
+        return [
+            Basis(of_one, mix, R, self.sound)
+            for of_one, mix, R in zip(blocks, mixes, self.R.split(sizes), strict=True)
+        ]
+
     def times(self, x: Tensor) -> Tensor:
         """Q x (L, m, p) for x (L, columns of Q, p)."""
         x = x if self.mix is None else self.mix @ x
@@ -47,16 +56,26 @@ class Basis:
 def joint_bases(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Basis]:
     """A Basis of [first new] for each pair of (L, m, a) and (L, m, b); columns of ``first`` orthonormal or zero.
 
-    Exact for new columns of any size and rank: those that products cannot do go through Householder QR. One value is
-    read back from the device, for all pairs together.
+    Exact for new columns of any size and rank: those that products cannot do go through Householder QR. Pairs of equal
+    shape are one batch. One value is read back from the device, for all pairs together.
     """
-    tried = [_by_products(*pair) if _fits(*pair) else None for pair in pairs]
+    places = _alike([(first.shape[1:], new.shape[1:]) for first, new in pairs])
+    batches = [
+        (torch.cat([pairs[i][0] for i in alike]), torch.cat([pairs[i][1] for i in alike])) for alike in places
+    ]
+    tried = [_by_products(*batch) if _fits(*batch) else None for batch in batches]
     flags = [basis.sound for basis in tried if basis is not None]
     sound = iter(torch.stack(flags).tolist() if flags else ())
-    return [
-        basis if basis is not None and next(sound) else _by_reflections(*pair)
-        for basis, pair in zip(tried, pairs, strict=True)
-    ]
+    found: dict[int, Basis] = {}
+    for alike, basis, batch in zip(places, tried, batches, strict=True):
+        whole = basis if basis is not None and next(sound) else _by_reflections(*batch)
+        found |= zip(alike, whole.split([len(pairs[i][0]) for i in alike]), strict=True)
+    return [found[i] for i in range(len(pairs))]
+
+
+def _alike(shapes: Sequence[object]) -> list[list[int]]:
+    """The places of each of the different shapes."""
+    return [[i for i, each in enumerate(shapes) if each == shape] for shape in dict.fromkeys(shapes)]
 
 
 def decomposed(function: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor) -> list[Tensor]:
@@ -68,10 +87,8 @@ def decomposed(function: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor)
 
 def singular_values(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
     """(u, s, vh) of each batch of small matrices; those of equal shape are one call."""
-    shapes = dict.fromkeys(matrix.shape[-2:] for matrix in matrices)
     found: dict[int, list[Tensor]] = {}
-    for shape in shapes:
-        alike = [i for i, matrix in enumerate(matrices) if matrix.shape[-2:] == shape]
+    for alike in _alike([matrix.shape[-2:] for matrix in matrices]):
         whole = decomposed(
             lambda t: torch.linalg.svd(t, full_matrices=False), torch.cat([matrices[i] for i in alike])
         )
