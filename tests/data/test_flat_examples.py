@@ -123,7 +123,11 @@ def test_every_turn_of_a_conversation_has_its_labels(adds_bos, max_length, chat_
     tokenizer = make_tokenizer(adds_bos=adds_bos, chat_template=chat_template)
     words = ["hi", "", "never mind </s>", "no", "é", "a long answer " * 5]
     records = [
-        {"chat": [{"role": ("user", "assistant")[i % 2], "content": words[(i + k) % 6]} for i in range(turns)]}
+        {
+            "chat": [
+                {"role": ("user", "assistant")[i % 2], "content": words[(i + k) % 6]} for i in range(turns)
+            ]
+        }
         for turns, k in product((1, 2, 4, 7), range(6))
     ]
     check(records, Template(messages="chat"), tokenizer, max_length=max_length, loss_on=loss_on)

@@ -1,7 +1,8 @@
 """What it costs: epsilon and delta of a sequence of step events.
 
 The printed number is always the privacy loss distribution (PLD) of dp_accounting, discretised pessimistically
-(connect the dots: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, 2022), so it is an upper bound. RDP and PRV
+(connect the dots: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, 2022), so it is an upper bound; `loss_distributions`
+computes it in arrays, equal to dp_accounting's own within rounding. RDP and PRV
 are second opinions on request. The central limit theorem of Gaussian DP is not offered: for small sampling
 rates it states half the true epsilon. An accountant that does not know an event or an adjacency refuses;
 nothing falls back to another accountant.
