@@ -13,7 +13,7 @@ from tiny_models import FAMILIES, VOCAB, set_checkpointing, tiny_model, tiny_tok
 
 from privlora.adapters import LowRankAdapter
 from privlora.config import settings_from
-from privlora.data.examples import Example
+from privlora.data.examples import Example, Examples
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.training.model_checks import (
     refuse_coupled,
@@ -273,9 +273,9 @@ def test_a_tokenizer_of_another_model() -> None:
     tokenizer.add_tokens([f"<extra{i}>" for i in range(VOCAB)])  # beyond the embedding, but perhaps never met
     refuse_out_of_reach(model, tokenizer, max_length=40)
     last = len(tokenizer) - 1
-    refuse_unknown_tokens(model, [example(0, VOCAB - 1), Example(*[np.zeros(0, dtype=np.int32)] * 2)])
+    refuse_unknown_tokens(model, examples(example(0, VOCAB - 1), example()), examples())
     with pytest.raises(DataError, match=f"a token that the model does not know: it has {VOCAB}") as caught:
-        refuse_unknown_tokens(model, [example(0, 3), example(4, last)])
+        refuse_unknown_tokens(model, examples(example()), examples(example(0, 3), example(4, last)))
     assert str(last) not in str(caught.value)
     tokenizer.pad_token = f"<extra{VOCAB - 1}>"
     with pytest.raises(
@@ -318,6 +318,10 @@ def test_a_mixture_of_experts_is_known_by_its_modules(name: str) -> None:
 def example(*ids: int) -> Example:
     tokens = np.array(ids, dtype=np.int32)
     return Example(tokens, tokens)
+
+
+def examples(*given: Example) -> Examples:
+    return Examples(given, pad_token_id=0)
 
 
 def test_float16_anywhere() -> None:

@@ -44,7 +44,9 @@ class Ledger:
     def __init__(self, file: int, summary: LedgerSummary, head: str | None, size: int) -> None:
         """Use `create` or `open`. `file` is locked, `head` is the hash of its last line, `size` its bytes."""
         self._file: int | None = file
-        self._summary = summary
+        self._begun = summary  # without charges, which are in a list: a tuple would be copied at each of them
+        self._charged = list(summary.charge_hashes)
+        self._names = [fingerprint(event) for event, _ in summary.plan.phases]
         self._head = head
         self._size = size
 
@@ -115,30 +117,42 @@ class Ledger:
 
     @property
     def summary(self) -> LedgerSummary:
-        """What the ledger says now."""
-        return self._summary
+        """What the ledger says now; of many steps, a copy of as many hashes."""
+        return replace(self._begun, charge_hashes=tuple(self._charged))
+
+    @property
+    def path(self) -> Path:
+        return self._begun.path
+
+    @property
+    def run_id(self) -> str:
+        return self._begun.run_id
 
     @property
     def plan(self) -> Plan:
-        return self._summary.plan
+        return self._begun.plan
 
     @property
     def charges(self) -> int:
         """Steps charged so far."""
-        return self._summary.charges
+        return len(self._charged)
 
     @property
     def remaining(self) -> int:
         """Steps that may still be charged."""
-        return self._summary.remaining
+        return self.plan.steps - self.charges
+
+    def charge_hash(self, step: int) -> str:
+        """That of the line which charged step 1, 2, …; see `LedgerSummary.charge_hashes`."""
+        return self._charged[step - 1]
 
     def events(self) -> list[tuple[StepEvent, int]]:
         """What happened, run-length encoded."""
-        return self._summary.events()
+        return self.plan.events(self.charges)
 
     def epsilon(self, delta: float | None = None) -> float:
         """See `LedgerSummary.epsilon`."""
-        return self._summary.epsilon(delta)
+        return self.summary.epsilon(delta)
 
     def charge(self, event: StepEvent) -> int:
         """Charge one step, before its release; returns its number, from 1, once the line is on the disk.
@@ -147,25 +161,24 @@ class Ledger:
             PrivacyError: the plan has no step left, or another event at this step. Nothing was charged.
             RunError: the line could not be written. Nothing may be released, and the ledger is closed.
         """
-        summary = self._summary
-        if summary.remaining == 0:
+        if self.remaining == 0:
             raise PrivacyError(
-                f"{summary.path}: all {self.plan.steps} steps of the plan are charged",
+                f"{self.path}: all {self.plan.steps} steps of the plan are charged",
                 why="one more release would exceed the stated epsilon",
                 fix="plan more steps from the start; they need more noise",
             )
-        step = summary.charges + 1
-        planned = self.plan.event_of(step)
+        step = self.charges + 1
+        phase = self.plan.phase_of(step)
+        planned = self.plan.phases[phase][0]
         if event != planned:
             raise PrivacyError(
-                f"{summary.path}: charged in step {step} is [{event.describe()}], planned [{planned.describe()}]",
+                f"{self.path}: charged in step {step} is [{event.describe()}], planned [{planned.describe()}]",
                 why="the stated epsilon holds for the plan only",
                 fix="resume with the settings of the first run, and release the phases in the plan's order",
             )
         salt = secrets.token_hex(8)  # lines of copies that are continued apart differ
-        line = {"type": "charge", "step": step, "event": fingerprint(planned), "salt": salt}
-        charged = (*summary.charge_hashes, self._append(line))
-        self._summary = replace(summary, charge_hashes=charged)
+        line = {"type": "charge", "step": step, "event": self._names[phase], "salt": salt}
+        self._charged.append(self._append(line))
         return step
 
     def finish(self) -> None:
@@ -175,7 +188,7 @@ class Ledger:
             RunError: the line could not be written.
         """
         self._append({"type": "close"})
-        self._summary = replace(self._summary, closed=True)
+        self._begun = replace(self._begun, closed=True)
         self.close()
 
     def close(self) -> None:
@@ -194,7 +207,7 @@ class Ledger:
 
     def _append(self, content: dict[str, Any]) -> str:
         """Write one line and wait for the disk; gives the line's hash."""
-        path = self._summary.path
+        path = self.path
         if self._file is None:
             raise RunError(f"{path}: this ledger is closed", fix="open it again with Ledger.open")
         chained = {**content, "prev": self._head}

@@ -123,9 +123,13 @@ class Plan:
 
     def event_of(self, step: int) -> StepEvent:
         """What is released in step 1, 2, …; PrivacyError for a step that is not planned."""
+        return self.phases[self.phase_of(step)][0]
+
+    def phase_of(self, step: int) -> int:
+        """In which of `phases`, from 0, step 1, 2, … is; PrivacyError for a step that is not planned."""
         if not 1 <= step <= self.steps:
             raise PrivacyError(f"step {step} is not one of the plan's {self.steps}")
-        return self.events(step)[-1][0]
+        return len(self.events(step)) - 1
 
     def events(self, steps: int) -> list[tuple[StepEvent, int]]:
         """What the first `steps` steps release, run-length encoded."""
@@ -244,7 +248,7 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
     head: str | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())  # bytes would have their encoding guessed
             if record["prev"] != head:
                 raise PrivacyError("does not continue the line before")
             head = digest(line)
@@ -284,6 +288,7 @@ class _Reader:
         self._plan = Plan.from_dict(record["plan"], self._schema)
         phases = self._plan.phases
         self._planned = (name for event, count in phases for name in repeat(fingerprint(event), count))
+        self._steps = self._plan.steps
         self._charges: list[str] = []
         self._unsure: list[str] = []
         self._resumed = self._closed = False
@@ -309,7 +314,7 @@ class _Reader:
             raise PrivacyError(f"has the unknown type {kind!r}")
 
     def _check_charge(self, record: dict[str, Any]) -> None:
-        done, planned = len(self._charges), self._plan.steps
+        done, planned = len(self._charges), self._steps
         if record["step"] != done + 1 or done == planned:
             raise PrivacyError(f"charges step {record['step']} after {done} of {planned}")
         if record["event"] != next(self._planned):

@@ -214,7 +214,7 @@ def sequential_batches(
 
 
 def _longest(unit: np.ndarray, examples: Examples) -> int:
-    return max(len(examples[record].input_ids) for record in unit)
+    return int(examples.lengths[unit].max())
 
 
 def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:

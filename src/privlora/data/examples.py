@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-from jinja2 import TemplateError
 
-from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError, named
+from privlora.data.assembling import Tokens, assemble, edges_of, frame_of, starts_of, tokenize
+from privlora.data.rendering import parse, renderer
+from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a position that carries no loss (the value that torch and transformers ignore)."""
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _CHUNK = 1000  # records handed to the tokenizer at once
 _OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
@@ -46,7 +45,9 @@ class Example:
 
 
 class Examples(Sequence[Example]):
-    """Tokenised records in the order of the records. Everything that it counts is private.
+    """Tokenised records in the order of the records, in flat arrays. Everything that it counts is private.
+
+    An `Example` is made when it is asked for: its ids are a view, its labels a new array.
 
     pad_token_id: any id of their tokenizer's vocabulary, for what batches are filled up with.
     """
@@ -58,30 +59,50 @@ class Examples(Sequence[Example]):
                 fix="use the tokenizer's padding or end-of-text id",
             )
         self.pad_token_id = pad_token_id
-        self._examples = list(examples)
+        self._labels: np.ndarray | None = None  # (T,) int32 where labels are other tokens than the ids
+        self._tokens = self._flat(list(examples))
+
+    @classmethod
+    def of(cls, tokens: Tokens, *, pad_token_id: int) -> Examples:
+        """Those in the arrays, which are kept."""
+        examples = cls((), pad_token_id=pad_token_id)
+        examples._tokens = tokens
+        return examples
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """(N,) int64: tokens of each example."""
-        return np.array([len(e.input_ids) for e in self._examples], dtype=np.int64)
+        return np.diff(self._tokens.starts)
 
     @cached_property
     def label_counts(self) -> np.ndarray:
         """(N,) int64: predicted tokens of each example; an example with 0 stays and has a zero gradient."""
-        return np.array([(e.labels[1:] != IGNORED).sum() for e in self._examples], dtype=np.int64)
+        begins, ends = self._tokens.edges.reshape(-1, 2).T.astype(np.int64)
+        before = starts_of(ends - np.maximum(begins, 1))  # nothing precedes the first token
+        return np.diff(before[self._tokens.edge_starts // 2])
 
-    @cached_property
+    @property
     def dropped(self) -> np.ndarray:
-        """(N,) int64: tokens that did not fit into max_length."""
-        return np.array([e.dropped for e in self._examples], dtype=np.int64)
+        """(N,) int32: tokens that did not fit into max_length."""
+        return self._tokens.dropped
 
-    @cached_property
+    @property
     def blank(self) -> np.ndarray:
         """(N,) whether what is trained on says nothing."""
-        return np.array([e.blank for e in self._examples], dtype=bool)
+        return self._tokens.blank
+
+    @property
+    def bytes_beside_ids(self) -> int:
+        """What all examples take beside their ids."""
+        return self._tokens.beside_ids + (0 if self._labels is None else self._labels.nbytes)
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token id; -1 if there is no token."""
+        return int(self._tokens.ids.max(initial=-1))
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self._tokens.starts) - 1
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -90,11 +111,43 @@ class Examples(Sequence[Example]):
     def __getitem__(self, index: slice) -> Examples: ...
 
     def __getitem__(self, index: int | slice) -> Example | Examples:
-        return self.like(self._examples[index]) if isinstance(index, slice) else self._examples[index]
+        if isinstance(index, slice):
+            return self.like(self[i] for i in range(*index.indices(len(self))))
+        number = as_index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"there are {len(self)} examples, none with the number {number}")
+        return self._example(number % len(self))
 
     def like(self, examples: Iterable[Example]) -> Examples:
         """Others of the same tokenizer."""
         return Examples(examples, pad_token_id=self.pad_token_id)
+
+    def _example(self, number: int) -> Example:
+        tokens = self._tokens
+        start, stop = tokens.starts[number : number + 2]
+        ids = tokens.ids[start:stop]
+        source = ids if self._labels is None else self._labels[start:stop]
+        labels = np.full(len(ids), IGNORED, np.int32)
+        edges = tokens.edges[slice(*tokens.edge_starts[number : number + 2])].tolist()
+        for first, last in zip(edges[::2], edges[1::2], strict=True):
+            labels[first:last] = source[first:last]
+        return Example(ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]))
+
+    def _flat(self, examples: Sequence[Example]) -> Tokens:
+        ids, labels = (
+            np.concatenate([np.empty(0, np.int32), *arrays], dtype=np.int32)
+            for arrays in ([e.input_ids for e in examples], [e.labels for e in examples])
+        )
+        starts, labelled = starts_of(np.array([len(e.input_ids) for e in examples])), labels != IGNORED
+        if not np.array_equal(labels[labelled], ids[labelled]):
+            self._labels = labels
+        return Tokens(
+            ids,
+            starts,
+            *edges_of(labelled, starts),
+            np.array([e.dropped for e in examples], np.int32),
+            np.array([e.blank for e in examples], bool),
+        )
 
 
 @dataclass(frozen=True)
@@ -124,34 +177,14 @@ class Template:
             )
         for value in (self.text, self.prompt, self.completion):
             if value is not None:
-                _parse(value)
+                parse(value)
 
     @property
     def used(self) -> frozenset[str]:
         """Names of the columns that an example is made of."""
         given = [value for value in (self.text, self.prompt, self.completion) if value is not None]
-        fields = {field for value in given for _, field in _parse(value) if field is not None}
+        fields = {field for value in given for _, field in parse(value) if field is not None}
         return frozenset(fields if self.messages is None else {self.messages})
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """What is the same for all examples: how they begin and end, and which tokens are labels."""
-
-    bos: list[int]
-    """The token that may begin a sequence, as a list of one or none."""
-    adds_bos: bool
-    eos: list[int]
-    max_length: int
-    label_all: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A stretch of text that is tokenised on its own, so that where the loss starts and ends is exact."""
-
-    text: str
-    trained: bool
 
 
 def build_examples(
@@ -201,18 +234,17 @@ def build_examples(
             fix="use the tokenizer of an instruction-tuned model, set tokenizer.chat_template, "
             "or use prompt and completion columns",
         )
-    frame = _frame(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
+    frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
 
-    examples = []
+    render, parts = renderer(template, tokenizer, loss_on), []
     for start in range(0, len(records), _CHUNK):
         chunk = records[start : start + _CHUNK]
-        rendered = [_render(r, start + i + 1, template, tokenizer, loss_on) for i, r in enumerate(chunk)]
-        token_ids = _tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
-        for segments in rendered:
-            parts = [(next(token_ids), segment.trained) for segment in segments]
-            blank = not any(segment.trained and segment.text.strip() for segment in segments)
-            examples.append(replace(_assemble(parts, frame), blank=blank))
-    return Examples(examples, pad_token_id=pad_token(tokenizer))
+        rendered = [render(record, number) for number, record in enumerate(chunk, start + 1)]
+        token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
+        ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
+        blank = [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
+        parts.append(assemble(ids, blank, frame))
+    return Examples.of(Tokens.joined(parts), pad_token_id=pad_token(tokenizer))
 
 
 def pad_token(tokenizer: Any) -> int:
@@ -249,176 +281,12 @@ def encode_prompts(
     Too long prompts lose tokens from their left (after BOS), as in ``build_examples``. is_chat: a chat template has
     rendered them, and has written what begins them.
     """
-    frame = _frame(tokenizer, max_length, label_all=False, add_eos=False, is_chat=is_chat)
-    return [_assemble([(ids, False)], frame).input_ids for ids in _tokenize(list(prompts), tokenizer)]
+    frame = frame_of(tokenizer, max_length, label_all=False, add_eos=False, is_chat=is_chat)
+    ids = [[(tokens, False)] for tokens in tokenize(prompts, tokenizer)]
+    found = assemble(ids, [True] * len(ids), frame)
+    return np.split(found.ids, found.starts[1:-1])[: len(ids)]
 
 
 def encode_completions(completions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """The token ids of completions as they follow a prompt: without BOS, without EOS."""
-    return list(_tokenize(list(completions), tokenizer)) if completions else []
-
-
-def _render(
-    record: Mapping[str, Any],
-    number: int,
-    template: Template,
-    tokenizer: PreTrainedTokenizerBase,
-    loss_on: str,
-) -> list[_Segment]:
-    if template.messages is not None:
-        return _render_chat(record, number, template.messages, tokenizer, loss_on)
-    if template.text is not None:
-        return [_Segment(_fill(template.text, record, number), trained=True)]
-    pair = [(template.prompt, False), (template.completion, True)]
-    return [_Segment(_fill(column, record, number), flag) for column, flag in pair if column is not None]
-
-
-def _parse(template: str) -> list[tuple[str, str | None]]:
-    """A column's name or a format as (literal text, column or None) pieces."""
-    if "{" not in template and "}" not in template:
-        return [("", template)]
-    try:
-        pieces = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(
-            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
-        ) from None
-    for _, field, spec, conversion in pieces:
-        if field == "" or spec or conversion:
-            raise ConfigError(
-                f"template {named(template)} has a field that is not a plain {{column}}",
-                fix="name one column between each pair of braces, without ! or :",
-            )
-    return [(literal, field) for literal, field, _, _ in pieces]
-
-
-def _fill(template: str, record: Mapping[str, Any], number: int) -> str:
-    return "".join(
-        literal + (text_of(record, field, number) if field is not None else "")
-        for literal, field in _parse(template)
-    )
-
-
-def _render_chat(
-    record: Mapping[str, Any], number: int, column: str, tokenizer: PreTrainedTokenizerBase, loss_on: str
-) -> list[_Segment]:
-    """The rendered conversation, cut where the loss starts and ends.
-
-    An assistant turn starts where the conversation before it, with the generation prompt, ends: that is what
-    the model is given when it has to write the turn.
-    """
-    messages = _messages(record, number, column)
-
-    def render(count: int, add_generation_prompt: bool = False) -> str:
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages[:count], tokenize=False, add_generation_prompt=add_generation_prompt
-                )
-            )
-        except TemplateError:
-            raise DataError(
-                f"record {number}: the tokenizer's chat template refuses these messages",
-                fix="most want an optional system message, then user and assistant in turn",
-            ) from None
-
-    whole = render(len(messages))
-    if loss_on == "all":
-        return [_Segment(whole, trained=True)]
-    segments, end = [], 0
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        if i == 0:
-            raise DataError(
-                f"record {number}: the conversation starts with the assistant",
-                fix='put what it answers in front (a system or user message), or set loss_on="all"',
-            )
-        before = render(i)
-        # Asked for an answer, some templates open it differently (a thinking tag): what is common counts.
-        start = _common_prefix(render(i, add_generation_prompt=True), whole)
-        turn_end = _turn_end(whole, start, render(i + 1), message["content"].strip())
-        if not whole.startswith(before) or start < len(before) or turn_end is None:
-            raise DataError(
-                f"record {number}: the chat template shows message {i + 1} differently once others follow",
-                why="the tokens of the assistant cannot be told from the others",
-                fix='make a record of each assistant turn and the messages before it, or set loss_on="all"',
-            )
-        segments += [_Segment(whole[end:start], trained=False), _Segment(whole[start:turn_end], trained=True)]
-        end = turn_end
-    return [*segments, _Segment(whole[end:], trained=False)]
-
-
-def _common_prefix(a: str, b: str) -> int:
-    if b.startswith(a):
-        return len(a)
-    differing = (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(differing, min(len(a), len(b)))
-
-
-def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | None:
-    """Where the assistant turn that starts at ``start`` ends in ``whole``; None where that is not certain."""
-    if whole.startswith(until_turn):
-        return len(until_turn)
-    # Some templates show an answer differently once others follow (without its thoughts); its closing stays.
-    _, found, closing = until_turn.rpartition(content)
-    if content and found and whole.startswith(content + closing, start):
-        return start + len(content) + len(closing)
-    return None
-
-
-def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mapping[str, Any]]:
-    if column not in record:
-        raise missing_column(column, record, number)
-    messages = record[column]
-    if not isinstance(messages, list) or not messages:
-        raise DataError(
-            f"record {number}: column {column!r} is not a list of messages",
-            fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
-        )
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
-            raise DataError(
-                f"record {number}: message {i + 1} of column {column!r} has no known role",
-                fix=f"give it a role and a content; the roles are {', '.join(_ROLES)}",
-            )
-        text_of(message, "content", number)
-    return messages
-
-
-def _frame(
-    tokenizer: PreTrainedTokenizerBase, max_length: int, label_all: bool, add_eos: bool, *, is_chat: bool
-) -> _Frame:
-    encoded = tokenizer("a", return_special_tokens_mask=True)
-    adds_bos = not is_chat and encoded["special_tokens_mask"][:1] == [1]
-    bos = encoded["input_ids"][0] if adds_bos else tokenizer.bos_token_id
-    eos = [tokenizer.eos_token_id] if add_eos and not is_chat else []
-    return _Frame([] if bos is None else [bos], adds_bos, eos, max_length, label_all)
-
-
-def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    # verbose=False: the warning about long texts would print the length of a private one.
-    return iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _assemble(parts: list[tuple[list[int], bool]], frame: _Frame) -> Example:
-    ids = [token for tokens, _ in parts for token in tokens]
-    trained = [is_trained for tokens, is_trained in parts for _ in tokens]
-    begins_with_bos = bool(ids) and ids[:1] == frame.bos  # a chat template or the text itself wrote it
-    if begins_with_bos:
-        ids, trained = ids[1:], trained[1:]
-    bos = frame.bos if frame.adds_bos or begins_with_bos else []
-    prompt_length = trained.index(True) if True in trained else len(trained)
-    if ids[-1:] != frame.eos:
-        ids, trained = ids + frame.eos, trained + [True] * len(frame.eos)
-
-    excess = max(0, len(bos) + len(ids) - frame.max_length)
-    dropped = min(excess, prompt_length)
-    ids = (bos + ids[dropped:])[: frame.max_length]
-    # Nothing precedes BOS, so it is never predicted.
-    trained = ([False] * len(bos) + trained[dropped:])[: frame.max_length]
-    input_ids = np.array(ids, dtype=np.int32)
-    labels = input_ids.copy()
-    if not frame.label_all:
-        labels[~np.array(trained, dtype=bool)] = IGNORED
-    return Example(input_ids, labels, dropped=excess)
+    return list(tokenize(completions, tokenizer))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -110,26 +109,32 @@ def load_data(
         )
     sampler(privacy, len(units))  # refuses more units than the cap was accounted for, before the run exists
     public = _public(settings, evaluation) if privacy.private and not all_public else {}
-    columns = Template(**data.columns).used
-    _refuse_shared(
-        content_hashes(_of_task(records, data), columns),
-        {name: content_hashes(_of_task(given, data), columns) for name, given in public.items()},
-        f"in {', '.join(sorted(columns))}",
-    )
+    if public:
+        columns = Template(**data.columns).used
+        _refuse_shared(
+            content_hashes(_of_task(records, data), columns),
+            {name: content_hashes(_of_task(given, data), columns) for name, given in public.items()},
+            f"in {', '.join(sorted(columns))}",
+        )
     loaded = Data(
         tokenise(records, data, tokenizer),
         units,
         tokenise(evaluation, data, tokenizer),
         _voting(settings, records),
     )
-    # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
-    _refuse_shared(
-        token_hashes(loaded.examples),
-        {name: token_hashes(tokenise(given, data, tokenizer)) for name, given in public.items()},
-        "once they are tokenised",
-    )
+    if public:
+        # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
+        tokens = {
+            name: loaded.evaluation if given is evaluation else tokenise(given, data, tokenizer)
+            for name, given in public.items()
+        }
+        _refuse_shared(
+            token_hashes(loaded.examples),
+            {name: token_hashes(given) for name, given in tokens.items()},
+            "once they are tokenised",
+        )
     if model is not None:
-        refuse_unknown_tokens(model, chain(loaded.examples, loaded.evaluation))
+        refuse_unknown_tokens(model, loaded.examples, loaded.evaluation)
     if not data.unchecked:
         refuse_implausible(
             loaded.summary,

@@ -88,7 +88,7 @@ def train(
     if observer is not None and parts.texts is not None:
         parts.texts.tell, parts.texts.warn = observer.on_public_work, observer.on_warning
     if ledger is not None:
-        run_id = ledger.summary.run_id
+        run_id = ledger.run_id
         # Where a kill hit the last checkpoint, no later one replaces what it left.
         folder.remove_leftovers()
     saved = load(parts, folder, run_id)
@@ -114,7 +114,7 @@ def train(
             started = time.perf_counter()
             with _stops_among_texts(parts, stop, step - 1 if kept == step - 1 else None):
                 losses = one.take().losses
-            charge = None if ledger is None else ledger.summary.charge_hashes[before + step - 1]
+            charge = None if ledger is None else ledger.charge_hash(before + step)
             mark = Mark(before + step, run_id, charge)
             _keep_private_loss(folder, mark, losses, observer if run.show_private_loss else None)
             if observer is not None:
@@ -169,8 +169,8 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
             nonlocal begun
             assert parts.ballot is not None
             charges = ledger.charges
-            charge = ledger.summary.charge_hashes[charges - 1] if charges else None
-            save_checkpoint(folder.checkpoint, parts.states(), Mark(charges, ledger.summary.run_id, charge))
+            charge = ledger.charge_hash(charges) if charges else None
+            save_checkpoint(folder.checkpoint, parts.states(), Mark(charges, ledger.run_id, charge))
             if parts.ballot.over:
                 return
             if observer is not None and not parts.ballot.waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
-from privlora.data.examples import Example, pad_token
+from privlora.data.examples import Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 
@@ -72,10 +72,10 @@ def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: i
         )
 
 
-def refuse_unknown_tokens(model: torch.nn.Module, examples: Iterable[Example]) -> None:
+def refuse_unknown_tokens(model: torch.nn.Module, *examples: Examples) -> None:
     """Raise DataError if a record holds a token that the model does not know; which one is not said."""
     known = _vocabulary(model)
-    if known is not None and any(len(e.input_ids) and e.input_ids.max() >= known for e in examples):
+    if known is not None and any(each.largest_id >= known for each in examples):
         raise DataError(
             f"a record holds a token that the model does not know: it has {known}, and the tokenizer more",
             why="the step that draws the record would end before it is charged, and so show that it was drawn",

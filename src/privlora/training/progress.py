@@ -16,7 +16,7 @@ from privlora.training.loop import StepReport
 _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
 _SMOOTHING = 0.9
-# Composing takes 0.03 to 0.5 s; live lines get it anew when it takes no more than this part of the time.
+# The first takes some tenths of a second, others milliseconds; live lines get it anew when it takes no more than this.
 _ACCOUNTING_SHARE = 0.02
 
 

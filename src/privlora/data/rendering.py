@@ -1,0 +1,156 @@
+"""What of a record is tokenised: the texts that its template makes of it, and which of them are trained on."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from privlora.data.records import missing_column, text_of
+from privlora.errors import ConfigError, DataError, named
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from privlora.data.examples import Template
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of text that is tokenised on its own, so that where the loss starts and ends is exact."""
+
+    text: str
+    trained: bool
+
+
+Render = Callable[[Mapping[str, Any], int], list[Segment]]
+"""The segments of a record, which has this number (from 1). Raises DataError."""
+
+
+def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: str) -> Render:
+    """How records are rendered; the template is read once."""
+    if template.messages is not None:
+        column = template.messages
+        return lambda record, number: _render_chat(record, number, column, tokenizer, loss_on)
+    given = [(template.text, True), (template.prompt, False), (template.completion, True)]
+    parts = [(parse(value), trained) for value, trained in given if value is not None]
+    return lambda record, number: [
+        Segment(_fill(pieces, record, number), trained) for pieces, trained in parts
+    ]
+
+
+def parse(template: str) -> list[tuple[str, str | None]]:
+    """A column's name or a format as (literal text, column or None) pieces."""
+    if "{" not in template and "}" not in template:
+        return [("", template)]
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
+        ) from None
+    for _, field, spec, conversion in pieces:
+        if field == "" or spec or conversion:
+            raise ConfigError(
+                f"template {named(template)} has a field that is not a plain {{column}}",
+                fix="name one column between each pair of braces, without ! or :",
+            )
+    return [(literal, field) for literal, field, _, _ in pieces]
+
+
+def _fill(pieces: list[tuple[str, str | None]], record: Mapping[str, Any], number: int) -> str:
+    return "".join(
+        literal + (text_of(record, field, number) if field is not None else "") for literal, field in pieces
+    )
+
+
+def _render_chat(
+    record: Mapping[str, Any], number: int, column: str, tokenizer: PreTrainedTokenizerBase, loss_on: str
+) -> list[Segment]:
+    """The rendered conversation, cut where the loss starts and ends.
+
+    An assistant turn starts where the conversation before it, with the generation prompt, ends: that is what
+    the model is given when it has to write the turn.
+    """
+    messages = _messages(record, number, column)
+
+    def render(count: int, add_generation_prompt: bool = False) -> str:
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages[:count], tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except TemplateError:
+            raise DataError(
+                f"record {number}: the tokenizer's chat template refuses these messages",
+                fix="most want an optional system message, then user and assistant in turn",
+            ) from None
+
+    whole = render(len(messages))
+    if loss_on == "all":
+        return [Segment(whole, trained=True)]
+    segments, end = [], 0
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if i == 0:
+            raise DataError(
+                f"record {number}: the conversation starts with the assistant",
+                fix='put what it answers in front (a system or user message), or set loss_on="all"',
+            )
+        before = render(i)
+        # Asked for an answer, some templates open it differently (a thinking tag): what is common counts.
+        start = _common_prefix(render(i, add_generation_prompt=True), whole)
+        turn_end = _turn_end(whole, start, render(i + 1), message["content"].strip())
+        if not whole.startswith(before) or start < len(before) or turn_end is None:
+            raise DataError(
+                f"record {number}: the chat template shows message {i + 1} differently once others follow",
+                why="the tokens of the assistant cannot be told from the others",
+                fix='make a record of each assistant turn and the messages before it, or set loss_on="all"',
+            )
+        segments += [Segment(whole[end:start], trained=False), Segment(whole[start:turn_end], trained=True)]
+        end = turn_end
+    return [*segments, Segment(whole[end:], trained=False)]
+
+
+def _common_prefix(a: str, b: str) -> int:
+    if b.startswith(a):
+        return len(a)
+    differing = (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differing, min(len(a), len(b)))
+
+
+def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | None:
+    """Where the assistant turn that starts at ``start`` ends in ``whole``; None where that is not certain."""
+    if whole.startswith(until_turn):
+        return len(until_turn)
+    # Some templates show an answer differently once others follow (without its thoughts); its closing stays.
+    _, found, closing = until_turn.rpartition(content)
+    if content and found and whole.startswith(content + closing, start):
+        return start + len(content) + len(closing)
+    return None
+
+
+def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mapping[str, Any]]:
+    if column not in record:
+        raise missing_column(column, record, number)
+    messages = record[column]
+    if not isinstance(messages, list) or not messages:
+        raise DataError(
+            f"record {number}: column {column!r} is not a list of messages",
+            fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
+        )
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+            raise DataError(
+                f"record {number}: message {i + 1} of column {column!r} has no known role",
+                fix=f"give it a role and a content; the roles are {', '.join(_ROLES)}",
+            )
+        text_of(message, "content", number)
+    return messages
