@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 import privlora.accounting.ledger as ledger_module
 import privlora.accounting.ledger_format as ledger_format
-from privlora.accounting import Ledger, StepEvent, TruncatedPoissonSampling, epsilon, read_ledger
+from privlora.accounting import (
+    Ledger,
+    StepEvent,
+    TruncatedPoissonSampling,
+    accountants,
+    calibrate_noise_multiplier,
+    epsilon,
+    read_ledger,
+)
 from privlora.accounting.loss_distributions import FastPmf, gaussian_pld, truncated_pld, with_fast_pmfs
+from privlora.errors import PrivacyError
 
 GRID = 1e-3
 RELATIONS = (
@@ -164,3 +173,15 @@ def test_long_ledgers_hash_each_line_once(tmp_path, monkeypatch):
     assert (summary.charges, summary.closed) == (steps, True)
     assert summary.charge_hashes == ledger.summary.charge_hashes
     assert ledger.charge_hash(steps) == summary.charge_hashes[-1]
+
+
+def test_a_calibration_is_confirmed_by_dp_accounting(monkeypatch):
+    """Whatever goes wrong in our own sums, no noise is chosen by them alone."""
+    import privlora.accounting.loss_distributions as module
+
+    real = module.gaussian_pld
+    monkeypatch.setattr(module, "gaussian_pld", lambda sigma, *others: real(1.01 * sigma, *others))
+    accountants._step_pld.cache_clear()
+    with pytest.raises(PrivacyError, match="two ways of computing epsilon disagree"):
+        calibrate_noise_multiplier(poisson(0.01, 1.0).sampling, 100, 2.0, 1e-5, cache=False)
+    accountants._step_pld.cache_clear()

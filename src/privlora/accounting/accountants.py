@@ -201,9 +201,11 @@ def _extreme_energy(event: StepEvent) -> float:
     return min(1.0, max((math.sqrt(rank) + tail) ** 2 / dimension for rank, dimension in event.projections))
 
 
-def pld_epsilon(events: dict[StepEvent, int], delta: float, adjacency: Adjacency, grid: float) -> float:
-    """Epsilon by PLD at exactly this grid, for events that all cost something."""
-    return max(0.0, float(_compose(events, adjacency, grid).get_epsilon_for_delta(delta)))
+def pld_epsilon(
+    events: dict[StepEvent, int], delta: float, adjacency: Adjacency, grid: float, *, theirs: bool = False
+) -> float:
+    """Epsilon by PLD at exactly this grid, of events that all cost something. theirs: by dp_accounting's own losses."""
+    return max(0.0, float(_compose(events, adjacency, grid, theirs).get_epsilon_for_delta(delta)))
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -280,8 +282,12 @@ def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Event
 
 
 @lru_cache(maxsize=8)
-def _step_pld(event: StepEvent, relation: NeighboringRelation, grid: float) -> PrivacyLossDistribution:
+def _step_pld(
+    event: StepEvent, relation: NeighboringRelation, grid: float, theirs: bool
+) -> PrivacyLossDistribution:
     """The privacy loss of one step. Kept, because building it takes longer than composing it."""
+    if theirs:
+        return _their_step_pld(event, relation, grid)
     from privlora.accounting.loss_distributions import gaussian_pld, truncated_pld, with_fast_pmfs
 
     if event.is_cheaper_by_projection:
@@ -295,7 +301,34 @@ def _step_pld(event: StepEvent, relation: NeighboringRelation, grid: float) -> P
     return gaussian_pld(event.noise_multiplier, event.sampling.sample_rate, relation, grid)
 
 
-def _compose(events: dict[StepEvent, int], adjacency: Adjacency, grid: float) -> PrivacyLossDistribution:
+def _their_step_pld(event: StepEvent, relation: NeighboringRelation, grid: float) -> PrivacyLossDistribution:
+    """As dp_accounting makes it, one loss after the other."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    if event.is_cheaper_by_projection:
+        from privlora.accounting.projection.composition import rank_free_pld
+
+        return rank_free_pld(event.noise_multiplier, event.projections, event.sampling.sample_rate, grid)
+    if isinstance(event.sampling, TruncatedPoissonSampling):
+        return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+            dataset_size=event.sampling.dataset_size,
+            sampling_probability=event.sampling.sample_rate,
+            truncated_batch_size=event.sampling.max_batch_size,
+            noise_multiplier=event.noise_multiplier,
+            value_discretization_interval=grid,
+            neighboring_relation=relation,
+        )
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=event.noise_multiplier,
+        sampling_prob=event.sampling.sample_rate,
+        value_discretization_interval=grid,
+        neighboring_relation=relation,
+    )
+
+
+def _compose(
+    events: dict[StepEvent, int], adjacency: Adjacency, grid: float, theirs: bool = False
+) -> PrivacyLossDistribution:
     from dp_accounting import NeighboringRelation
 
     if adjacency == "replace-one":
@@ -309,9 +342,9 @@ def _compose(events: dict[StepEvent, int], adjacency: Adjacency, grid: float) ->
         if event.sampling == PoissonSampling(1.0) and not event.is_cheaper_by_projection:
             # Gaussian steps on the whole data compose to one Gaussian step, without any discretisation error.
             single = StepEvent(event.sampling, event.noise_multiplier / math.sqrt(count))
-            part = _step_pld(single, relation, grid)
+            part = _step_pld(single, relation, grid, theirs)
         else:
-            part = _step_pld(event, relation, grid).self_compose(count)
+            part = _step_pld(event, relation, grid, theirs).self_compose(count)
         total = part if total is None else total.compose(part)
     assert total is not None  # there is at least one event
     return total

@@ -49,6 +49,7 @@ Phases = Sequence[tuple[Sampling, int]]
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
 _SMALLEST_TARGET = 1e-3  # the accountant's grid resolves nothing smaller
 _FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
+_AGREEMENT = 1e-4  # of the target, between our own sums and dp_accounting's
 _COARSE_TOLERANCE = 1e-4
 _HUGE = 1e3
 
@@ -253,6 +254,18 @@ def _solve(
             return _HUGE * target
         return min(pld_epsilon(events, delta, adjacency, grid), _HUGE * target)
 
+    def confirmed(sigma: float) -> tuple[float, float]:
+        """sigma and its epsilon, if dp_accounting by itself finds on the coarse grid what is found there."""
+        alike = [(replace(step, sampling=kind, noise_multiplier=sigma), count) for kind, count in phases]
+        theirs = pld_epsilon(merged([*beside, *alike]), delta, adjacency, ratio * grid, theirs=True)
+        if not abs(theirs - coarse(sigma)) <= _AGREEMENT * target:
+            raise PrivacyError(
+                f"two ways of computing epsilon disagree: {coarse(sigma):.7g}, and {theirs:.7g} by dp_accounting",
+                why="the stated epsilon would rest on one of them",
+                fix="report this with the settings and the versions of dp-accounting, numpy and SciPy",
+            )
+        return sigma, fine(sigma)
+
     def epsilon_at(grid: float) -> Callable[[float], float]:
         return lru_cache(lambda sigma: pld_or_huge(sigma, grid))
 
@@ -274,13 +287,13 @@ def _solve(
             root = _round_up(root * math.exp(max(-0.1, min(0.1, change))), digits)
             value = fine(root)
             if target + 2 * tolerance * slope <= value <= target:
-                return root, value
+                return confirmed(root)
 
     root = find_noise(fine, target, smallest, start=root, factor=1.01, rtol=tolerance / 4)
     for units in range(4):
         sigma = _round_up(root * (1 + units * tolerance), digits)
         if fine(sigma) <= target:
-            return sigma, fine(sigma)
+            return confirmed(sigma)
     raise PrivacyError(
         f"no noise_multiplier found for target_epsilon={target}, delta={delta}, "
         f"{sum(count for _, count in phases)} steps",
