@@ -286,8 +286,6 @@ def _step_pld(
     event: StepEvent, relation: NeighboringRelation, grid: float, theirs: bool
 ) -> PrivacyLossDistribution:
     """The privacy loss of one step. Kept, because building it takes longer than composing it."""
-    if theirs:
-        return _their_step_pld(event, relation, grid)
     from privlora.accounting.loss_distributions import gaussian_pld, truncated_pld, with_fast_pmfs
 
     if event.is_cheaper_by_projection:
@@ -295,7 +293,10 @@ def _step_pld(
         from privlora.accounting.projection.composition import rank_free_pld
 
         rate = event.sampling.sample_rate
-        return with_fast_pmfs(rank_free_pld(event.noise_multiplier, event.projections, rate, grid))
+        projected = rank_free_pld(event.noise_multiplier, event.projections, rate, grid)
+        return projected if theirs else with_fast_pmfs(projected)
+    if theirs:
+        return _their_step_pld(event, relation, grid)
     if isinstance(event.sampling, TruncatedPoissonSampling):
         return truncated_pld(event.noise_multiplier, event.sampling, relation, grid)
     return gaussian_pld(event.noise_multiplier, event.sampling.sample_rate, relation, grid)
@@ -305,10 +306,6 @@ def _their_step_pld(event: StepEvent, relation: NeighboringRelation, grid: float
     """As dp_accounting makes it, one loss after the other."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    if event.is_cheaper_by_projection:
-        from privlora.accounting.projection.composition import rank_free_pld
-
-        return rank_free_pld(event.noise_multiplier, event.projections, event.sampling.sample_rate, grid)
     if isinstance(event.sampling, TruncatedPoissonSampling):
         return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
             dataset_size=event.sampling.dataset_size,

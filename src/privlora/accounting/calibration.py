@@ -246,9 +246,12 @@ def _solve(
 ) -> tuple[float, float]:
     """sigma, rounded up, and epsilon on the fine grid, for events like `step` and those `beside` them."""
 
-    def pld_or_huge(sigma: float, grid: float) -> float:
+    def events_at(sigma: float) -> dict[StepEvent, int]:
         alike = [(replace(step, sampling=kind, noise_multiplier=sigma), count) for kind, count in phases]
-        events = merged([*beside, *alike])
+        return merged([*beside, *alike])
+
+    def pld_or_huge(sigma: float, grid: float) -> float:
+        events = events_at(sigma)
         # Far from the root PLD needs gigabytes, and its inf, where delta is below the tail, stops the root finder.
         if not rough_epsilon(events) <= _FAR * max(1.0, target):
             return _HUGE * target
@@ -256,8 +259,7 @@ def _solve(
 
     def confirmed(sigma: float) -> tuple[float, float]:
         """sigma and its epsilon, if dp_accounting by itself finds on the coarse grid what is found there."""
-        alike = [(replace(step, sampling=kind, noise_multiplier=sigma), count) for kind, count in phases]
-        theirs = pld_epsilon(merged([*beside, *alike]), delta, adjacency, ratio * grid, theirs=True)
+        theirs = pld_epsilon(events_at(sigma), delta, adjacency, ratio * grid, theirs=True)
         if not abs(theirs - coarse(sigma)) <= _AGREEMENT * target:
             raise PrivacyError(
                 f"two ways of computing epsilon disagree: {coarse(sigma):.7g}, and {theirs:.7g} by dp_accounting",
