@@ -146,3 +146,14 @@ def test_groups_hold_every_site_once_in_the_order_of_sites() -> None:
     assert [site for group in adapter.groups for site in group.sites] == adapter.sites
     assert all((site.m, site.n) == (group.m, group.n) for group in adapter.groups for site in group.sites)
     assert len(adapter.sites) == 14
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_each_row_needs_a_unit(count: int) -> None:
+    adapter = with_operands(LowRankAdapter(tiny_model(), rank=2)).attach()
+    batch = one_batch(uneven_examples()[:4])
+    with adapter.capture(batch.record_index):
+        found = label_logits(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
+        found.logits.sum().backward()
+    with pytest.raises(PrivacyError, match=rf"4 rows says of {count} whose"):
+        adapter.captured(torch.arange(count), count)

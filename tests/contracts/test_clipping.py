@@ -40,7 +40,7 @@ def test_one_record(variant: tuple[str, str], clipping: str, state: str, tmp_pat
     if refused(case, clipping):
         return
     changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3, clipping=clipping)
-    assert min(changes[:6]) > case.reached({"automatic": 0.985, "spectral": 0.9899}.get(clipping, 0.9999))
+    assert min(changes[:6]) > case.reached({"automatic": 0.985, "spectral": 0.9899}.get(clipping, 0.9996))
     assert max(changes[6:]) < 1e-4  # no label, one token, empty, NaN, inf: nothing but rounding
 
 

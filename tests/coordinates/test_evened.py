@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.adapters.captured import pieces
 from privlora.coordinates import Coordinates, FactorCoordinates, ProjectedCoordinates, TangentCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.spectrum import root_norms
@@ -260,3 +261,16 @@ def test_captured_stacks_are_the_memory_of_its_lists() -> None:
     for mine, own in zip(lists.stacked(c.adapter.sizes), units.stacks or [], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, own, strict=True))
     assert torch.equal(lists.finite(), units.finite())
+
+
+def test_stacks_in_pieces_are_measured_and_summed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where modules of one shape do not fit in one piece."""
+    c = coordinates(torch.float64)
+    units = random_units(c.adapter, 4, torch.float64)
+    weights = torch.rand(4, dtype=torch.float64)
+    found = []
+    for size in (2**19, 1):
+        monkeypatch.setattr("privlora.adapters.captured._PIECE", size)
+        found.append((c.norms_squared(units), flat(c.to_vector(c.weighted_sum(units, weights)))))
+    assert max(len(list(pieces(p))) for p, _ in units.stacks or []) > 1
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)

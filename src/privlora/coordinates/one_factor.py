@@ -18,8 +18,7 @@ class OneFactorCoordinates(FactorCoordinates):
 
     Only dloss/dleft = s P (or dloss/dright = s Q) is clipped, noised and counted, so W moves inside the row space of
     right (the column space of left), and noise on the trained factor is linear in W: no product of two noises appears
-    (Sun et al. 2024, FFA-LoRA). A unit whose other gradient is not finite still counts, because it is not used
-    (spectral clipping drops such a unit all the same).
+    (Sun et al. 2024, FFA-LoRA). A unit whose other gradient is not finite still counts, because it is not used.
 
     side: which factor is trained. Training them in turn, the frozen one orthonormal, moves both subspaces.
     """

@@ -214,6 +214,7 @@ class TangentCoordinates(Coordinates):
 
 def _off(t: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """t (L, units, r, n) off the columns of a basis (L, n, k), or of each unit's, (L, units, n, k); and t basis."""
+    basis = basis.to(t)
     if basis.dim() == 4:
         along = t @ basis
         return t - along @ basis.mT, along
@@ -226,7 +227,7 @@ def _off(t: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 def _rounding(t: Tensor) -> float:
     """What part of the projection's square is added to that of the rest, whose rounding is the projection's.
 
-    With an error of d = 4 eps of it, (a + d)^2 <= (1 + s) a^2 + (1 + 1 / s) d^2; s = 1e-5 is a mechanism's slack.
+    With an error of d = 4 eps of it, (a + d)^2 <= (1 + s) a^2 + (1 + 1 / s) d^2; s = 1e-5 is far below any slack.
     """
     return 1.6e6 * torch.finfo(t.dtype).eps ** 2
 

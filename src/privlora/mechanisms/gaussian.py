@@ -28,8 +28,9 @@ UNADAPTED = ("automatic", "normalized")
 # Automatic clipping multiplies by C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
 _STABILITY = 0.01
 
-# Norms are summed in float32; shrinking by more than their rounding keeps what is summed within C.
-_SLACK = 1e-5
+# Norms are rounded in float32, and so are gradients of thousands of copies when one record leaves their micro-batch: by
+# 8.4e-5 C of the sum in the worst of 200 tries (docs/sharp-edges.md).
+_SLACK = 3e-4
 # Below float32 a gradient's rounding depends a little on who else is in its micro-batch, so a unit that leaves moves
 # the sum by more than its own part: by less than this in every measurement (docs/sharp-edges.md).
 _REDUCED_SLACK = 0.02
