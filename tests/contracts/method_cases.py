@@ -225,9 +225,10 @@ def make_case(
     model: Any = None,
     dtype: torch.dtype = torch.float32,
     targets: str = "all-linear",
+    **settings: float,
 ) -> Case:
     """state: zero (a random start, Z = 0), factors (from an adapter), ill-conditioned (singular values 1 to 1e-6),
-    or moved (a few private steps after the start).
+    or moved (a few private steps after the start). settings: of the optimizer.
     """
     row = METHODS[variant[0]]
     adapter = LowRankAdapter(
@@ -238,7 +239,7 @@ def make_case(
         init = str(folder / state)
         write_factors(Path(init), adapter, 1e-6 if state == "ill-conditioned" else 0.2)
     coordinates, optimizer = build(
-        row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype
+        row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype, settings=settings
     )
     lean_once(coordinates, optimizer)
     coordinates.prepare()

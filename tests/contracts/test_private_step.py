@@ -157,7 +157,7 @@ def test_memory_that_is_transported_to_where_it_is_stays(variant: tuple[str, str
 
 
 def test_transported_momentum_is_tangent_where_it_arrives(tmp_path: Any) -> None:
-    step = step_of(case := make_case(("prism", "rank"), tmp_path, "moved"))
+    step = step_of(case := make_case(("prism", "rank"), tmp_path, "moved", beta1=0.9))
     step.take_many(1)
     other = make_case(("prism", "rank"), tmp_path, "factors").coordinates
     step.state.move_to(other.state_dict(), noise_std=0.1)
