@@ -212,3 +212,14 @@ def test_what_follows_the_output_layer_is_not_left_out() -> None:
     handle.remove()
     hooked.lm_head.forward = lambda states: torch.nn.Linear.forward(hooked.lm_head, 2 * states)
     assert kind(hooked) is LabelLogits
+
+
+def test_finding_out_leaves_generators_as_they_are() -> None:
+    model = frozen(tiny_model("gpt2", dtype=torch.float64)).train()
+    batch = one_batch(uneven_examples(), double=True)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        found = label_states(model, batch.input_ids, batch.attention_mask, batch.labels)
+        drawn.append(weighted_cross_entropy(found, batch.token_weight)[1])
+    assert torch.equal(*drawn)

@@ -121,12 +121,13 @@ def measure(case: Case, setting: Setting, *, seconds: float, rounds: int, memory
 
 
 def _positions(variant: Variant) -> Callable[[], int]:
-    """How many positions have gone through a variant's model so far."""
+    """How many positions have gone through a variant's model so far, with gradients."""
     count = [0]
 
     def seen(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         ids = named["input_ids"] if "input_ids" in named else args[0]
-        count[0] += ids.numel()
+        if torch.is_grad_enabled():  # not the one pass in which a step finds out what its model is like
+            count[0] += ids.numel()
 
     variant.model.register_forward_pre_hook(seen, with_kwargs=True)
     return lambda: count[0]

@@ -161,8 +161,9 @@ def _is_last(model: torch.nn.Module, run: _Run) -> bool:
         head, seen = output_layer(model), list[Tensor]()
         assert head is not None
         handle = head.register_forward_hook(lambda _, __, out: seen.append(out))
+        devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
                 logits = run.logits(lambda states: states[:1])
         finally:
             handle.remove()
