@@ -118,9 +118,9 @@ def test_no_seed_fixes_the_masks(where: str, tmp_path: Path, monkeypatch: pytest
         seen.clear()
         torch.manual_seed(0)
         run(model, folder, **groups)
-        # A model's first pass is made twice, with the same masks: the first time to find out what follows its output layer.
+        # A model's first pass is made twice with its masks: first to find out what follows the output layer.
         again = len(seen) - len(set(seen))
-        assert len(seen) > 3 * again
+        assert len(set(seen)) > max(3, again)
         assert seen[:again] == seen[again : 2 * again]
         return set(seen)
 
