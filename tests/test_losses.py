@@ -210,6 +210,16 @@ def test_what_follows_the_output_layer_is_not_left_out() -> None:
     handle = hooked.lm_head.register_forward_hook(lambda _, __, out: 2 * out)
     assert kind(hooked) is LabelLogits
     handle.remove()
+    masking = frozen(tiny_model("llama", dtype=torch.float64))
+    whole = masking.forward
+
+    def forward(**inputs: Any) -> Any:
+        out = whole(**inputs)
+        out.logits[..., 3] = -1e9  # in place, as models do that never write some tokens
+        return out
+
+    masking.forward = forward
+    assert kind(masking) is LabelLogits
     hooked.lm_head.forward = lambda states: torch.nn.Linear.forward(hooked.lm_head, 2 * states)
     assert kind(hooked) is LabelLogits
 

@@ -158,17 +158,19 @@ def _is_last(model: torch.nn.Module, run: _Run) -> bool:
     By a pass of its own: a first batch that went another way than later ones would be rounded in another way.
     """
     if model not in _LAST:
-        head, seen = output_layer(model), list[Tensor]()
+        head, seen = output_layer(model), list[tuple[Tensor, int]]()
         assert head is not None
-        handle = head.register_forward_hook(lambda _, __, out: seen.append(out))
+        handle = head.register_forward_hook(lambda _, __, out: seen.append((out, out._version)))
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
                 logits = run.logits(lambda states: states[:1])
         finally:
             handle.remove()
-        same = logits.untyped_storage()._cdata == seen[0].untyped_storage()._cdata
-        _LAST[model] = same and logits.dtype == seen[0].dtype and logits.numel() == seen[0].numel()
+        out, version = seen[0]
+        same = logits.untyped_storage()._cdata == out.untyped_storage()._cdata
+        untouched = out._version == version  # some models write into their logits
+        _LAST[model] = same and untouched and logits.dtype == out.dtype and logits.numel() == out.numel()
     return _LAST[model]
 
 

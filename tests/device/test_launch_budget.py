@@ -27,8 +27,8 @@ class Budget(NamedTuple):
 # about labels and units are answered, they count here as read-backs too.
 BUDGETS = {
     PLAIN: Budget(1.0, 2, 0),
-    "privlora dp-adamw": Budget(1.13, 7, 0),
-    "privlora prism": Budget(1.72, 7, 33),
+    "privlora dp-adamw": Budget(1.2, 7, 0),
+    "privlora prism": Budget(1.8, 7, 33),
 }
 # Of plain peft: transformers, peft and torch of constraints.txt, and their neighbours.
 PLAIN_KERNELS = 1400

@@ -68,9 +68,9 @@ class Captured:
 
     def finite(self) -> Tensor:
         """(units,) bool: whether every entry of a unit's gradient is finite."""
-        pieces = [t for pair in self.stacks for t in pair] if self.stacks is not None else [*self.p, *self.q]
+        sides = [t for pair in self.stacks for t in pair] if self.stacks is not None else [*self.p, *self.q]
         # The units' dimension is the third from the end; what stands before it are modules.
-        sums = [t.sum(dim=(-2, -1)).double().reshape(-1, self.units).sum(dim=0) for t in pieces]
+        sums = [t.sum(dim=(-2, -1)).double().reshape(-1, self.units).sum(dim=0) for t in sides]
         return torch.isfinite(torch.stack(sums)).all(dim=0)
 
     @staticmethod

@@ -354,6 +354,8 @@ class RunSettings(Group):
     label: str | None = None
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: int = Field(default=4096, ge=1)
+    """Bound on rows x padded length of one pass through the model; rows that are shorter than what their gradients take
+    count as that long (`plan` says how much that is). Memory and speed, not results."""
     public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
     texts apart that are nearly copies."""

@@ -198,7 +198,7 @@ class Coordinates(ABC):
 
     def evened_sum(self, evened: Evened, weights: Tensor) -> Sums:
         """``weighted_sum`` of evened gradients. Private until noised."""
-        if evened.captured.owners is not None:
+        if evened.owners is not None:
             return self.weighted_sum(evened.formed(), weights)
         return evened.weighted_sum(weights)
 

@@ -47,7 +47,6 @@ class Evened:
     it from the right. cores: with ``bases`` (sites, units, r, r) float64, M of the result; None: no bases.
     """
 
-    captured: Captured
     stacks: Stacks
     norms_squared: Tensor
     raw_squared: Tensor
@@ -55,6 +54,7 @@ class Evened:
     roots: list[Tensor]
     cores: Tensor | None = None
     bases: Bases | None = None
+    owners: Tensor | None = None  # as in Captured
 
     def weighted_sum(self, weights: Tensor) -> Sums:
         """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Of all units, whosever they are.
@@ -96,7 +96,7 @@ class Evened:
                     basis = (basis if basis.dim() == 4 else basis[:, None]).to(found[side])
                     found[side] = found[side] + (there - found[side] @ basis) @ basis.mT
             made.append((found[0], found[1]))
-        return Captured.of_stacks(made, owners=self.captured.owners)
+        return Captured.of_stacks(made, owners=self.owners)
 
 
 def even(
@@ -140,7 +140,6 @@ def even(
     norms = (metric * torch.maximum(measured, least)).sum(dim=0) * scale * factors.square()
     spread = factors[..., None, None]
     return Evened(
-        captured,
         stacks,
         torch.where(finite, norms.sum(dim=0), torch.nan),
         torch.where(finite, (metric * raw.clamp_min(0.0) * scale).sum(dim=(0, 1)), torch.nan),
@@ -148,6 +147,7 @@ def even(
         [roots * spread for roots in found],
         None if cores is None else cores * spread,
         bases,
+        captured.owners,
     )
 
 
