@@ -15,6 +15,8 @@ import torch
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
+from privlora.training.ranks import Ranks
+from privlora.version import __version__
 
 _VALUES = 64  # of each parameter
 
@@ -69,6 +71,27 @@ def refuse_another_model(folder: RunFolder, model: torch.nn.Module) -> None:
     kept = _kept(folder)
     if kept is not None:
         _refuse_model(kept, _of_model(model))
+
+
+def refuse_unlike_processes(model: torch.nn.Module, ranks: Ranks) -> None:
+    """Raise PrivacyError unless all processes have the same base model, in one dtype, on devices of one kind.
+
+    Else a unit's gradient would depend on which process it is dealt to, and so on who else was drawn.
+    """
+    device = next(model.parameters()).device
+    cuda = device.type == "cuda"
+    kind = torch.cuda.get_device_name(device) if cuda else torch.backends.cpu.get_cpu_capability()
+    why = "a record's gradient would depend on the process that takes it, and so on the other records of the batch"
+    for what, value, fix in (
+        ("the base model", _of_model(model), "give all processes the same files, in the same dtype"),
+        ("the device", f"{device.type} {kind}", "run on machines of one kind"),
+        (
+            "the version",
+            f"torch {torch.__version__}, privlora {__version__}",
+            "install the same in all places",
+        ),
+    ):
+        ranks.refuse_unlike(what, value, why=why, fix=fix)
 
 
 def _refuse_model(kept: Identity, model: str) -> None:

@@ -21,6 +21,7 @@ from privlora.training.model_checks import (
     refuse_too_short,
 )
 from privlora.training.model_names import model_source
+from privlora.training.ranks import own_device
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -86,7 +87,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
 
 def _device(name: str) -> str:
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return own_device("cuda") if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
