@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import tqdm
 
 from privlora.training.torch_ranks import joined
+
+# Its thread holds a lock that a forked process would wait for.
+tqdm.tqdm.monitor_interval = 0
 
 
 def start_together(size: int, work: Callable[[int], object]) -> list[int]:

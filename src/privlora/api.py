@@ -36,6 +36,7 @@ from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training, train_beside
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
 from privlora.training.ranks import Ranks
+from privlora.training.sharding import load_sharded, refuse_unsharded_work
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
 from privlora.training.torch_ranks import joined
@@ -465,13 +466,17 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
             f"method {settings.method.name!r} asks for votes, in one process, and {ranks.size} were started",
             fix="start one process, or choose a method that releases gradients",
         )
-    model, tokenizer = ranks.each(lambda: given_or_loaded(settings.model, given.model, given.tokenizer))
+    if settings.model.fully_shard and ranks.size > 1:
+        refuse_unsharded_work(settings, given=given.model is not None)
+        model, tokenizer = load_sharded(settings.model, ranks)
+    else:
+        model, tokenizer = ranks.each(lambda: given_or_loaded(settings.model, given.model, given.tokenizer))
     refuse_unlike_processes(model, ranks)
     settings = fitted(settings, model)
     folder = RunFolder(Path(settings.run.output))
+    ranks.each(lambda: check_model(settings, model, tokenizer))
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
-        check_model(settings, model, tokenizer)
         data = load_data(settings, tokenizer, given.records, given.evaluation, model=model)
         if given.on_data is not None:
             given.on_data(data.summary)

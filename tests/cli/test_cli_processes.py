@@ -51,7 +51,9 @@ def test_other_commands_run_in_one_process(
     assert f"`privlora {command}` runs in one" in capsys.readouterr().err
 
 
-def test_help_is_there_in_any_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_there_in_any_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, value in SEVERAL.items():
         monkeypatch.setenv(name, value)
     assert main([]) == 0

@@ -30,7 +30,8 @@ from privlora.methods import METHODS, VOTE_METHODS, build
 from privlora.training.checkpoint import read_mark
 from privlora.training.loop import StepReport
 from privlora.training.ranks import OneProcess, Ranks, RankStopped, deal
-from privlora.training.torch_ranks import TorchRanks
+from privlora.training.shared_step import SharedStep
+from privlora.training.step import Step
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -85,7 +86,7 @@ def test_every_row_gives_what_one_process_gives(name: str, bench: Bench, tmp_pat
 @pytest.mark.parametrize(
     ("privacy", "records"),
     [
-        ({"clip_quantile": 0.5}, RECORDS),
+        ({"clip_quantile": 0.5, "clip_norm": 2.4}, RECORDS),
         ({"max_batch_size": 14}, RECORDS),
         ({"unit": "user", "user_column": "who", "public_dataset_size": 11, "expected_batch_size": 5}, USERS),
     ],
@@ -152,12 +153,18 @@ def test_sums_of_another_state_are_not_added(tmp_path: Path) -> None:
     assert found_together(3, tmp_path, take) == ["PrivacyError", "RankStopped", "RankStopped"]
 
 
-def test_other_processes_cannot_release(bench: Bench, tmp_path: Path, monkeypatch: Any) -> None:
+def test_other_processes_cannot_release(bench: Bench, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     """Their mechanism has a ledger that refuses, should anybody ask it for a release."""
-    monkeypatch.setattr(Ranks, "first", True, raising=False)
-    monkeypatch.setattr(TorchRanks, "first", property(lambda self: True))
-    codes = together(2, lambda _: bench.start(tmp_path / "run"))
-    assert 0 not in codes
+    take = SharedStep.take
+
+    def released(self: SharedStep) -> torch.Tensor:
+        if not self._ranks.first:
+            self._step.release()
+        return take(self)
+
+    monkeypatch.setattr(SharedStep, "take", released)
+    assert together(2, lambda _: bench.start(tmp_path / "run")) == [1, 1]
+    assert "the run's ledger is another's" in capfd.readouterr().err
 
 
 def test_units_are_dealt_whole_once_and_evenly() -> None:
@@ -309,23 +316,50 @@ def start_and_signal_the_second(
     return together(2, start)
 
 
-def test_a_signal_to_any_process_stops_all_after_the_same_step(bench: Bench, tmp_path: Path) -> None:
+def test_a_signal_to_any_process_stops_all_after_the_same_step(
+    bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     assert start_and_signal_the_second(bench, folder, signal.SIGTERM, step=3) == [1, 1]
-    charges = read_ledger(folder / "release/ledger.jsonl").charges
-    assert 3 <= charges < STEPS
-    assert read_mark(folder / "private/checkpoint.safetensors").step == charges
+    said = capfd.readouterr().err
+    assert "RankStopped" not in said  # nobody was left waiting
+    assert said.count("privlora.training.loop.Interrupted: interrupted after step") == 2
+    assert 3 <= saved_and_charged(folder)[0] < STEPS
     assert bench.resume(folder).steps == STEPS
 
 
-def test_a_lost_process_loses_no_step(bench: Bench, tmp_path: Path) -> None:
+def test_a_process_that_is_lost_after_a_step_loses_no_step(bench: Bench, tmp_path: Path) -> None:
     """Between two checkpoints, too: the first process saves where it is."""
     folder, rarely = tmp_path / "run", {"checkpoint_every": 100}
     codes = start_and_signal_the_second(bench, folder, signal.SIGKILL, step=5, run=rarely)
     assert codes == [1, -signal.SIGKILL]
-    charges = read_ledger(folder / "release/ledger.jsonl").charges
-    assert charges >= 5
-    assert read_mark(folder / "private/checkpoint.safetensors").step == charges
+    assert saved_and_charged(folder)[0] >= 5
+
+
+def test_a_process_that_is_lost_in_a_batch_loses_no_step(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulate, begun = Step.accumulate, list[int]()
+
+    def until_the_sixth(self: Step, drawn: Any) -> torch.Tensor:
+        begun.append(1)
+        if len(begun) == 6 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return accumulate(self, drawn)
+
+    monkeypatch.setattr(Step, "accumulate", until_the_sixth)
+    folder = tmp_path / "run"
+    codes = together(2, lambda _: bench.start(folder, run={"checkpoint_every": 100}))
+    assert codes == [1, -signal.SIGKILL]
+    assert saved_and_charged(folder) == (5, 5)
+
+
+def saved_and_charged(folder: Path) -> tuple[int, int]:
+    """Steps; they are equal."""
+    saved = read_mark(folder / "private/checkpoint.safetensors").step
+    charged = read_ledger(folder / "release/ledger.jsonl").charges
+    assert saved == charged
+    return saved, charged
 
 
 def test_a_finished_run_is_only_reported_again(bench: Bench, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -132,8 +134,19 @@ def _of_records(data: Data) -> str:
     return sha256(b"".join(units)).hexdigest()
 
 
+# Of models whose weights no longer lie here as a whole.
+_REMEMBERED: Final = WeakKeyDictionary[torch.nn.Module, str]()
+
+
+def remember(model: torch.nn.Module) -> None:
+    """Call it before the weights are spread over processes, where their first values lie."""
+    _REMEMBERED[model] = _of_model(model)
+
+
 def _of_model(model: torch.nn.Module) -> str:
     """Of each parameter its name, shape, dtype and first values: what tells models apart without reading them whole."""
+    if model in _REMEMBERED:
+        return _REMEMBERED[model]
     found = sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()[:_VALUES].cpu().contiguous()

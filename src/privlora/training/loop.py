@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
+from privlora.config import RunSettings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
@@ -111,10 +112,16 @@ def train(
         return _vote(parts, data, folder, ledger, observer)
     one = build_step(parts, data, ledger, done=done, instrument=instrument)
     ranks.same(lambda: _Begun(done, None if ledger is None else ledger.plan))
-    take = SharedStep(one, ranks).take if ranks.size > 1 else lambda: one.take().losses
-    if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
+    shared = SharedStep(one, ranks) if ranks.size > 1 else None
+    take = (lambda: one.take().losses) if shared is None else shared.take
+
+    def evaluate(step: int) -> None:
+        with nullcontext() if shared is None else shared.waiting():
+            _evaluate(parts, data, folder, step, observer)
+
+    if _evaluated(run, done):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
-        _evaluate(parts, data, folder, done, observer)
+        evaluate(done)
     kept = done  # nothing that this process did is missing in the checkpoint
 
     def mark(step: int) -> Mark:
@@ -148,11 +155,11 @@ def train(
                 raise
             if last or stopping or step % run.checkpoint_every == 0:
                 save(step)
-            if run.evaluate_every and step % run.evaluate_every == 0 and not last:
-                _evaluate(parts, data, folder, step, observer)
+            if _evaluated(run, step) and not last:
+                evaluate(step)
             if stopping and not last:
                 raise Interrupted(step)
-    _evaluate(parts, data, folder, privacy.steps, observer)
+    evaluate(privacy.steps)
     return privacy.steps
 
 
@@ -165,13 +172,29 @@ def train_beside(parts: Parts, data: Data, ranks: Ranks) -> None:
     begun = ranks.same(_Begun)
     if begun is None:
         return
-    steps = parts.settings.privacy.steps
+    steps, run = parts.settings.privacy.steps, parts.settings.run
     shared = SharedStep(build_step(parts, data, begun.plan, done=begun.done), ranks)
+
+    def wait() -> None:
+        with shared.waiting():
+            pass
+
+    if _evaluated(run, begun.done):
+        wait()
     with stop_on_signal("") as stop:
         for step in range(begun.done + 1, steps + 1):
             shared.take()
-            if ranks.any(stop.is_set()) and step < steps:
+            stopping = ranks.any(stop.is_set())
+            if _evaluated(run, step) and step < steps:
+                wait()
+            if stopping and step < steps:
                 raise Interrupted(step)
+    wait()
+
+
+def _evaluated(run: RunSettings, step: int) -> bool:
+    """Whether what stands after ``step`` steps is evaluated, beside the last one."""
+    return step == 0 or bool(run.evaluate_every and step % run.evaluate_every == 0)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
             fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
-    return model.to(_device(settings.device)), tokenizer
+    return model.to(device_of(settings)), tokenizer
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:
@@ -85,7 +85,9 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
         refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
 
 
-def _device(name: str) -> str:
+def device_of(settings: ModelSettings) -> str:
+    """Where the model lies; of several processes each has a GPU of its own. Raises ConfigError if there is none."""
+    name = settings.device
     if name == "auto":
         return own_device("cuda") if torch.cuda.is_available() else "cpu"
     try:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from privlora.data.batching import nobody
 from privlora.errors import ConfigError
+from privlora.training.forward import training_passes
+from privlora.training.gradients import micro_batch_gradients
 from privlora.training.ranks import Ranks, deal
+from privlora.training.sharding import Passes, is_sharded
 from privlora.training.step import Drawn, Step
 
 _COORDINATES, _CLIP_NORM = "coordinates/", "clip_norm/"
@@ -30,16 +35,42 @@ class SharedStep:
             raise ConfigError("a step of several processes has no sampler", fix="give it `draw`")
         self._step, self._ranks = step, ranks
         step.prepare = self._prepare
+        model = step.state.adapter.model
+        self._passes = Passes(model, ranks, self._idle) if is_sharded(model) else None
+        if self._passes is not None:
+            self._idle(True)  # a first pass finds out what follows the output layer: in all processes at once
 
     def take(self) -> Tensor:
         """One step; PRIVATE: in the first process the losses of all units (units,), elsewhere of those here."""
         own = self._ranks.dealt(self._shares)
-        losses = torch.cat(self._ranks.gathered(self._step.accumulate(own).cpu()))
+        with self._in_step(backward=True):
+            found = self._step.accumulate(own)
+        losses = torch.cat(self._ranks.gathered(found.cpu()))
         total = self._step.mechanism.take_all(self._ranks)
         # Last: whoever loses another process knows that nothing was released of this batch.
         if self._ranks.first:
             self._step.release(total)
         return losses
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """In all processes at once: inside, the first one may go through the model, without a backward pass."""
+        return self._in_step(backward=False)
+
+    def _in_step(self, *, backward: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._passes is None else self._passes.in_step(backward=backward)
+
+    def _idle(self, backward: bool) -> None:
+        step = self._step
+        adapter, batch = step.state.adapter, nobody(step.examples.pad_token_id)
+        with (
+            training_passes(adapter.model, step.masks, dropout=step.dropout),
+            torch.set_grad_enabled(backward),
+        ):
+            if backward:
+                micro_batch_gradients(adapter, batch, summed=not step.mechanism.needs_examples)
+            else:
+                there = batch.to(adapter.device)
+                adapter.model(input_ids=there.input_ids, attention_mask=there.attention_mask)
 
     def _shares(self) -> list[Drawn]:
         """PRIVATE. A fresh batch's units, for each process."""
