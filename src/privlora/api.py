@@ -15,8 +15,8 @@ from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
-from privlora.methods import CHOICES
-from privlora.rehearsals.choosing import because, choose, keep_choice, plan_run, read_choice
+from privlora.methods import CHOICES, VOTE_METHODS
+from privlora.rehearsals.choosing import Chosen, because, choose, keep_choice, plan_run, read_choice
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
@@ -25,12 +25,21 @@ from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
-from privlora.training.identity import identify, keep_identity, refuse_others
-from privlora.training.inputs import check_sources, fitted, load_data
-from privlora.training.loop import Observer, finish_training
+from privlora.training.identity import (
+    Identity,
+    identify,
+    keep_identity,
+    refuse_others,
+    refuse_unlike_processes,
+)
+from privlora.training.inputs import Data, check_sources, fitted, load_data
+from privlora.training.loop import Observer, finish_training, train_beside
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.ranks import Ranks
+from privlora.training.sharding import load_sharded, refuse_unsharded_work
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
+from privlora.training.torch_ranks import joined
 
 if TYPE_CHECKING:
     from privlora.federated.rounds import RoundObserver
@@ -333,19 +342,23 @@ def train_run(
     which row the run takes and why, where method.name stands for several. progress: told (done, all) while texts are
     written, where they are the release (synthesis.publish).
     """
-    settings.refuse_a_federation()
-    if settings.synthesis is not None and settings.synthesis.source is not None:
-        raise ConfigError(
-            "synthesis.source names a finished run, and this run would train on records of its own",
-            why="its release would be taken for that of the finished run, and what it cost forgotten",
-            fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
-        )
-    refuse_if_spent(RunFolder(Path(settings.run.output)))
-    settings = settings.located()
-    _check_sources(settings, records, evaluation)
-    plan = plan_run(settings, model)
     given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, progress)
-    return _run(settings, plan, given, fresh=True)
+
+    def begin() -> tuple[Settings, Plan | None]:
+        settings.refuse_a_federation()
+        if settings.synthesis is not None and settings.synthesis.source is not None:
+            raise ConfigError(
+                "synthesis.source names a finished run, and this run would train on records of its own",
+                why="its release would be taken for that of the finished run, and what it cost forgotten",
+                fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
+            )
+        refuse_if_spent(RunFolder(Path(settings.run.output)))
+        located = settings.located()
+        _check_sources(located, records, evaluation)
+        return located, plan_run(located, model)
+
+    with joined() as ranks:
+        return _run(*ranks.same(begin), given, ranks, fresh=True)
 
 
 def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
@@ -372,23 +385,34 @@ def resume_run(
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     folder = RunFolder(Path(root))
-    settings = _settings_of(folder, evaluation)
-    if settings.federation is not None:
-        raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
-    if settings.synthesis is not None and settings.synthesis.source is not None:
-        return ask_finished_run(settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False)
-    _check_sources(settings, records, evaluation)
-    if (
-        generator is None
-        and settings.synthesis is not None
-        and settings.synthesis.callable == _IN_MEMORY_GENERATOR
-    ):
-        raise RunError("this run's generator was in memory", fix="call resume_run(root, generator=...)")
-    plan = None
-    if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
-        plan = plan_privacy(settings, model)[0]
     given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, None, progress)
-    return _run(settings, plan, given, fresh=False)
+
+    def begin() -> tuple[Settings, Plan | None]:
+        settings = _settings_of(folder, evaluation)
+        if settings.federation is not None:
+            raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
+        asks = settings.synthesis is not None and settings.synthesis.source is not None
+        if asks:
+            return settings, None
+        _check_sources(settings, records, evaluation)
+        if (
+            generator is None
+            and settings.synthesis is not None
+            and settings.synthesis.callable == _IN_MEMORY_GENERATOR
+        ):
+            raise RunError("this run's generator was in memory", fix="call resume_run(root, generator=...)")
+        plan = None
+        if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
+            plan = plan_privacy(settings, model)[0]
+        return settings, plan
+
+    with joined() as ranks:
+        settings, plan = ranks.same(begin)
+        if settings.synthesis is not None and settings.synthesis.source is not None:
+            return ask_finished_run(
+                settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False
+            )
+        return _run(settings, plan, given, ranks, fresh=False)
 
 
 def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
@@ -435,27 +459,46 @@ class _Given:
     progress: Progress | None
 
 
-def _run(settings: Settings, plan: Plan | None, given: _Given, *, fresh: bool) -> Result:
-    folder = RunFolder(Path(settings.run.output))
-    model, tokenizer = given_or_loaded(settings.model, given.model, given.tokenizer)
+def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, fresh: bool) -> Result:
+    """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
+    if ranks.size > 1 and settings.method.name in VOTE_METHODS:
+        raise ConfigError(
+            f"method {settings.method.name!r} asks for votes, in one process, and {ranks.size} were started",
+            fix="start one process, or choose a method that releases gradients",
+        )
+    if settings.model.fully_shard and ranks.size > 1:
+        refuse_unsharded_work(settings, given=given.model is not None)
+        model, tokenizer = load_sharded(settings.model, ranks)
+    else:
+        model, tokenizer = ranks.each(lambda: given_or_loaded(settings.model, given.model, given.tokenizer))
+    refuse_unlike_processes(model, ranks)
     settings = fitted(settings, model)
-    check_model(settings, model, tokenizer)
-    data = load_data(settings, tokenizer, given.records, given.evaluation, model=model)
-    if given.on_data is not None:
-        given.on_data(data.summary)
-    identity = identify(data, model)
-    if not fresh:
-        refuse_others(folder, identity)
-    chosen = None
-    if fresh and plan is not None and settings.method.name in CHOICES:
+    folder = RunFolder(Path(settings.run.output))
+    ranks.each(lambda: check_model(settings, model, tokenizer))
+
+    def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
+        data = load_data(settings, tokenizer, given.records, given.evaluation, model=model)
+        if given.on_data is not None:
+            given.on_data(data.summary)
+        identity = identify(data, model)
+        if not fresh:
+            refuse_others(folder, identity)
+        if not (fresh and plan is not None and settings.method.name in CHOICES):
+            return settings, plan, data, None, identity
         told = (lambda *_: None) if given.observer is None else given.observer.on_public_work
         chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
-        settings, plan = chosen.settings, replace(plan, method=chosen.settings.method.name)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))
+        named = replace(plan, method=chosen.settings.method.name)
+        return chosen.settings, named, data, chosen, identity
+
+    settings, plan, data, chosen, identity = ranks.same(prepare)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer, given.generator))
         with parts.adapter:
+            if not ranks.first:
+                train_beside(parts, data, ranks)
+                return ranks.same(_by_the_first)
             if fresh:
                 make_room(folder)
                 folder.create(protects=settings.privacy.protects)
@@ -463,7 +506,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, *, fresh: bool) -
                 keep_choice(folder, chosen)
                 write_atomically(folder.settings, settings.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
-            finish_training(parts, data, folder, plan, observer=given.observer)
+            finish_training(parts, data, folder, plan, observer=given.observer, ranks=ranks)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
             if settings.synthesis is not None and settings.synthesis.publish:
@@ -474,7 +517,11 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, *, fresh: bool) -
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
                 publish(folder, parts, summary)
-    return _result(folder, summary, settings.privacy.steps)
+    return ranks.same(lambda: _result(folder, summary, settings.privacy.steps))
+
+
+def _by_the_first() -> Result:
+    raise AssertionError("only the first process knows")
 
 
 def _result(folder: RunFolder, summary: LedgerSummary | None, steps: int) -> Result:

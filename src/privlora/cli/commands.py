@@ -20,10 +20,12 @@ from privlora.cli.federating import federate
 from privlora.cli.information import demo, methods, report
 from privlora.cli.models import export
 from privlora.cli.planning import plan
+from privlora.cli.processes import refuse_alone
 from privlora.cli.resuming import resume
 from privlora.cli.synthesizing import synthesize
 from privlora.cli.training import Stopped, train
 from privlora.errors import PrivloraError
+from privlora.training.ranks import RankStopped, first_process
 from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
@@ -71,6 +73,8 @@ def _start(
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+        return
+    refuse_alone(context.invoked_subcommand)
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -78,7 +82,8 @@ def run(argv: Sequence[str] | None) -> int:
     try:
         code = app(args=argv, prog_name="privlora", standalone_mode=False)
     except PrivloraError as error:
-        return _stop("error", str(error), 2)
+        # Whoever stopped first says why, and the first process speaks for all.
+        return 2 if isinstance(error, RankStopped) and not first_process() else _stop("error", str(error), 2)
     except _UsageError as error:
         usage = getattr(error, "format_message", error.__str__)()
         context = getattr(error, "ctx", None)
@@ -86,7 +91,7 @@ def run(argv: Sequence[str] | None) -> int:
         ending = "" if usage.endswith((".", "?")) else "."
         return _stop("error", f"{usage}{ending} Fix: see `{command} --help`", 2)
     except Stopped as stopped:
-        return _stop("interrupted", str(stopped), 130)
+        return _stop("interrupted", str(stopped), 130) if first_process() else 130
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == 130:  # newer versions of typer turn ctrl-C into this code

@@ -9,6 +9,7 @@ import typer
 
 from privlora.cli import federating, training
 from privlora.cli.console import JsonOption
+from privlora.cli.processes import processes, refuse_alone
 from privlora.training.files import RunFolder
 
 
@@ -20,6 +21,13 @@ def resume(
 ) -> None:
     """Continue an interrupted run or federation with fresh noise; what was charged stays charged."""
     folder = RunFolder(run)
-    settings = training.load_run_settings(folder)
-    room = training if settings.federation is None else federating
-    room.go_on(folder, settings, as_json)
+    with processes() as ranks:
+        settings = ranks.same(lambda: training.load_run_settings(folder))
+        if settings.federation is not None:
+            refuse_alone("resume of a federation")
+        if not ranks.first:
+            training.go_on_beside(folder)
+        elif settings.federation is None:
+            training.go_on(folder, settings, as_json)
+        else:
+            federating.go_on(folder, settings, as_json)

@@ -13,6 +13,7 @@ import typer
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
+from privlora.cli.processes import processes
 from privlora.config import PrivacySettings, Settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
@@ -46,6 +47,33 @@ class Stopped(Exception):
 
 def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
+    with processes() as ranks:
+        settings = ranks.same(partial(_settings, config, overrides))
+        folder = RunFolder(Path(settings.run.output))
+        with quiet_libraries():
+            from privlora.api import train_run
+            from privlora.rehearsals.choosing import plan_run
+
+            if not ranks.first:
+                with explained_stops(folder):
+                    train_run(settings)
+                return
+            with accounting(settings.privacy.steps):
+                plan = plan_run(settings)
+            result = observed(
+                folder,
+                plan,
+                lambda observer: train_run(
+                    settings,
+                    observer=observer,
+                    on_data=partial(show_data, settings.privacy),
+                    on_choice=show_choice,
+                ),
+            )
+    _show(folder, result, as_json)
+
+
+def _settings(config: Path, overrides: list[str] | None) -> Settings:
     settings = load_settings(config, overrides or ())
     settings.refuse_a_federation()
     if settings.synthesis is not None and settings.synthesis.publish:
@@ -54,24 +82,7 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
             fix="use `privlora synthesize`, or remove it",
         )
     refuse_unknown_model(settings.model.name)
-    folder = RunFolder(Path(settings.run.output))
-    with quiet_libraries():
-        from privlora.api import train_run
-        from privlora.rehearsals.choosing import plan_run
-
-        with accounting(settings.privacy.steps):
-            plan = plan_run(settings)
-        result = observed(
-            folder,
-            plan,
-            lambda observer: train_run(
-                settings,
-                observer=observer,
-                on_data=partial(show_data, settings.privacy),
-                on_choice=show_choice,
-            ),
-        )
-    _show(folder, result, as_json)
+    return settings
 
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
@@ -105,6 +116,15 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
+
+
+def go_on_beside(folder: RunFolder) -> None:
+    """The part in it of a process that is not the first of those that were started together."""
+    with quiet_libraries():
+        from privlora.api import resume_run
+
+        with explained_stops(folder):
+            resume_run(folder.root)
 
 
 def load_run_settings(folder: RunFolder) -> Settings:

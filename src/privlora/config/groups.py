@@ -42,6 +42,9 @@ class ModelSettings(Group):
     must stay secret. adapter.lora_dropout works either way."""
     device: str = "auto"
     """A torch device, such as cpu or cuda:0; auto takes a GPU if there is one."""
+    fully_shard: bool = False
+    """Spread the frozen weights over all processes of the run (torch's FSDP2), for a base that no device holds alone.
+    Of one process, all of them are its own."""
     revision: str | None = None
     """Hub revision, so that a run can be repeated."""
 

@@ -288,6 +288,15 @@ class Coordinates(ABC):
     def _placed(self) -> list[Tensor]:
         return list(self.state_dict().values())
 
+    def shared(self) -> dict[str, Tensor]:
+        """What processes that take gradients of one batch together must have alike; SECRET where projections are, so
+        never stored."""
+        return self.state_dict()
+
+    def take_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``shared`` gave in another process, and install it."""
+        self.load_state_dict(tensors)
+
     def begin(self) -> None:  # noqa: B027 - most coordinates have nothing to do
         """Called by a mechanism whose noise is secure, when it is made."""
 

@@ -156,12 +156,15 @@ class ProjectedCoordinates(Coordinates):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         if "key" in self.state_dict():
-            high, low = tensors["key"].tolist()
-            self._key, self._count = (high << _HALF) | low, int(tensors["count"])
+            self._take_key(tensors)
         for g, z in enumerate(self.updates):
             z.copy_(tensors[f"{g}.update"])
         self._draw_projections()
         self.install()
+
+    def _take_key(self, tensors: Mapping[str, Tensor]) -> None:
+        high, low = tensors["key"].tolist()
+        self._key, self._count = (high << _HALF) | low, int(tensors["count"])
 
     def _draw_projections(self) -> None:
         generator = counter_generator(self._key, stream=self._count)
@@ -238,6 +241,14 @@ class WishartCoordinates(ProjectedCoordinates):
 
     def _placed(self) -> list[Tensor]:
         return [*super()._placed(), *self.projections]
+
+    def shared(self) -> dict[str, Tensor]:
+        """With key and count: all processes project one batch alike."""
+        return super().state_dict() | self.state_dict()
+
+    def take_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        self._take_key(tensors)
+        self.load_state_dict(tensors)
 
     def begin(self) -> None:
         """A fresh key: whoever foresees projections could write a record that lies in them.

@@ -14,7 +14,7 @@ exact in any order, on any machine. Blocks are added one after the other, each n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -224,6 +224,22 @@ class Span:
         self.vectors = vectors.flip(1)[:, :kept]  # (N, k) U
         self._eta = ridge * float(values.clamp_min(0).mean())
         self._seen = self.values > _NEGLIGIBLE * self.values[0]
+
+    def parts(self) -> dict[str, Tensor]:
+        """All that it is made of, to be taken over by ``of_parts`` to the bit."""
+        eta = torch.tensor(self._eta, dtype=torch.float64)
+        return {"matrix": self.gradients.matrix, "values": self.values, "vectors": self.vectors, "eta": eta}
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Tensor], device: torch.device) -> Span:
+        """The span that gave ``parts``, with products on ``device``; decomposed anew it might differ in a last bit."""
+        gradients = PublicGradients(parts["matrix"], device)
+        span = cls.__new__(cls)
+        there = gradients.gram().device
+        span.gradients, span._eta = gradients, float(parts["eta"])
+        span.values, span.vectors = parts["values"].to(there), parts["vectors"].to(there)
+        span._seen = span.values > _NEGLIGIBLE * span.values[0]
+        return span
 
     @property
     def size(self) -> int:

@@ -27,6 +27,7 @@ from privlora.geometry.fixed_rank import Point, Product
 _BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
 _TILE = 8  # columns of a matrix product that kernels take at a time
 _NUMBER = 4  # bytes of one of a unit's
+_SPAN = "span."  # of a span's parts, among those of what processes share
 
 
 def unit_vectors(space: Coordinates, captured: Captured, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -179,6 +180,17 @@ class SpanSpace(Coordinates):
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.inner.load_state_dict(tensors)
 
+    def shared(self) -> dict[str, Tensor]:
+        """With the span, whose gradients would have to be taken again."""
+        return super().shared() | {f"{_SPAN}{name}": t for name, t in self.span.parts().items()}
+
+    def take_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        own = {name: t for name, t in tensors.items() if not name.startswith(_SPAN)}
+        parts = {name.removeprefix(_SPAN): t for name, t in tensors.items() if name.startswith(_SPAN)}
+        super().take_shared(own)
+        self._span = None  # frees the old G first
+        self._span = Span.of_parts(parts, self.adapter.device)
+
     def as_points(self) -> list[Point]:
         return self.inner.as_points()
 
@@ -322,7 +334,17 @@ class SpanCoordinates(EncodedSpace):
         return Span(gradients, ridge=self.ridge, top_k=self.top_k, gram=gram)
 
     def _placed(self) -> list[Tensor]:
-        return [*super()._placed(), torch.tensor([self.alpha, self.ridge], dtype=torch.float64)]
+        return [*super()._placed(), self._setting()]
+
+    def shared(self) -> dict[str, Tensor]:
+        return super().shared() | {"setting": self._setting()}
+
+    def take_shared(self, tensors: Mapping[str, Tensor]) -> None:
+        self.alpha, self.ridge = tensors["setting"].tolist()
+        super().take_shared({name: t for name, t in tensors.items() if name != "setting"})
+
+    def _setting(self) -> Tensor:
+        return torch.tensor([self.alpha, self.ridge], dtype=torch.float64)
 
     def norm_floor(self) -> float:
         return self.span.least_norm(-self.alpha)

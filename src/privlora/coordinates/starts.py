@@ -204,7 +204,9 @@ def _weight(site: Site) -> Tensor:
         raise ModelError(
             f"the weights of {site.name!r} are quantised", fix="use adapter.init=random with quantised models"
         )
-    dense = weight.detach().float().cpu()
+    # Where it is spread over processes, all of them ask for it at once.
+    whole = getattr(weight, "full_tensor", lambda: weight)()
+    dense = whole.detach().float().cpu()
     return dense.T if isinstance(site.module, Conv1D) else dense
 
 

@@ -213,6 +213,24 @@ def sequential_batches(
     )
 
 
+def nobody(pad_token_id: int) -> MicroBatch:
+    """One row of two tokens that belongs to no record, and whose loss has no weight."""
+    row = torch.full((1, 2), pad_token_id, dtype=torch.int64)
+    labels = row.clone()
+    labels[:, 0] = IGNORED
+    zero = torch.zeros(1, dtype=torch.int64)
+    return MicroBatch(
+        input_ids=row,
+        attention_mask=torch.ones_like(row),
+        labels=labels,
+        unit_index=zero,
+        row_weight=torch.zeros(1),
+        token_weight=torch.zeros(1, 2),
+        record_index=zero,
+        unit_count=1,
+    )
+
+
 def _longest(unit: np.ndarray, examples: Examples) -> int:
     return int(examples.lengths[unit].max())
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from privlora.adapters import Captured
 from privlora.coordinates import Coordinates, Sums, Vector, add_vectors
+from privlora.coordinates.base import float64_device
 from privlora.errors import ConfigError, PrivacyError
 
 
@@ -84,6 +88,20 @@ class PrivateSum:
         return self
 
 
+class Processes(Protocol):
+    """Those that take gradients of one batch together, as a mechanism needs them (training.ranks)."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that releases."""
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """In the first process the sum of all processes' tensors of one shape; elsewhere nothing that is of use."""
+
+    def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None:
+        """Raise PrivacyError unless ``value`` is equal in all of them."""
+
+
 class Mechanism(ABC):
     """Takes captured gradients of a logical batch in any number of micro-batches; gives one Release."""
 
@@ -121,6 +139,28 @@ class Mechanism(ABC):
         """PRIVATE. End the logical batch here: its sum, for a release of all parts of it. Nothing is left here."""
         place = self.place
         return replace(self._take(), place=place)
+
+    def take_all(self, processes: Processes) -> PrivateSum:
+        """PRIVATE. ``take`` of all ``processes`` together, for a release by the first; elsewhere nothing is left.
+
+        Raises PrivacyError if one of them took its gradients at another state, clipping norm or projection.
+        """
+        own = self.take()
+        processes.refuse_unlike(
+            "the state, clipping norm or projection",
+            own.place,
+            why="the sum would have parts that the noise does not reach, or that nothing bounds",
+            fix="run all processes on machines of one kind, with one version of torch and privlora",
+        )
+        vector = own.spend().vector
+        if vector is None:
+            vector = self.coordinates.standard_normal(self._no_units)
+        total = [tuple(processes.add(t.double()) for t in parts) for parts in vector]
+        count = float(processes.add(torch.tensor([own.count], dtype=torch.float64)))
+        return PrivateSum(total, count, own.place) if processes.first else PrivateSum(None)
+
+    def _no_units(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=float64_device(self.coordinates.adapter.device))
 
     def _given(self, total: PrivateSum | None) -> PrivateSum:
         """What is to be released: the own sum, or ``total`` once it is found fit. Raises PrivacyError."""

@@ -399,12 +399,13 @@ def lean_on(
 def build_step(
     parts: Parts,
     data: Data,
-    ledger: Ledger | None,
+    ledger: Ledger | Plan | None,
     *,
     done: int = 0,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
 ) -> Step:
-    """The step that ``parts`` take on ``data``. ledger: of the run's plan; None in the non-private mode.
+    """The step that ``parts`` take on ``data``. ledger: of the run's plan; None in the non-private mode; a plan where
+    another process has the ledger, so that nothing can be released here.
 
     done: steps that were taken without a ledger. instrument: for audits; what is used in the mechanism's place.
     Raises PrivacyError if the settings are not those of the ledger's plan.
@@ -416,7 +417,7 @@ def build_step(
             fix="choose a method that releases gradients",
         )
     draws = sampler(settings.privacy, len(data.units))
-    before = 0 if ledger is None else ledger.plan.before_training
+    before = 0 if ledger is None else _plan_of(ledger).before_training
     mechanism = _mechanism(parts, ledger, done, draws.sampling)
     return Step(
         state=parts,
@@ -430,14 +431,29 @@ def build_step(
     )
 
 
-def _mechanism(parts: Parts, ledger: Ledger | None, done: int, sampling: Sampling) -> Mechanism:
+def _plan_of(ledger: Ledger | Plan) -> Plan:
+    return ledger if isinstance(ledger, Plan) else ledger.plan
+
+
+class _LedgerElsewhere:
+    """Of a process that has only a part of each batch."""
+
+    def charge(self, event: StepEvent) -> int:
+        raise PrivacyError(
+            "this process is to release, and the run's ledger is another's",
+            why="the release would not be accounted for",
+            fix="let the first process release the sum of all",
+        )
+
+
+def _mechanism(parts: Parts, ledger: Ledger | Plan | None, done: int, sampling: Sampling) -> Mechanism:
     privacy = parts.settings.privacy
     if ledger is None:
         return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, done=done)
-    plan = ledger.plan
+    plan = _plan_of(ledger)
     if (plan.unit, plan.insecure_noise) != (privacy.unit, privacy.insecure_noise_seed is not None):
         raise PrivacyError(
-            f"{ledger.summary.path}: the privacy unit or the kind of noise is not what was planned",
+            "the privacy unit or the kind of noise is not what the ledger's plan says",
             why="the stated epsilon holds for the plan only",
             fix="resume with the settings of the first run",
         )
@@ -447,7 +463,7 @@ def _mechanism(parts: Parts, ledger: Ledger | None, done: int, sampling: Samplin
         # What is charged is what is sampled; the ledger refuses it if it is not what was planned.
         event=StepEvent(sampling, plan.phases[-1][0].noise_multiplier, parts.coordinates.event_layers),
         expected_batch_size=plan.expected_batch_size,
-        ledger=ledger,
+        ledger=_LedgerElsewhere() if isinstance(ledger, Plan) else ledger,
         noise=NoiseSource(privacy.insecure_noise_seed),
         clipping=parts.hyper.clipping,
         adaptive=parts.adaptive,

@@ -9,12 +9,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
+from privlora.training.ranks import Ranks
+from privlora.version import __version__
 
 _VALUES = 64  # of each parameter
 
@@ -71,6 +75,27 @@ def refuse_another_model(folder: RunFolder, model: torch.nn.Module) -> None:
         _refuse_model(kept, _of_model(model))
 
 
+def refuse_unlike_processes(model: torch.nn.Module, ranks: Ranks) -> None:
+    """Raise PrivacyError unless all processes have the same base model, in one dtype, on devices of one kind.
+
+    Else a unit's gradient would depend on which process it is dealt to, and so on who else was drawn.
+    """
+    device = next(model.parameters()).device
+    cuda = device.type == "cuda"
+    kind = torch.cuda.get_device_name(device) if cuda else torch.backends.cpu.get_cpu_capability()
+    why = "a record's gradient would depend on the process that takes it, and so on the other records of the batch"
+    for what, value, fix in (
+        ("the base model", _of_model(model), "give all processes the same files, in the same dtype"),
+        ("the device", f"{device.type} {kind}", "run on machines of one kind"),
+        (
+            "the version",
+            f"torch {torch.__version__}, privlora {__version__}",
+            "install the same in all places",
+        ),
+    ):
+        ranks.refuse_unlike(what, value, why=why, fix=fix)
+
+
 def _refuse_model(kept: Identity, model: str) -> None:
     if kept.model != model:
         raise RunError(
@@ -109,8 +134,19 @@ def _of_records(data: Data) -> str:
     return sha256(b"".join(units)).hexdigest()
 
 
+# Of models whose weights no longer lie here as a whole.
+_REMEMBERED: Final = WeakKeyDictionary[torch.nn.Module, str]()
+
+
+def remember(model: torch.nn.Module) -> None:
+    """Call it before the weights are spread over processes, where their first values lie."""
+    _REMEMBERED[model] = _of_model(model)
+
+
 def _of_model(model: torch.nn.Module) -> str:
     """Of each parameter its name, shape, dtype and first values: what tells models apart without reading them whole."""
+    if model in _REMEMBERED:
+        return _REMEMBERED[model]
     found = sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()[:_VALUES].cpu().contiguous()

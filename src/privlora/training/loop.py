@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
+from privlora.config import RunSettings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
@@ -24,6 +25,8 @@ from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_che
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
+from privlora.training.ranks import OneProcess, Ranks, RankStopped
+from privlora.training.shared_step import SharedStep
 from privlora.training.texts.voting import take_votes
 from privlora.training.texts.warm_start import warm_start
 
@@ -75,15 +78,18 @@ def train(
     ledger: Ledger | None,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
+    ranks: Ranks | None = None,
 ) -> int:
     """Run the remaining steps of the plan; returns the number of the last step. ``ledger`` None: non-private mode.
 
-    instrument: for audits; what the loop is to use in the place of its mechanism.
+    instrument: for audits; what the loop is to use in the place of its mechanism. ranks: whose first process this is,
+    while the others are in ``train_beside``.
 
     Takes up the run's checkpoint if there is one. A step that was charged but lost in a crash stays charged, so the
     number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
     """
     privacy, run = parts.settings.privacy, parts.settings.run
+    ranks = ranks or OneProcess()
     run_id = NO_RUN
     if observer is not None and parts.texts is not None:
         parts.texts.tell, parts.texts.warn = observer.on_public_work, observer.on_warning
@@ -105,31 +111,98 @@ def train(
     if parts.ballot is not None and ledger is not None:
         return _vote(parts, data, folder, ledger, observer)
     one = build_step(parts, data, ledger, done=done, instrument=instrument)
-    if done == 0 or (run.evaluate_every and done % run.evaluate_every == 0):
+    ranks.same(lambda: _Begun(done, None if ledger is None else ledger.plan))
+    shared = SharedStep(one, ranks) if ranks.size > 1 else None
+    take = (lambda: one.take().losses) if shared is None else shared.take
+
+    def evaluate(step: int) -> None:
+        with nullcontext() if shared is None else shared.waiting():
+            _evaluate(parts, data, folder, step, observer)
+
+    if _evaluated(run, done):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
-        _evaluate(parts, data, folder, done, observer)
+        evaluate(done)
     kept = done  # nothing that this process did is missing in the checkpoint
+
+    def mark(step: int) -> Mark:
+        charge = None if ledger is None or not step else ledger.charge_hash(before + step)
+        return Mark(before + step, run_id, charge)
+
+    def save(step: int) -> None:
+        nonlocal kept
+        save_checkpoint(folder.checkpoint, parts.states(), mark(step))
+        kept = step
+
     with stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
-            with _stops_among_texts(parts, stop, step - 1 if kept == step - 1 else None):
-                losses = one.take().losses
-            charge = None if ledger is None else ledger.charge_hash(before + step)
-            mark = Mark(before + step, run_id, charge)
-            _keep_private_loss(folder, mark, losses, observer if run.show_private_loss else None)
+            try:
+                with _stops_among_texts(parts, stop, step - 1 if kept == step - 1 else None):
+                    losses = take()
+            except RankStopped:
+                if kept < step - 1:
+                    save(step - 1)  # of this step nothing is released
+                raise
+            _keep_private_loss(folder, mark(step), losses, observer if run.show_private_loss else None)
             if observer is not None:
                 seconds = time.perf_counter() - started
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
-            last, stopping = step == privacy.steps, stop.is_set()
+            last = step == privacy.steps
+            try:
+                stopping = ranks.any(stop.is_set())
+            except RankStopped:
+                save(step)
+                raise
             if last or stopping or step % run.checkpoint_every == 0:
-                save_checkpoint(folder.checkpoint, parts.states(), mark)
-                kept = step
-            if run.evaluate_every and step % run.evaluate_every == 0 and not last:
-                _evaluate(parts, data, folder, step, observer)
+                save(step)
+            if _evaluated(run, step) and not last:
+                evaluate(step)
             if stopping and not last:
                 raise Interrupted(step)
-    _evaluate(parts, data, folder, privacy.steps, observer)
+    evaluate(privacy.steps)
     return privacy.steps
+
+
+def train_beside(parts: Parts, data: Data, ranks: Ranks) -> None:
+    """What the other processes of a run do while the first one is in ``train``: their share of every batch.
+
+    They write nothing, and can charge nothing: their parts have neither ledger nor noise. Raises Interrupted with the
+    first process, RankStopped where it is gone.
+    """
+    begun = ranks.same(_Begun)
+    if begun is None:
+        return
+    steps, run = parts.settings.privacy.steps, parts.settings.run
+    shared = SharedStep(build_step(parts, data, begun.plan, done=begun.done), ranks)
+
+    def wait() -> None:
+        with shared.waiting():
+            pass
+
+    if _evaluated(run, begun.done):
+        wait()
+    with stop_on_signal("") as stop:
+        for step in range(begun.done + 1, steps + 1):
+            shared.take()
+            stopping = ranks.any(stop.is_set())
+            if _evaluated(run, step) and step < steps:
+                wait()
+            if stopping and step < steps:
+                raise Interrupted(step)
+    wait()
+
+
+def _evaluated(run: RunSettings, step: int) -> bool:
+    """Whether what stands after ``step`` steps is evaluated, beside the last one."""
+    return step == 0 or bool(run.evaluate_every and step % run.evaluate_every == 0)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Where a run's first process is: steps that are done, and the plan of its ledger, if it has one."""
+
+    done: int = 0
+    plan: Plan | None = None
 
 
 @contextmanager
@@ -193,13 +266,14 @@ def finish_training(
     *,
     observer: Observer | None = None,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
+    ranks: Ranks | None = None,
 ) -> None:
     """Take all steps that are left and close the ledger; a run that is over is only loaded.
 
     plan: of a new ledger; None goes on with the folder's. Without effect in non-private mode. For the rest see
     ``train``. Raises PrivacyError, with nothing charged, if the run's files prove more releases than its ledger shows.
     """
-    take_steps = partial(train, parts, data, folder, observer=observer, instrument=instrument)
+    take_steps = partial(train, parts, data, folder, observer=observer, instrument=instrument, ranks=ranks)
     if not parts.settings.privacy.private:
         take_steps(ledger=None)
         return
@@ -215,6 +289,8 @@ def finish_training(
                     "a new run, at a cost of its own",
                 )
             load(parts, folder, written.run_id)
+            if ranks is not None:
+                ranks.same(lambda: None)  # there is no step for the others
             return
     else:
         refuse_lost_charges(folder, None)
@@ -277,7 +353,7 @@ _AFTER_ROUND: Final = (
 def stop_on_signal(words: str = _AFTER_STEP) -> Iterator[threading.Event]:
     """An event that SIGINT or SIGTERM sets; a second signal acts as usual. Only the main thread may do this.
 
-    words: logged as a warning at the first signal, since what is under way may take minutes.
+    words: logged as a warning at the first signal, since what is under way may take minutes; "" for none.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -289,7 +365,7 @@ def stop_on_signal(words: str = _AFTER_STEP) -> Iterator[threading.Event]:
     def ask(number: int, frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, old[signal.Signals(number)])
-        if not telling:
+        if words and not telling:
             # Not here: what the signal broke into may be half-way through a line of its own.
             telling.append(threading.Thread(target=_log.warning, args=("%s", words), daemon=True))
             telling[0].start()

@@ -21,6 +21,7 @@ from privlora.training.model_checks import (
     refuse_too_short,
 )
 from privlora.training.model_names import model_source
+from privlora.training.ranks import own_device
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,7 +38,7 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
             fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
-    return model.to(_device(settings.device)), tokenizer
+    return model.to(device_of(settings)), tokenizer
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:
@@ -84,9 +85,11 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
         refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
 
 
-def _device(name: str) -> str:
+def device_of(settings: ModelSettings) -> str:
+    """Where the model lies; of several processes each has a GPU of its own. Raises ConfigError if there is none."""
+    name = settings.device
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return own_device("cuda") if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):

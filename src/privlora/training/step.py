@@ -43,7 +43,7 @@ class Step:
     by the sampling that the mechanism's event states; None for steps that are always given theirs. learning_rate:
     public; a number, or a function of the ledger's step 1, 2, …. max_tokens: of a micro-batch, in which short rows
     count for their gradients (training.footprint). dropout: whether the base model's own is on. masks: keys all that is
-    random in forward passes; private.
+    random in forward passes; private. prepare: in the place of ``state.coordinates.prepare``, see SharedStep.
 
     Raises ConfigError for parts that do not belong together, PrivacyError for a sampler other than the event's.
     """
@@ -56,6 +56,7 @@ class Step:
     max_tokens: int = 4096
     dropout: bool = False
     masks: np.random.Generator = field(default_factory=private_generator)
+    prepare: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         for what, fits, fix in (
@@ -101,7 +102,7 @@ class Step:
                 why="they would count twice, or be released with a draw that is not theirs",
                 fix="release them, take() their sum, or discard() it first",
             )
-        self.state.coordinates.prepare()
+        (self.prepare or self.state.coordinates.prepare)()
         adapter = self.state.adapter
         losses = []
         try:

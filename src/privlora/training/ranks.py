@@ -1,0 +1,123 @@
+"""Processes that train one run together, as torchrun or `accelerate launch` starts them.
+
+Each holds the whole frozen model and takes the gradients of its share of every batch. All else happens in the first one
+alone: it reads the records and draws batches, charges the ledger, draws noise, moves the state and writes files. What
+the processes tell each other (records, drawn units, clipped sums without noise) is PRIVATE: they have to trust each
+other and the network between them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from privlora.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class RankStopped(RunError):
+    """Another process stopped, and says itself why."""
+
+
+class Ranks(Protocol):
+    """The processes of a run. Every one has to call the same methods in the same order."""
+
+    rank: int
+    size: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that draws, charges and writes."""
+
+    def same(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives in the first process, where alone it is called."""
+
+    def each(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives here; raised everywhere if it fails anywhere."""
+
+    def dealt(self, shares: Callable[[], Sequence[T]]) -> T:
+        """The share of this process, of those that ``shares`` gives in the first one, one a process."""
+
+    def gathered(self, value: T) -> list[T]:
+        """In the first process the values of all, by rank; elsewhere its own alone."""
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """In the first process the sum of all processes' tensors of one shape; elsewhere nothing that is of use."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in any process."""
+
+    def copied(self, tensors: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Those of the first process, on the CPU, to the bit."""
+
+    def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None:
+        """Raise PrivacyError unless ``value`` is equal in all processes."""
+
+
+class OneProcess:
+    """A process that trains alone."""
+
+    rank, size, first = 0, 1, True
+
+    def same(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def each(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def dealt(self, shares: Callable[[], Sequence[T]]) -> T:
+        return shares()[0]
+
+    def gathered(self, value: T) -> list[T]:
+        return [value]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def copied(self, tensors: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        return tensors()
+
+    def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None: ...
+
+
+def deal(weights: Sequence[int], shares: int) -> list[list[int]]:
+    """Numbers of what is dealt out, for each share: heaviest first, each to the share that has least so far.
+
+    Every number from 0 to len(weights) - 1 is in exactly one share. A function of the weights alone.
+    """
+    found, loads = [list[int]() for _ in range(shares)], np.zeros(shares)
+    for number in sorted(range(len(weights)), key=lambda one: -weights[one]):
+        least = int(loads.argmin())
+        found[least].append(number)
+        loads[least] += weights[number]
+    return found
+
+
+def several_processes() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return _number("WORLD_SIZE", 1) > 1 and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def first_process() -> bool:
+    """Whether this process is to speak for all, as far as the launcher says."""
+    return not several_processes() or _number("RANK", 0) == 0
+
+
+def own_device(kind: str) -> str:
+    """The device of this process among those of its machine: ``kind``, or ``kind``:LOCAL_RANK."""
+    return f"{kind}:{_number('LOCAL_RANK', 0)}" if several_processes() else kind
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default

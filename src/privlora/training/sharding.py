@@ -1,0 +1,121 @@
+"""A frozen base whose weights are spread over the processes of a run (FSDP2): each holds a part, and every pass gathers
+one block after the other.
+
+Gathering takes all processes: whoever goes through the model has to do it with all others at once. How many passes a
+process needs for its units is private and differs, so before each pass all agree that there is one more, and whoever
+has none left goes through the model with a row that is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from privlora.config import ModelSettings, Settings
+from privlora.errors import ConfigError, ModelError
+from privlora.methods import find_row
+from privlora.training.identity import remember
+from privlora.training.models import device_of, given_or_loaded
+from privlora.training.ranks import Ranks
+
+
+def load_sharded(settings: ModelSettings, ranks: Ranks) -> tuple[Any, Any]:
+    """The base model, spread over all processes, and its tokenizer. One process after the other reads it whole, so that
+    a machine holds one whole model at a time. Raises ModelError, everywhere if anywhere."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = torch.device(device_of(settings))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    found: tuple[Any, Any] = None, None
+
+    def load() -> tuple[Any, Any]:
+        model, tokenizer = given_or_loaded(settings.model_copy(update={"device": "cpu"}), None, None)
+        remember(model)
+        shard(model, mesh)
+        return model, tokenizer
+
+    for turn in range(ranks.size):
+        if turn == ranks.rank:
+            found = ranks.each(load)
+        else:
+            ranks.each(lambda: None)
+    return found
+
+
+def shard(model: Any, mesh: Any) -> None:
+    """Spread the weights of ``model``, in place: each repeated block by itself, and what is left together.
+
+    Raises ModelError for a model without repeated blocks.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    blocks = _blocks(model)
+    if not blocks:
+        raise ModelError(
+            "this model has no blocks that repeat, so its weights cannot be spread block by block",
+            fix="set model.fully_shard=false",
+        )
+    model.requires_grad_(False)
+    for block in (*blocks, model):
+        fully_shard(block, mesh=mesh)
+
+
+def refuse_unsharded_work(settings: Settings, *, given: bool) -> None:
+    """Raise ConfigError for what a run with a sharded base cannot do. given: whether the caller gave the model."""
+    method = find_row(settings.method.name)
+    for wrong, why, fix in (
+        (given, "a model that was given is not taken apart", "give its folder or name"),
+        (method.coordinates.dense, f"method {method.name!r} changes whole weights", "choose another method"),
+        (
+            settings.synthesis is not None,
+            "public texts are written and gone through by one process",
+            "remove the group synthesis",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"model.fully_shard is set, and {why}", fix=f"{fix}, or set model.fully_shard=false"
+            )
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+class Passes:
+    """Keeps the passes of a sharded model in step. idle: goes through the model, and back if it is told so, with a row
+    that is nobody's."""
+
+    def __init__(self, model: torch.nn.Module, ranks: Ranks, idle: Callable[[bool], object]) -> None:
+        self._model, self._ranks, self._idle = model, ranks, idle
+
+    @contextmanager
+    def in_step(self, *, backward: bool) -> Iterator[None]:
+        """Inside, each process may make any number of passes, all with or all without a backward one; at the end those
+        that are done wait for the others, pass by pass."""
+
+        def announce(*_: object) -> None:
+            self._ranks.any(True)
+
+        # Before that of FSDP, which gathers the weights of the outermost module.
+        hook = self._model.register_forward_pre_hook(announce, prepend=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+        while self._ranks.any(False):
+            self._idle(backward)
+
+
+def _blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The members of the longest list of modules of one class that is in no other such list."""
+    lists = [
+        m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len({type(b) for b in m}) == 1
+    ]
+    longest = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=None)
+    return list(longest) if longest is not None and len(longest) > 1 else []

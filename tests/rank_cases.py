@@ -1,0 +1,59 @@
+"""Processes that train together: forked here, joined as torchrun joins its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import tqdm
+
+from privlora.training.torch_ranks import joined
+
+# Its thread holds a lock that a forked process would wait for.
+tqdm.tqdm.monitor_interval = 0
+
+
+def start_together(size: int, work: Callable[[int], object]) -> list[int]:
+    """Process ids of ``size`` forked processes, of which number k runs ``work(k)``; each ends with 0 if that does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
+            os.environ.update({k: str(v) for k, v in {"RANK": rank, "WORLD_SIZE": size, **place}.items()})
+            try:
+                work(rank)
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - the child may not return into pytest
+                traceback.print_exc(file=sys.__stderr__)
+                os._exit(1)
+        children.append(child)
+    return children
+
+
+def ended(children: list[int]) -> list[int]:
+    """How each ended: 0 if well."""
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def together(size: int, work: Callable[[int], object]) -> list[int]:
+    return ended(start_together(size, work))
+
+
+def found_together(size: int, folder: Path, work: Callable[..., object]) -> list[object]:
+    """What ``work(ranks)`` gives in each process."""
+
+    def keep(rank: int) -> None:
+        with joined() as ranks:
+            torch.save(work(ranks), folder / f"{rank}.pt")
+
+    assert together(size, keep) == [0] * size
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]

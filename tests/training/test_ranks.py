@@ -1,0 +1,370 @@
+"""Several processes of one run: they give what one gives, and release, charge and draw once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rank_cases import ended, found_together, start_together, together
+from run_cases import PRIVACY, RECORDS, STEPS, Bench, check_after_crash, check_finished, side_log
+from safetensors.torch import load_file
+from tiny_models import tiny_model
+
+from privlora.accounting import PoissonSampling, read_ledger
+from privlora.accounting.events import StepEvent
+from privlora.adapters import LowRankAdapter
+from privlora.errors import ConfigError, PrivacyError
+from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
+from privlora.mechanisms.charges import Uncharged
+from privlora.methods import METHODS, VOTE_METHODS, build
+from privlora.training.checkpoint import read_mark
+from privlora.training.loop import StepReport
+from privlora.training.ranks import OneProcess, Ranks, RankStopped, deal
+from privlora.training.shared_step import SharedStep
+from privlora.training.step import Step
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+REPEATABLE = {
+    "noise_multiplier": 0.5,
+    "delta": 1e-3,
+    "steps": 3,
+    "expected_batch_size": 12,
+    "public_dataset_size": 30,
+    "insecure_noise_seed": 5,
+}
+USERS = [{**record, "who": f"user {i % 11}"} for i, record in enumerate(RECORDS)]
+
+
+def adapter_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "not-private/adapter_model.safetensors")
+
+
+def farthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Of the updates' products, relative: factors may differ by a rotation."""
+    assert a.keys() == b.keys()
+    names = [name for name in a if "lora_B" in name]
+    updates = [(x[n] @ x[n.replace("lora_B", "lora_A")]).flatten() for x in (a, b) for n in names]
+    one, two = (torch.cat(part) for part in (updates[: len(names)], updates[len(names) :]))
+    return float((one - two).norm() / one.norm())
+
+
+def groups_of(name: str, tmp_path: Path) -> dict[str, Any]:
+    method = METHODS[name]
+    groups: dict[str, Any] = {"privacy": dict(REPEATABLE)}
+    if not method.private:
+        whole = {"steps": 3, "expected_batch_size": 30, "public_dataset_size": 30}
+        groups["privacy"] = {"private": False, **whole}  # whose draws have no public seed
+    if method.public_texts:
+        texts = tmp_path / "public.jsonl"
+        texts.write_text("".join(json.dumps({"text": f"a visitor came {i} times"}) + "\n" for i in range(60)))
+        groups["synthesis"] = {"generator": "file", "file": str(texts), "seeds": 4, "variations": 1}
+    return groups
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in VOTE_METHODS])
+def test_every_row_gives_what_one_process_gives(name: str, bench: Bench, tmp_path: Path) -> None:
+    """The same draws and the same noise, whose seed is public here, so sums differ by their rounding alone."""
+    groups = groups_of(name, tmp_path)
+    bench.start(tmp_path / "one", method=name, **groups)
+    assert together(2, lambda _: bench.start(tmp_path / "two", method=name, **groups)) == [0, 0]
+    assert farthest(adapter_of(tmp_path / "one"), adapter_of(tmp_path / "two")) < 1e-4
+    if METHODS[name].private:
+        assert read_ledger(tmp_path / "two/not-private/ledger.jsonl").charges == REPEATABLE["steps"]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "records"),
+    [
+        ({"clip_quantile": 0.5, "clip_norm": 2.4}, RECORDS),
+        ({"max_batch_size": 14}, RECORDS),
+        ({"unit": "user", "user_column": "who", "public_dataset_size": 11, "expected_batch_size": 5}, USERS),
+    ],
+    ids=["adaptive", "truncated", "users"],
+)
+def test_three_processes_give_what_one_gives(
+    privacy: dict[str, Any], records: list[dict[str, Any]], bench: Bench, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Counts are added, batches cut once, and nobody's records clipped in parts."""
+    monkeypatch.setattr("run_cases.RECORDS", records)
+    start = partial(bench.start, privacy={**REPEATABLE, **privacy})
+    start(tmp_path / "one")
+    assert together(3, lambda _: start(tmp_path / "three")) == [0, 0, 0]
+    assert farthest(adapter_of(tmp_path / "one"), adapter_of(tmp_path / "three")) < 1e-4
+    rows = [
+        [json.loads(line)["units"] for line in (tmp_path / n / "private/training_loss.jsonl").open()]
+        for n in ("one", "three")
+    ]
+    assert rows[0] == rows[1]  # of all processes
+
+
+def mechanism_of(adaptive: bool = False, **options: Any) -> GaussianMechanism:
+    adapter = LowRankAdapter(tiny_model(), rank=4, target_modules="all-linear")
+    coordinates, _ = build(METHODS["dp-sgd"], adapter, optimizer="sgd", init="random", seed=0, settings={})
+    return GaussianMechanism(
+        coordinates,
+        clip_norm=2.0,
+        event=StepEvent(PoissonSampling(0.1), 1.5),
+        expected_batch_size=10,
+        ledger=Uncharged(),
+        adaptive=AdaptiveClipNorm(2.0, 0.5) if adaptive else None,
+        **options,
+    )
+
+
+def test_an_empty_batch_has_the_noise_of_one_process(tmp_path: Path) -> None:
+    """tau^2, not tau^2 for each process, and not none."""
+
+    def release(ranks: Ranks) -> list[float] | None:
+        mechanism = mechanism_of()
+        found = []
+        for _ in range(1 + 200_000 // mechanism.coordinates.dimension):
+            total = mechanism.take_all(ranks)
+            if ranks.first:
+                found += [t.double().flatten() for ts in mechanism.release(total).vector for t in ts]
+        return [float(torch.cat(found).var()), mechanism.noise_std] if found else None
+
+    (variance, std), *others = found_together(3, tmp_path, release)
+    assert others == [None, None]
+    assert abs(variance / std**2 - 1) < 0.03
+
+
+def test_sums_of_another_state_are_not_added(tmp_path: Path) -> None:
+    def take(ranks: Ranks) -> str:
+        mechanism = mechanism_of(adaptive=True)
+        if ranks.rank == 1:
+            mechanism.adaptive.value *= 1 + 1e-12
+        with pytest.raises(
+            (PrivacyError, RankStopped), match="of process 1 is not that of process 0"
+        ) as error:
+            mechanism.take_all(ranks)
+        return type(error.value).__name__
+
+    assert found_together(3, tmp_path, take) == ["PrivacyError", "RankStopped", "RankStopped"]
+
+
+def test_other_processes_cannot_release(bench: Bench, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """Their mechanism has a ledger that refuses, should anybody ask it for a release."""
+    take = SharedStep.take
+
+    def released(self: SharedStep) -> torch.Tensor:
+        if not self._ranks.first:
+            self._step.release()
+        return take(self)
+
+    monkeypatch.setattr(SharedStep, "take", released)
+    assert together(2, lambda _: bench.start(tmp_path / "run")) == [1, 1]
+    assert "the run's ledger is another's" in capfd.readouterr().err
+
+
+def test_units_are_dealt_whole_once_and_evenly() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 8):
+        for count in (0, 1, 5, 200):
+            weights = [int(w) for w in rng.integers(1, 1000, count)]
+            shares = deal(weights, size)
+            assert Counter(n for share in shares for n in share) == Counter(range(count))
+            loads = [sum(weights[n] for n in share) for share in shares]
+            assert max(loads) - min(loads) <= max(weights, default=0)
+            assert deal(weights, size) == shares
+
+
+def test_one_process_is_all_there_is() -> None:
+    alone = OneProcess()
+    tensor = torch.ones(2)
+    assert (alone.first, alone.size, alone.rank) == (True, 1, 0)
+    assert (alone.same(lambda: 3), alone.each(lambda: 4), alone.dealt(lambda: [[1, 2]])) == (3, 4, [1, 2])
+    assert (alone.gathered(5), alone.any(True), alone.any(False)) == ([5], True, False)
+    assert alone.add(tensor) is tensor
+
+
+def test_what_processes_tell_each_other(tmp_path: Path) -> None:
+    tensors = {
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "number": torch.tensor(7),
+        "none": torch.zeros(0, 3),
+        "turned": torch.arange(6.0).reshape(2, 3).mT,
+    }
+
+    def talk(ranks: Ranks) -> dict[str, Any]:
+        return {
+            "same": ranks.same(lambda: f"of {ranks.rank}"),
+            "each": ranks.each(lambda: ranks.rank),
+            "dealt": ranks.dealt(lambda: [[0], [1, 1], [2, 2, 2]]),
+            "gathered": ranks.gathered(ranks.rank * 10),
+            "sum": ranks.add(torch.full((2,), float(ranks.rank + 1), dtype=torch.float64)),
+            "any": [ranks.any(ranks.rank == 2), ranks.any(False)],
+            "copied": ranks.copied(lambda: tensors),
+        }
+
+    first, *others = found_together(3, tmp_path, talk)
+    assert first["gathered"] == [0, 10, 20]
+    assert first["sum"].tolist() == [6.0, 6.0]
+    for rank, found in enumerate([first, *others]):
+        assert (found["same"], found["each"], found["dealt"]) == ("of 0", rank, [rank] * (rank + 1))
+        assert found["any"] == [True, False]
+        assert all(torch.equal(t, found["copied"][name]) for name, t in tensors.items())
+        assert {name: t.dtype for name, t in found["copied"].items()} == {
+            n: t.dtype for n, t in tensors.items()
+        }
+
+
+def test_an_error_anywhere_is_told_everywhere(tmp_path: Path) -> None:
+    def fail(ranks: Ranks) -> tuple[str, str]:
+        def make() -> None:
+            if ranks.rank == 1:
+                raise ConfigError("no such model", fix="give one")
+
+        with pytest.raises((ConfigError, RankStopped, Exception)) as error:
+            ranks.each(make)
+        return type(error.value).__name__, str(error.value)
+
+    first, second, third = found_together(3, tmp_path, fail)
+    assert first[1].startswith("process 1 of 3: no such model")
+    assert (second[0], third[0]) == ("RankStopped", "RankStopped")
+
+
+def test_unlike_models_are_refused(bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def start(rank: int) -> None:
+        if rank:
+            next(bench.model.parameters()).data[0] += 1
+        bench.start(tmp_path / "run")
+
+    assert together(2, start) == [1, 1]
+    assert "the base model of process 1 is not that of process 0" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_votes_are_asked_for_in_one_process(bench: Bench, tmp_path: Path, capfd: Any) -> None:
+    texts = tmp_path / "public.jsonl"
+    texts.write_text('{"text": "a"}\n{"text": "b"}\n')
+    groups = {"synthesis": {"generator": "model", "seeds": 2, "publish": True}}
+    assert together(2, lambda _: bench.start(tmp_path / "run", method="aug-pe", **groups)) == [1, 1]
+    assert "in one process" in capfd.readouterr().err
+
+
+def test_a_refused_charge_stops_all(bench: Bench, tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(self: Any, event: Any) -> int:
+        raise PrivacyError("no")
+
+    monkeypatch.setattr("privlora.accounting.Ledger.charge", refuse)
+    assert together(2, lambda _: bench.start(tmp_path / "run")) == [1, 1]
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 0
+
+
+def test_kill_9_of_any_process_at_random_moments(bench: Bench, tmp_path: Path) -> None:
+    """What was charged covers what was released, and another number of processes takes it to its end."""
+    rng = random.Random(3)
+    kills = ended_well = 0
+    folder, log, crashes = tmp_path / "0", tmp_path / "0.log", 0
+
+    def work(rank: int) -> None:
+        with side_log(log):
+            bench.continue_or_start(folder)
+
+    while kills < 6:
+        size = rng.choice((1, 2, 3))
+        children = start_together(size, work)
+        time.sleep(rng.uniform(0.3, 1.5))
+        os.kill(rng.choice(children), signal.SIGKILL)
+        codes = ended(children)
+        assert set(codes) <= {0, 1, -signal.SIGKILL}
+        if -signal.SIGKILL not in codes:
+            ended_well += 1
+            folder, log, crashes = tmp_path / str(ended_well), tmp_path / f"{ended_well}.log", 0
+            continue
+        kills, crashes = kills + 1, crashes + 1
+        check_after_crash(folder, log, crashes)
+    with side_log(log):
+        check_finished(folder, log, bench.continue_or_start(folder))
+
+
+class SignalTo:
+    """Signals another process of the run, whose id stands in a file, after a step."""
+
+    def __init__(self, number: int, step: int, file: Path) -> None:
+        self.number, self.step, self.file = number, step, file
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == self.step:
+            os.kill(int(self.file.read_text()), self.number)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def start_and_signal_the_second(
+    bench: Bench, folder: Path, number: int, step: int, **groups: Any
+) -> list[int]:
+    file = folder.parent / "pid"
+
+    def start(rank: int) -> None:
+        if rank == 1:
+            file.write_text(str(os.getpid()))
+        bench.start(folder, observer=None if rank else SignalTo(number, step, file), **groups)
+
+    return together(2, start)
+
+
+def test_a_signal_to_any_process_stops_all_after_the_same_step(
+    bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert start_and_signal_the_second(bench, folder, signal.SIGTERM, step=3) == [1, 1]
+    said = capfd.readouterr().err
+    assert "RankStopped" not in said  # nobody was left waiting
+    assert said.count("privlora.training.loop.Interrupted: interrupted after step") == 2
+    assert 3 <= saved_and_charged(folder)[0] < STEPS
+    assert bench.resume(folder).steps == STEPS
+
+
+def test_a_process_that_is_lost_after_a_step_loses_no_step(bench: Bench, tmp_path: Path) -> None:
+    """Between two checkpoints, too: the first process saves where it is."""
+    folder, rarely = tmp_path / "run", {"checkpoint_every": 100}
+    codes = start_and_signal_the_second(bench, folder, signal.SIGKILL, step=5, run=rarely)
+    assert codes == [1, -signal.SIGKILL]
+    assert saved_and_charged(folder)[0] >= 5
+
+
+def test_a_process_that_is_lost_in_a_batch_loses_no_step(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulate, begun = Step.accumulate, list[int]()
+
+    def until_the_sixth(self: Step, drawn: Any) -> torch.Tensor:
+        begun.append(1)
+        if len(begun) == 6 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return accumulate(self, drawn)
+
+    monkeypatch.setattr(Step, "accumulate", until_the_sixth)
+    folder = tmp_path / "run"
+    codes = together(2, lambda _: bench.start(folder, run={"checkpoint_every": 100}))
+    assert codes == [1, -signal.SIGKILL]
+    assert saved_and_charged(folder) == (5, 5)
+
+
+def saved_and_charged(folder: Path) -> tuple[int, int]:
+    """Steps; they are equal."""
+    saved = read_mark(folder / "private/checkpoint.safetensors").step
+    charged = read_ledger(folder / "release/ledger.jsonl").charges
+    assert saved == charged
+    return saved, charged
+
+
+def test_a_finished_run_is_only_reported_again(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert together(2, lambda _: bench.start(folder, privacy={**PRIVACY, "steps": 2})) == [0, 0]
+    before = (folder / "release/ledger.jsonl").read_bytes()
+    assert together(2, lambda _: bench.resume(folder)) == [0, 0]
+    assert (folder / "release/ledger.jsonl").read_bytes() == before
