@@ -90,6 +90,15 @@ def _take_turns(setting: Setting, method: str, ranks: Ranks, rounds: int) -> dic
     batch: list[Sequence[int]] = [list(range(min(8, setting.batch)))]  # the first does not count
     step.draw = lambda: batch[0]
     shared, seconds = SharedStep(step, counted), {"alone": list[float](), "together": list[float]()}
+    released, release = list[float](), step.release
+
+    def timed(*total: Any) -> Any:
+        begun = time.perf_counter()
+        found = release(*total)
+        released.append(time.perf_counter() - begun)
+        return found
+
+    step.release = timed  # type: ignore[method-assign]
     for turn in range(rounds + 1):
         takes = {"alone": lambda: alone.step(batch[0]) if ranks.first else None, "together": shared.take}
         for name in ("alone", "together") if turn % 2 else ("together", "alone"):
@@ -106,6 +115,7 @@ def _take_turns(setting: Setting, method: str, ranks: Ranks, rounds: int) -> dic
         "together_s": round(float(np.median(all_)), 4),
         "faster": round(float(ratio), 3),
         "quartiles": [round(float(low), 3), round(float(high), 3)],
+        "release_s": round(float(np.median(released)), 4) if released else None,
         "sum_bytes": counted.sums // steps,
         "state_bytes": counted.states // steps,
         "numbers": step.state.coordinates.dimension,
