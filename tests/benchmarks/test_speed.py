@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -72,3 +73,16 @@ def test_peers_pad_each_micro_batch_to_its_longest_record() -> None:
     batch = steps.Padded.of(records, parts[1])
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert (batch.labels != -100).tolist() == [[False, False, True], [True, True, False]]
+
+
+@pytest.mark.slow
+def test_several_processes_beside_one() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(privlora.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", "processes.py", "--smoke"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOM, env=environment)
+    rows = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert len(rows) == 6
+    assert len(done.stdout.splitlines()) == 8
+    for row in rows:
+        assert row["sum_bytes"] >= 8 * row["numbers"]
+        assert row["state_bytes"] > 0

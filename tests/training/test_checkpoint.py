@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from privlora.errors import RunError
 from privlora.training.checkpoint import Mark, load_checkpoint, read_mark, save_checkpoint
@@ -69,3 +70,31 @@ def test_a_damaged_one_is_one_clear_error(damage: str, tmp_path: Path) -> None:
     if damage != "cut":  # the mark is at the front
         with pytest.raises(RunError, match="is damaged"):
             read_mark(path)
+
+
+def test_it_is_written_from_where_the_tensors_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters of large models have hundreds of megabytes: no second copy in memory."""
+    seen: dict[str, int] = {}
+
+    def save(tensors: dict[str, torch.Tensor], path: Path, metadata: object = None) -> None:
+        seen.update({name: t.data_ptr() for name, t in tensors.items()})
+        path.write_bytes(b"")
+
+    monkeypatch.setattr("privlora.training.checkpoint.save_file", save)
+    save_checkpoint(tmp_path / "c", PARTS, Mark(1, "run", None))
+    assert seen == {f"{p}/{name}": t.data_ptr() for p, named in PARTS.items() for name, t in named.items()}
+
+
+def test_a_disk_without_room_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, PARTS, Mark(1, "run", None))
+
+    def fail(tensors: object, half: Path, metadata: object = None) -> None:
+        half.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("privlora.training.checkpoint.save_file", fail)
+    with pytest.raises(RunError, match="No space left"):
+        save_checkpoint(path, PARTS, Mark(2, "run", None))
+    assert [found.name for found in tmp_path.iterdir()] == ["c"]
+    assert read_mark(path).step == 1

@@ -277,3 +277,20 @@ def test_a_non_private_run_can_be_stopped_and_resumed(bench: Bench, tmp_path: Pa
     assert releases(tmp_path / "log") == list(range(4, STEPS + 1))
     assert result.epsilon is None
     assert not (folder / "release/ledger.jsonl").exists()
+
+
+def test_long_steps_are_saved_by_the_clock(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = list[int]()
+    save = privlora.training.loop.save_checkpoint
+
+    def noted(path: Path, parts: Any, mark: Any) -> None:
+        saved.append(mark.step)
+        save(path, parts, mark)
+
+    monkeypatch.setattr("privlora.training.loop.save_checkpoint", noted)
+    clock = iter(range(0, 10_000, 30))  # half a minute each time it is asked
+    monkeypatch.setattr("privlora.training.loop.time.monotonic", lambda: next(clock))
+    bench.start(tmp_path / "run", run={"checkpoint_every": 100, "checkpoint_minutes": 1.4})
+    assert saved == [3, 6, 9, 12]

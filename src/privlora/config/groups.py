@@ -363,6 +363,9 @@ class RunSettings(Group):
     """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
     texts apart that are nearly copies."""
     checkpoint_every: int = Field(default=20, ge=1)
+    """Steps from one checkpoint to the next; what a crash loses of them stays charged."""
+    checkpoint_minutes: float = Field(default=10.0, gt=0)
+    """At most so long from one checkpoint to the next, where steps take long."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""
     show_private_loss: bool = False

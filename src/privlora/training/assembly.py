@@ -453,7 +453,7 @@ def _mechanism(parts: Parts, ledger: Ledger | Plan | None, done: int, sampling: 
     plan = _plan_of(ledger)
     if (plan.unit, plan.insecure_noise) != (privacy.unit, privacy.insecure_noise_seed is not None):
         raise PrivacyError(
-            "the privacy unit or the kind of noise is not what the ledger's plan says",
+            "the privacy unit or the kind of noise is not what was planned",
             why="the stated epsilon holds for the plan only",
             fix="resume with the settings of the first run",
         )

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.training.files import write_atomically
+from privlora.training.files import replace_atomically
 
 NO_RUN: Final = "non-private"
 """A non-private run has no ledger; its checkpoints belong to it all the same."""
@@ -37,16 +37,26 @@ class Mark:
 
 
 def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], mark: Mark) -> None:
-    """Write the parts' tensors under ``part/name``, with the step after which they were taken."""
-    # Cloned, because parts may share tensors, which safetensors refuses.
-    tensors = {
-        f"{part}/{name}": tensor.detach().cpu().contiguous().clone()
-        for part, named in parts.items()
-        for name, tensor in named.items()
-    }
+    """Write the parts' tensors under ``part/name``, with the step after which they were taken, from where they lie."""
+    tensors, written = dict[str, Tensor](), set[int]()
+    for part, named in parts.items():
+        for name, tensor in named.items():
+            there = tensor.detach().cpu().contiguous()
+            place = there.untyped_storage().data_ptr()
+            if place in written:
+                there = there.clone()  # parts may share tensors, which safetensors refuses
+            written.add(place)
+            tensors[f"{part}/{name}"] = there
     known = {"step": str(mark.step), "run_id": mark.run_id, "charge": mark.charge}
     metadata = {name: value for name, value in known.items() if value is not None}
-    write_atomically(path, save(tensors, metadata=metadata))
+
+    def write(half: Path) -> None:
+        try:
+            save_file(tensors, half, metadata=metadata)
+        except SafetensorError as error:  # also for a full disk
+            raise OSError(str(error)) from None
+
+    replace_atomically(path, write)
 
 
 def read_mark(path: Path) -> Mark:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -173,19 +174,28 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> 
     mode: of the file, from its first byte on; the process's umask takes away from it. Only one process writes a run's
     files; one fixed temporary name lets a resumed run replace what a crash left.
     """
-    half = temporary(path)
     data = content.encode() if isinstance(content, str) else content
-    try:
+
+    def write(half: Path) -> None:
         with open(half, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
-            file.flush()
+
+    replace_atomically(path, write)
+
+
+def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """The same of a file that ``write`` makes under the name that it is given."""
+    half = temporary(path)
+    try:
+        write(half)
+        with open(half, "rb") as file:
             os.fsync(file.fileno())
         os.replace(half, path)
         sync_folder(path.parent)
     except OSError as error:
         half.unlink(missing_ok=True)
         raise RunError(
-            f"cannot write {str(path)!r}: {error.strerror}",
+            f"cannot write {str(path)!r}: {error.strerror or error}",
             fix="free space or permissions, then `privlora resume`",
         ) from None
 

@@ -122,16 +122,16 @@ def train(
     if _evaluated(run, done):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
         evaluate(done)
-    kept = done  # nothing that this process did is missing in the checkpoint
+    kept, saved_at = done, time.monotonic()  # nothing that this process did is missing in the checkpoint
 
     def mark(step: int) -> Mark:
         charge = None if ledger is None or not step else ledger.charge_hash(before + step)
         return Mark(before + step, run_id, charge)
 
     def save(step: int) -> None:
-        nonlocal kept
-        save_checkpoint(folder.checkpoint, parts.states(), mark(step))
-        kept = step
+        nonlocal kept, saved_at
+        save_checkpoint(folder.checkpoint, parts.present(), mark(step))
+        kept, saved_at = step, time.monotonic()
 
     with stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
@@ -153,7 +153,8 @@ def train(
             except RankStopped:
                 save(step)
                 raise
-            if last or stopping or step % run.checkpoint_every == 0:
+            late = time.monotonic() - saved_at >= 60 * run.checkpoint_minutes
+            if last or stopping or late or step % run.checkpoint_every == 0:
                 save(step)
             if _evaluated(run, step) and not last:
                 evaluate(step)
@@ -243,7 +244,7 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
             assert parts.ballot is not None
             charges = ledger.charges
             charge = ledger.charge_hash(charges) if charges else None
-            save_checkpoint(folder.checkpoint, parts.states(), Mark(charges, ledger.run_id, charge))
+            save_checkpoint(folder.checkpoint, parts.present(), Mark(charges, ledger.run_id, charge))
             if parts.ballot.over:
                 return
             if observer is not None and not parts.ballot.waiting:

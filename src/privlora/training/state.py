@@ -61,9 +61,13 @@ class TrainState:
     def states(self) -> States:
         """Everything that training goes on from. Copies, which later steps do not change."""
         return {
-            name: {key: tensor.clone() for key, tensor in part.state_dict().items()}
-            for name, part in self._parts().items()
+            part: {name: tensor.clone() for name, tensor in tensors.items()}
+            for part, tensors in self.present().items()
         }
+
+    def present(self) -> States:
+        """The same without copies, to be read before the next step."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
 
     def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from what ``states`` gave, here or elsewhere. Raises ConfigError if it was given by another method."""
