@@ -26,13 +26,23 @@ from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.captured import Captured
 from privlora.adapters.dense_norms import dense_norms
+from privlora.adapters.quantised import (
+    FULL,
+    activation_dtype,
+    bits,
+    hold,
+    let_go,
+    mixes_rows,
+    precisions,
+    refuse_unknown_storage,
+)
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.errors import ModelError, PrivacyError
 
 
 @dataclass(eq=False)
 class Site:
-    """One adapted linear layer and the operands of its low-rank term, in the layer's dtype."""
+    """One adapted linear layer and the operands of its low-rank term, in the dtype of what the layer gives."""
 
     name: str
     module: torch.nn.Module
@@ -46,12 +56,21 @@ class Site:
     norms: Tensor | None = None  # (rows,) float64: ||G_i||_F, kept where the adapter wants them
     update: Tensor | None = None  # (m, n): while attached, the layer computes with W0 + update
     frozen: torch.nn.Parameter | None = None  # W0, while another weight stands in its place
+    dtype: torch.dtype | None = (
+        None  # of operands beside a packed weight, which does not say what its layer gives
+    )
 
     @property
     def weight(self) -> Tensor:
         """The frozen W0, as the layer stores it (a Conv1D's is transposed, a quantised one is packed)."""
         weight: Any = self.module.weight
         return weight if self.frozen is None else self.frozen
+
+    def recast(self, dtype: torch.dtype) -> None:
+        """Keep operands in ``dtype`` from now on."""
+        self.dtype = dtype
+        if self.left is not None and self.mid is not None and self.right is not None:
+            self.left, self.mid, self.right = (t.to(dtype) for t in (self.left, self.mid, self.right))
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,8 @@ class LowRankAdapter:
     in_order: bool = field(default=False, init=False)
     """Whether P and Q lie in memory row by row, not transposed: for coordinates that take them as long rows."""
     one_by_one: bool = field(default=False, init=False)
-    """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others."""
+    """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others; always
+    where layers of 8 bits look at all rows at once (`quantised.mixes_rows`)."""
 
     def __post_init__(self) -> None:
         names = find_targets(
@@ -132,18 +152,22 @@ class LowRankAdapter:
             layers_to_transform=self.layers_to_transform,
         )
         self.sites = []
+        self.one_by_one = mixes_rows(self.model)
+        usual = activation_dtype(self.model)
         for name in names:
-            module = self.model.get_submodule(name)
+            module: Any = self.model.get_submodule(name)
+            refuse_unknown_storage(name, module)
             m, n = feature_sizes(module) or (0, 0)
             if self.rank > min(m, n):
                 raise ModelError(
                     f"adapter.r={self.rank} exceeds the smaller side of {name!r} ({m} x {n})",
                     fix=f"set adapter.r to at most {min(m, n)}, or exclude this module",
                 )
-            self.sites.append(Site(name, module, m, n))
+            self.sites.append(Site(name, module, m, n, dtype=usual if bits(module) else None))
         self.groups = _group(self.sites)
         self.sites = [site for group in self.groups for site in group.sites]
         self._handles: list[Any] = []
+        self._held: list[torch.nn.Module] = []
         self._requires_grad: list[tuple[torch.nn.Parameter, bool]] = []
         # Gives the first adapted layer a graph although nothing of the base model requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
@@ -170,8 +194,8 @@ class LowRankAdapter:
 
     @property
     def reduced_precision(self) -> bool:
-        """Whether any parameter of the model is below float32, so that gradients are rounded to less as well."""
-        return any(p.dtype not in (torch.float32, torch.float64) for p in self.model.parameters())
+        """Whether anything in the model computes below float32, so that gradients are rounded to less as well."""
+        return any(dtype not in FULL for dtype in precisions(self.model))
 
     def attach(self) -> LowRankAdapter:
         """Freeze the model and add the terms. Attaching twice is an error."""
@@ -184,6 +208,7 @@ class LowRankAdapter:
                     why="its gradients would be those of a stale layer",
                     fix="build the model, move it to its device, then build the adapter",
                 )
+        self._held = hold(self.model)
         self._requires_grad = [(p, p.requires_grad) for p in self.model.parameters()]
         for p, _ in self._requires_grad:
             p.requires_grad_(False)
@@ -205,6 +230,7 @@ class LowRankAdapter:
         for p, flag in self._requires_grad:
             p.requires_grad_(flag)
         self._handles, self._requires_grad = [], []
+        let_go(self._held)
         self._forget()
         for site in self.sites:
             if site.frozen is not None:
@@ -221,7 +247,7 @@ class LowRankAdapter:
         """Set the operands of a group: left (L, m, r), mid (L, r), right (L, n, r); cast to each layer's dtype."""
         for k, site in enumerate(group.sites):
             weight = site.weight
-            dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16  # 4-bit base weights
+            dtype = site.dtype or weight.dtype
             site.left, site.mid, site.right = (t[k].to(weight.device, dtype) for t in (left, mid, right))
 
     def met(self, group: Group) -> tuple[Tensor, Tensor]:
@@ -240,10 +266,11 @@ class LowRankAdapter:
         The user's weight is not written to: another one stands in its place until ``detach``.
         """
         for k, site in enumerate(group.sites):
-            if not site.weight.dtype.is_floating_point:
+            if bits(site.module) is not None or not site.weight.dtype.is_floating_point:
                 raise ModelError(
                     f"the weights of {site.name!r} are quantised, and this method adds a dense update to them",
-                    fix="load the model unquantised, or use another method",
+                    why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
+                    fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
                 )
             site.update = update[k]
             if self.attached:
@@ -338,6 +365,8 @@ class LowRankAdapter:
             if site.left is None:
                 return y
             x = args[0]
+            if site.dtype is not None and y.dtype != site.dtype:
+                site.recast(y.dtype)
             if site.offset is not None:
                 a0, b0 = (t.to(x.dtype) for t in site.offset)
                 y = y - (x @ b0) @ a0.T

@@ -12,6 +12,7 @@ from hashlib import sha256
 
 import torch
 
+from privlora.adapters.quantised import bits, computes_in, scales
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
@@ -116,4 +117,9 @@ def _of_model(model: torch.nn.Module) -> str:
         values = parameter.detach().flatten()[:_VALUES].cpu().contiguous()
         found.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
         found.update(values.view(torch.uint8).numpy().tobytes())
+    for name, module in model.named_modules():
+        if bits(module) is not None:  # what packed values are taken for
+            threshold = getattr(getattr(module, "state", None), "threshold", None)
+            found.update(f"{name} {bits(module)} bits {computes_in(module)} {threshold} ".encode())
+            found.update(scales(module)[:_VALUES].cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
+from privlora.adapters.quantised import bits, computes_in, hold, let_go, precisions
 from privlora.data.examples import Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
@@ -30,11 +31,20 @@ _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 def refuse_float16(model: torch.nn.Module) -> None:
     """Raise ModelError for a model with float16 weights."""
-    if any(p.dtype == torch.float16 for p in model.parameters()):
+    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in _own_parameters(model)):
         raise ModelError(
             "the model is stored in float16, whose gradients overflow",
             fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
         )
+    if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
+        raise ModelError(
+            "the model's packed weights compute in float16, whose gradients overflow",
+            fix="load it with bnb_4bit_compute_dtype bfloat16 or float32",
+        )
+
+
+def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.nn.Parameter]]:
+    return ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
 
 
 def refuse_adapted(model: torch.nn.Module) -> None:
@@ -131,8 +141,8 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
 
     shortest = int(_LENGTHS.min())
     change = _distance(later, first)[:, :shortest]
-    # Of the coarsest weights: some models give float32 logits whatever they compute in. Quantised ones are coarse.
-    rounding = max(_ROUNDING.get(p.dtype, _ROUNDING[torch.bfloat16]) for p in adapter.model.parameters())
+    # Of the coarsest part: some models give float32 logits whatever they compute in.
+    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
@@ -185,6 +195,7 @@ def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
 def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """(rows, tokens, vocabulary), as the model computes them. Raises ModelError for whatever goes wrong."""
     ids, mask = input_ids.to(adapter.device), attention_mask.to(adapter.device)
+    held = hold(adapter.model)
     try:
         logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     except torch.OutOfMemoryError:
@@ -194,6 +205,8 @@ def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) 
             f"the model does not run on a batch of tokens ({type(error).__name__}: {reason_of(error)})",
             fix="use a causal language model of transformers, or one that is called the same way",
         ) from None
+    finally:
+        let_go(held)
     if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):
         raise ModelError(
             f"the model gives no numbers for every token (logits of shape {tuple(logits.shape)})",

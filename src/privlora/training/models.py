@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from privlora.adapters import LowRankAdapter
-from privlora.config import ModelSettings, Settings
+from privlora.adapters.quantised import hold, let_go
+from privlora.config import ModelSettings, QuantizationSettings, Settings
 from privlora.errors import ConfigError, ModelError, named, reason_of
 from privlora.training.model_checks import (
     refuse_adapted,
@@ -28,16 +30,31 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
+    options, device = dict[str, Any](), _device(settings.device)
+    if settings.quantization is not None:
+        # Packed as they are read, where they are to lie: they are never whole in memory.
+        options = {"quantization_config": _packing(settings.quantization), "device_map": {"": device}}
     tokenizer = load_tokenizer(settings)
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, **options)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
             f"cannot load model {settings.name!r}: {reason_of(error)}",
             fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
-    return model.to(_device(settings.device)), tokenizer
+    hold(model)
+    return model if options else model.to(device), tokenizer
+
+
+def _packing(settings: QuantizationSettings) -> BitsAndBytesConfig:
+    """What transformers is told of it. Raises ConfigError without bitsandbytes."""
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "model.quantization needs the package bitsandbytes",
+            fix="pip install 'privlora[quantized]', or remove model.quantization",
+        )
+    return BitsAndBytesConfig(**settings.model_dump())
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:
@@ -127,9 +144,11 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
     ]
+    held = hold(model)
     try:
         yield
     finally:
+        let_go(held)
         for module, values, hooks in before:
             for name in names:
                 if name in values:
