@@ -88,8 +88,8 @@ def fine_tune(
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
         writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
-    loading: further fields of ModelSettings (dtype, device, gradient_checkpointing, revision); of a loaded model only
-        gradient_checkpointing has an effect.
+    loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
+        gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
 
     Raises PrivloraError subclasses that say what to mend.
     """

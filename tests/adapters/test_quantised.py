@@ -9,7 +9,14 @@ import pytest
 import torch
 from quantised_models import INT8, NF4, packed_model, unpacked_model
 from run_cases import assert_same, fingerprint
-from tiny_models import one_batch, random_example, tiny_model, tiny_tokenizer, uneven_examples
+from tiny_models import (
+    one_batch,
+    random_example,
+    set_checkpointing,
+    tiny_model,
+    tiny_tokenizer,
+    uneven_examples,
+)
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
@@ -17,6 +24,7 @@ from privlora.adapters.quantised import bits, dense_weight, hold, let_go, mixes_
 from privlora.coordinates.starts import projected_start, tangent_start
 from privlora.data.batching import MicroBatch
 from privlora.errors import ModelError
+from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.model_checks import refuse_coupled, refuse_float16
 
@@ -100,6 +108,20 @@ def test_gradients_are_autograds() -> None:
         captured, _ = micro_batch_gradients(adapter, one_batch([example]))
     torch.testing.assert_close(captured.p[-1][0], update.grad @ site.right, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(captured.q[-1][0], update.grad.T @ site.left, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("packing", [nf4("float32"), nf4("bfloat16"), int8(6.0)], ids=str)
+def test_activations_that_are_computed_again_change_no_gradient(packing: Any, reentrant: bool) -> None:
+    batch, found = one_batch(uneven_examples()), []
+    for again in (False, True):
+        adapter = started(packed_model(packing))
+        if again:
+            set_checkpointing(adapter.model, reentrant=reentrant)
+        with adapter, training_passes(adapter.model, np.random.default_rng(0)):
+            found.append(micro_batch_gradients(adapter, batch)[0])
+    for a, b in zip((*found[0].p, *found[0].q), (*found[1].p, *found[1].q), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, 6.0])

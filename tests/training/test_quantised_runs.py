@@ -23,7 +23,7 @@ from privlora.api import fine_tune, resume_run
 from privlora.cli import main
 from privlora.cli.memory import estimate_memory
 from privlora.config import ModelSettings, QuantizationSettings, settings_from
-from privlora.errors import ConfigError, PrivloraError, RunError
+from privlora.errors import ConfigError, PrivloraError
 from privlora.methods import METHODS
 from privlora.training.files import RunFolder
 from privlora.training.identity import identify
@@ -94,9 +94,20 @@ def test_a_run_on_a_packed_base_resumes_on_that_base_alone(folder: Path, tmp_pat
     with pytest.raises(Interrupted):
         train(folder, tmp_path / "other", "4bit", observer=StopAt(2))
     plain, tokenizer = load_model(ModelSettings(name=str(folder), dtype="float32", device="cpu"))
-    for model in (plain, packed_model({**NF4, "bnb_4bit_compute_dtype": "float32"})):
-        with pytest.raises(RunError, match="the base model is not the one that the run began with"):
+    in_float32 = packed_model({**NF4, "bnb_4bit_compute_dtype": "float32"})
+    for model, match in ((plain, "does not follow it"), (in_float32, "not the one that the run began with")):
+        with pytest.raises(PrivloraError, match=match):
             resume_run(tmp_path / "other", model=model, tokenizer=tokenizer, records=RECORDS)
+
+
+def test_a_loaded_model_has_to_be_as_settings_say(folder: Path, tmp_path: Path) -> None:
+    plain, tokenizer = load_model(ModelSettings(name=str(folder), dtype="float32", device="cpu"))
+    for loading in ({"quantization": "4bit"}, {"attn_implementation": "eager"}):
+        with pytest.raises(ConfigError, match=f"model.{next(iter(loading))} is set, and the model does not"):
+            fine_tune(
+                plain, RECORDS, tokenizer=tokenizer, privacy=PRIVACY, loading=loading, output=tmp_path / "run"
+            )
+    assert not (tmp_path / "run").exists()
 
 
 def test_identities_of_packed_models() -> None:
@@ -177,6 +188,24 @@ def test_planned_bytes_are_those_of_the_loaded_model(folder: Path, packing: str)
         size += sum(t.numel() * t.element_size() for t in tensors.values())
     planned = estimate_memory(settings, METHODS["prism"], tiny_model())
     assert planned.weight_bytes == size
+
+
+def test_planned_gradients_are_fewer_where_activations_are_computed_again() -> None:
+    planned = {}
+    model = tiny_model()
+    for kind in ("none", "reentrant", "non-reentrant"):
+        content = {
+            "model": {"name": "m", "gradient_checkpointing": kind},
+            "data": {"path": "x.jsonl", "max_length": 40},
+            "privacy": PRIVACY,
+            "adapter": {"r": 4},
+            "run": {"tokens_per_micro_batch": 400},
+        }
+        planned[kind] = estimate_memory(
+            settings_from(content), METHODS["prism"], model
+        ).gradient_bytes_at_most
+    assert planned["reentrant"] == planned["non-reentrant"] < planned["none"]
+    assert not model.is_gradient_checkpointing
 
 
 def words(given: Any) -> str:

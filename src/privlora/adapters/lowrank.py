@@ -190,6 +190,7 @@ class LowRankAdapter:
 
     @property
     def device(self) -> torch.device:
+        """Where gradients are gathered and a method's state lies: with the first site, wherever the others are."""
         return next(self.sites[0].module.parameters()).device
 
     @property
@@ -257,7 +258,7 @@ class LowRankAdapter:
 
     def met_at(self, site: Site) -> tuple[Tensor, Tensor]:
         """left (m, r) and right (n, r) of one site, where its operands are installed; see ``met``."""
-        left, _, right = self._operands(site, 1)
+        left, right = (self._operands(site, 1)[side].to(self.device) for side in (0, 2))
         return left[..., self.columns[1]], right[..., self.columns[0]]
 
     def install_update(self, group: Group, update: Tensor) -> None:
@@ -279,7 +280,7 @@ class LowRankAdapter:
     def subtract(self, group: Group, a0: Tensor, b0: Tensor) -> None:
         """Train as if the frozen weights were W0 - A0 B0^T; a0: (L, m, k), b0: (L, n, k), public and fixed."""
         for k, site in enumerate(group.sites):
-            site.offset = a0[k].to(self.device), b0[k].to(self.device)
+            site.offset = a0[k].to(site.weight.device), b0[k].to(site.weight.device)
 
     def relative_to_w0(
         self, factors: Mapping[str, tuple[Tensor, Tensor]]
@@ -290,8 +291,8 @@ class LowRankAdapter:
             if site.offset is not None:
                 (a, b), (a0, b0) = whole[site.name], site.offset
                 whole[site.name] = (
-                    torch.cat([a, -a0.to(a.dtype)], dim=-1),
-                    torch.cat([b, b0.to(b.dtype)], dim=-1),
+                    torch.cat([a, -a0.to(a)], dim=-1),
+                    torch.cat([b, b0.to(b)], dim=-1),
                 )
         return whole
 
@@ -317,7 +318,7 @@ class LowRankAdapter:
         """
         self._check_complete()
         found = Captured.of_stacks([self._stacks[g] for g in range(len(self.groups))])
-        norms = [site.norms for site in self.sites if site.norms is not None]
+        norms = [site.norms.to(self.device) for site in self.sites if site.norms is not None]
         self._forget()
         if unit_index is not None:
             if len(unit_index) != found.units:
@@ -418,17 +419,18 @@ class LowRankAdapter:
         """Room for wide^T narrow of each row and site, transposed: (sites, rows, r, features), float32 or better."""
         rows, rank, features = len(narrow), narrow.shape[-1], wide.shape[-1]
         dtype = torch.promote_types(wide.dtype, torch.float32)
+        device = self.device  # layers of one group may lie on several
         if self.in_order:
-            return wide.new_empty(sites, rows, features, rank, dtype=dtype).mT
-        return wide.new_empty(sites, rows, rank, features, dtype=dtype)
+            return wide.new_empty(sites, rows, features, rank, dtype=dtype, device=device).mT
+        return wide.new_empty(sites, rows, rank, features, dtype=dtype, device=device)
 
     def _put(self, place: Tensor, narrow: Tensor, wide: Tensor, *, add: bool) -> None:
         """Write (wide^T narrow)^T of each row into ``place`` (rows, r, features)."""
         # In the order in which the product lies in memory, so that it is written where it stays.
         left, right, place = (wide, narrow, place.mT) if self.in_order else (narrow, wide, place)
         if add:  # a layer that is called twice contributes one gradient: before any norm is taken
-            place += torch.bmm(left.mT, right)
-        elif place.dtype == left.dtype:
+            place += torch.bmm(left.mT, right).to(place.device)
+        elif (place.dtype, place.device) == (left.dtype, left.device):
             torch.bmm(left.mT, right, out=place)
         else:
             place.copy_(torch.bmm(left.mT, right))
@@ -444,7 +446,7 @@ def _show_update(site: Site) -> None:
         # A parameter of its own: where W0 is shared (tied embeddings), the other layer keeps it.
         site.frozen = module.weight
         module.weight = torch.nn.Parameter(module.weight.clone(), requires_grad=False)
-    update = site.update.T if isinstance(module, Conv1D) else site.update
+    update = (site.update.T if isinstance(module, Conv1D) else site.update).to(site.weight.device)
     if module.weight.dtype == update.dtype:
         torch.add(site.weight, update, out=module.weight)
     else:

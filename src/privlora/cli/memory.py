@@ -15,7 +15,7 @@ from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
 from privlora.training.footprint import row_tokens
-from privlora.training.models import adapter_for
+from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 _BLOCK, _BLOCK_OF_SCALES = 64, 256  # bitsandbytes' numbers of one scale, of 4-bit weights and of their scales
@@ -76,7 +76,9 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
-    least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
+    with unchanged_afterwards(model):  # short rows count for more where activations are computed again
+        set_checkpointing(model, settings.model.gradient_checkpointing)
+        least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
     records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
     kind = method.coordinates
     votes = method.releases == "votes"

@@ -108,6 +108,16 @@ class ModelSettings(Group):
     {load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: bfloat16}; or a word: 4bit (QLoRA's: nf4,
     computed in bfloat16, its scales packed too), nf4, fp4 or 8bit. The adapter stays as it is."""
 
+    attn_implementation: (
+        Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
+    ) = None
+    """Which code computes attention, as transformers calls it; null takes what transformers does."""
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] | None = (
+        None
+    )
+    """Spread the base over several devices, as transformers does: auto, balanced, balanced_low_0, sequential, or a
+    mapping from names of modules to devices. All of it has to fit: nothing may lie on a disk meanwhile."""
+
     @field_validator("quantization", mode="before")
     @classmethod
     def _in_a_word(cls, given: Any) -> Any:
@@ -119,6 +129,12 @@ class ModelSettings(Group):
                 f"{nearest(given, _SHORT)}"
             )
         return dict(_SHORT[given])
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ModelSettings:
+        if self.device_map is not None and self.device != "auto":
+            raise ValueError("device and device_map both say where the model lies. Fix: remove one of them")
+        return self
 
 
 class AdapterSettings(Group):

@@ -38,11 +38,15 @@ _OF_LOADING = _PACKED | {
     "quantization_config": Here("model.quantization"),
     "bnb_config": Here("model.quantization"),
     "torch_dtype": Here("model.dtype"),
+    "attn_implementation": Here("model.attn_implementation"),
+    "attention_implementation": Here("model.attn_implementation"),
+    "use_flash_attention_2": Here("model.attn_implementation", "its value flash_attention_2"),
+    "device_map": Here("model.device_map"),
 }
 
 OTHER_NAMES: Final[Mapping[str, Mapping[str, Here]]] = {
     **dict.fromkeys(("", "adapter", "data", "method", "privacy", "run"), _OF_LOADING),
-    "model": {name: here for name, here in _OF_LOADING.items() if name != "quantization"},
+    "model": {name: here for name, here in _OF_LOADING.items() if here.setting != f"model.{name}"},
     "federation": {
         "aggregation": Here("federation.rule"),
         "strategy": Here("federation.rule"),

@@ -158,6 +158,52 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
             why="one record then changes the gradients of others, and no clipping bounds that",
             fix="use a model that treats each row by itself",
         )
+    mask = torch.arange(_TOKENS) < _LENGTHS[:, None]
+    leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
+    if leaked > rounding:
+        raise ModelError(
+            "the model couples the rows of a batch: the gradient of a record's loss reaches the records beside it",
+            why="one record then changes the gradients of others, and no clipping bounds that",
+            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
+        )
+
+
+def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
+    """How much of the gradient of the middle row's logits lies in the other rows' embeddings, as a part of its own.
+
+    0 for models that do not tell their embeddings. Raises ModelError if there is no backward pass.
+    """
+    model: Any = adapter.model
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if embeddings is None:
+        return 0.0
+    seen: list[Tensor] = []
+
+    def keep(_: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
+        seen.append(out.detach().requires_grad_(True))
+        return seen[-1]
+
+    handle = embeddings.register_forward_hook(keep)
+    try:
+        logits = _logits(adapter, input_ids, mask.long(), graph=True)
+        generator = torch.Generator().manual_seed(0)
+        weights = torch.randn(logits.shape[1:], generator=generator) * mask[1][:, None]
+        total = (logits[1].double() * weights.to(logits.device).double()).sum()
+        gradient = torch.autograd.grad(total, seen[0], allow_unused=True)[0] if seen else None
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - as above: the tokens are random
+        raise ModelError(
+            f"the model has no backward pass ({type(error).__name__}: {reason_of(error)})",
+            why="the first step would end before it is charged",
+            fix="set model.attn_implementation to sdpa or eager, or use another device or model",
+        ) from None
+    finally:
+        handle.remove()
+    if gradient is None:
+        return 0.0
+    squares = gradient.double().square().sum(dim=(1, 2))
+    return float(((squares[0] + squares[2]) / squares[1]).sqrt().nan_to_num(nan=0.0))
 
 
 @contextmanager
@@ -191,13 +237,15 @@ def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
             )
 
 
-@torch.no_grad()
-def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def _logits(
+    adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor, *, graph: bool = False
+) -> Tensor:
     """(rows, tokens, vocabulary), as the model computes them. Raises ModelError for whatever goes wrong."""
     ids, mask = input_ids.to(adapter.device), attention_mask.to(adapter.device)
     held = hold(adapter.model)
     try:
-        logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        with torch.set_grad_enabled(graph):
+            logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a model raises anything; the tokens are random, so the cause may be shown
