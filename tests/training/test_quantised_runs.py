@@ -18,7 +18,7 @@ from tiny_models import loaded_by_peft, tiny_model
 from privlora.accounting import read_ledger
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import read_adapter
-from privlora.adapters.quantised import bits, hold
+from privlora.adapters.quantised import bits, hold, let_go
 from privlora.api import fine_tune, resume_run
 from privlora.cli import main
 from privlora.cli.memory import estimate_memory
@@ -125,6 +125,14 @@ def test_identities_of_packed_models() -> None:
     with torch.no_grad():
         models["int8"](input_ids=torch.arange(3, 9)[None])
     assert identify(None, models["int8"]).model == found["int8"]
+    # One of 4 bits casts its bias to what it computes in.
+    biased = packed_model(kinds["in float32"], "gpt2", dtype=torch.bfloat16)
+    before, held = identify(None, biased).model, hold(biased)
+    with torch.no_grad():
+        biased(input_ids=torch.arange(3, 9)[None])
+    assert biased.transformer.h[0].mlp.c_fc.bias.dtype == torch.float32
+    assert identify(None, biased).model == before
+    let_go(held)
     layer = next(m for m in models["nf4"].modules() if bits(m) == 4)
     layer.weight.quant_state.absmax[0] *= 2  # the packed numbers are the same
     assert identify(None, models["nf4"]).model != found["nf4"]
@@ -134,8 +142,13 @@ def test_identities_of_packed_models() -> None:
 def test_methods_of_dense_updates_are_refused_before_there_is_a_run(
     folder: Path, tmp_path: Path, method: str
 ) -> None:
-    with pytest.raises(PrivloraError, match=r"quantised|needs float32 layers"):
+    with pytest.raises(ConfigError, match=r"adds a dense update.*model\.quantization packs them"):
         train(folder, tmp_path / "run", "4bit", method=method)
+    model, tokenizer = load_model(ModelSettings(name=str(folder), dtype="float32", quantization="4bit"))
+    with pytest.raises(PrivloraError, match=r"quantised|needs float32 layers"):  # in the caller's hands
+        fine_tune(
+            model, RECORDS, tokenizer=tokenizer, privacy=PRIVACY, method=method, output=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 

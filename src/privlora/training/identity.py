@@ -113,9 +113,15 @@ def _of_records(data: Data) -> str:
 def _of_model(model: torch.nn.Module) -> str:
     """Of each parameter its name, shape, dtype and first values: what tells models apart without reading them whole."""
     found = sha256()
+    # A packed layer's first pass casts its bias to what it computes in.
+    packed = [module for module in model.modules() if bits(module) is not None]
+    cast = {id(getattr(module, "bias", None)) for module in packed}
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()[:_VALUES].cpu().contiguous()
-        found.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
+        dtype = parameter.dtype
+        if id(parameter) in cast:
+            values, dtype = values.float(), torch.float32
+        found.update(f"{name} {tuple(parameter.shape)} {dtype} ".encode())
         found.update(values.view(torch.uint8).numpy().tobytes())
     for name, module in model.named_modules():
         if bits(module) is not None:  # what packed values are taken for
