@@ -147,7 +147,14 @@ def test_methods_of_dense_updates_are_refused_before_there_is_a_run(
     model, tokenizer = load_model(ModelSettings(name=str(folder), dtype="float32", quantization="4bit"))
     with pytest.raises(PrivloraError, match=r"quantised|needs float32 layers"):  # in the caller's hands
         fine_tune(
-            model, RECORDS, tokenizer=tokenizer, privacy=PRIVACY, method=method, output=tmp_path / "run"
+            model,
+            RECORDS,
+            tokenizer=tokenizer,
+            privacy=PRIVACY,
+            adapter={"r": 2},
+            columns={"max_length": 40},
+            method=method,
+            output=tmp_path / "run",
         )
     assert not (tmp_path / "run").exists()
 
