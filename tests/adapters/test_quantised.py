@@ -217,6 +217,20 @@ def test_attaching_leaves_a_packed_model_as_it_was(dtype: torch.dtype) -> None:
     assert_same(before, fingerprint(model))
 
 
+def test_operands_follow_what_a_packed_layer_gives() -> None:
+    """Behind norms in float32, whatever the embeddings are in."""
+    model = packed_model(nf4("bfloat16"), dtype=torch.bfloat16)
+    for name, module in model.named_modules():
+        if name.endswith(("norm", "lm_head")):
+            module.float()
+    adapter = started(model)
+    assert {site.left.dtype for site in adapter.sites if site.left is not None} == {torch.bfloat16}
+    with adapter:
+        captured, _ = micro_batch_gradients(adapter, one_batch(uneven_examples()))
+    assert bool(captured.finite().all())
+    assert {side.dtype for site in adapter.sites for side in adapter.met_at(site)} == {torch.float32}
+
+
 def test_dense_updates_are_refused() -> None:
     adapter = LowRankAdapter(packed_model(nf4()), rank=2)
     with pytest.raises(
