@@ -251,7 +251,8 @@ def _logits(
     except Exception as error:  # noqa: BLE001 - a model raises anything; the tokens are random, so the cause may be shown
         raise ModelError(
             f"the model does not run on a batch of tokens ({type(error).__name__}: {reason_of(error)})",
-            fix="use a causal language model of transformers, or one that is called the same way",
+            fix="use a causal language model of transformers, or one that is called the same way; sdpa and eager are "
+            "what model.attn_implementation has everywhere",
         ) from None
     finally:
         let_go(held)

@@ -44,8 +44,8 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
             f"cannot load model {settings.name!r}: {reason_of(error)}",
-            fix="give a local folder with config.json and safetensors, or a hub name that can be reached"
-            + "".join(f"; or check model.{name}" for name in _ASKED if getattr(settings, name) is not None),
+            fix="".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
+            + "give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
     hold(model)
