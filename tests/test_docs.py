@@ -9,13 +9,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import privlora.methods
 from privlora.api import train_run
 from privlora.cli import main
-from privlora.config import load_settings
+from privlora.cli.memory import estimate_memory
+from privlora.config import load_settings, settings_from
 from privlora.demo import model_path, private_records
 from privlora.federated.run import federate
+from privlora.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,8 +54,8 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (yaml,) = blocks("README.md", "yaml")
-    Path("notes.yaml").write_text(yaml, encoding="utf-8")
+    (text,) = blocks("README.md", "yaml")
+    Path("notes.yaml").write_text(text, encoding="utf-8")
     for name, count, seed in (("notes.jsonl", 200, 1), ("public_notes.jsonl", 20, 2)):
         lines = (json.dumps(record) for record in private_records(count, seed))
         Path(name).write_text("\n".join(lines), encoding="utf-8")
@@ -62,11 +67,60 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.release / "report.html").exists()
 
 
+def test_big_models_are_described_in_settings_that_exist() -> None:
+    others = {"data": {"path": "x.jsonl"}, "privacy": {"noise_multiplier": 1.0, "delta": 1e-6, "steps": 9}}
+    others["privacy"] |= {"sample_rate": 0.01, "public_dataset_size": 1000}
+    found = []
+    for block in blocks("docs/big-models.md", "yaml"):
+        read = yaml.safe_load(block)
+        model = read.get("model", {"name": "part", **read})
+        found.append(settings_from({"model": model, **others}).model)
+    assert [model.device_map for model in found] == [None, None, "auto"]
+    word, in_full, _ = (model.quantization for model in found)
+    assert word == in_full
+
+
+def test_big_models_take_the_memory_that_the_guide_says() -> None:
+    page = (ROOT / "docs/big-models.md").read_text(encoding="utf-8")
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    config = LlamaConfig(
+        **sizes, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, dtype="bfloat16"
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights, most = [], []
+    for packing, again in ((None, "none"), ("8bit", "none"), ("nf4", "none"), ("4bit", "non-reentrant")):
+        settings = settings_from(
+            {
+                "model": {
+                    "name": "m",
+                    "dtype": "bfloat16",
+                    "quantization": packing,
+                    "gradient_checkpointing": again,
+                },
+                "data": {"path": "x.jsonl", "max_length": 512},
+                "privacy": {
+                    "noise_multiplier": 1.0,
+                    "delta": 1e-6,
+                    "steps": 9,
+                    "sample_rate": 0.01,
+                    "public_dataset_size": 1000,
+                },
+            }
+        )
+        memory = estimate_memory(settings, METHODS["prism"], model)
+        weights.append(memory.weight_bytes / 2**30)
+        most.append(memory.gradient_bytes_at_most / 2**30)
+    assert "| weights of 8B | {:.1f} GiB | {:.1f} | {:.1f} | {:.1f} |".format(*weights) in page
+    full = memory.gradient_bytes / 2**30
+    assert f"| 8B | {full:.1f} GiB | {most[0]:.1f} | {most[-1]:.1f} |" in page
+
+
 def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of the page, in its order, on a small model."""
     monkeypatch.chdir(tmp_path)
-    (yaml,) = blocks("docs/synthesize.md", "yaml")
-    Path("texts.yaml").write_text(yaml, encoding="utf-8")
+    (text,) = blocks("docs/synthesize.md", "yaml")
+    Path("texts.yaml").write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "configs/non-private.yaml", "open.yaml")
     records = private_records(60, 1)
     Path("notes.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
@@ -90,8 +144,8 @@ def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (yaml,) = blocks("docs/federated.md", "yaml")
-    Path("clinics.yaml").write_text(yaml, encoding="utf-8")
+    (text,) = blocks("docs/federated.md", "yaml")
+    Path("clinics.yaml").write_text(text, encoding="utf-8")
     for seed, name in enumerate(("north", "south", "west", "public_notes")):
         lines = (json.dumps(record) for record in private_records(40, seed))
         Path(f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from privlora.config import PrivacySettings, Settings, load_settings, settings_from
+from privlora.config import ModelSettings, PrivacySettings, Settings, load_settings, settings_from
 from privlora.config.federation import RULE_NAMES, FederationSettings
 from privlora.config.other_names import OTHER_NAMES
 from privlora.config.reading import _INNER
@@ -200,9 +200,9 @@ def test_names_of_other_tools(group: str, name: str) -> None:
         content = own({"name": "a", "path": "a.jsonl", name: 1}, {"name": "b", "path": "b.jsonl"})
     else:
         home, _, setting = here.rpartition(".")
-        assert home == "federation"
-        assert setting in FederationSettings.model_fields
-        content = settings(**{group: {name.upper().replace("_", "-"): 1}})
+        assert setting in {"federation": FederationSettings, "model": ModelSettings}[home].model_fields
+        spelt = name.upper().replace("_", "-")
+        content = settings(**{group: {spelt: 1}}) if group else {**settings(), spelt: {"a": 1}}
     with pytest.raises(ConfigError, match=f"Fix: it is called {here} here"):
         settings_from(content)
 

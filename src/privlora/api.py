@@ -15,7 +15,7 @@ from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
-from privlora.methods import CHOICES, VOTE_METHODS
+from privlora.methods import CHOICES
 from privlora.rehearsals.choosing import Chosen, because, choose, keep_choice, plan_run, read_choice
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
@@ -36,7 +36,7 @@ from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training, train_beside
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
 from privlora.training.ranks import Ranks
-from privlora.training.sharding import load_sharded, refuse_unsharded_work
+from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
 from privlora.training.torch_ranks import joined
@@ -97,8 +97,8 @@ def fine_tune(
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
         writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
-    loading: further fields of ModelSettings (dtype, device, gradient_checkpointing, revision); of a loaded model only
-        gradient_checkpointing has an effect.
+    loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
+        gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
 
     Raises PrivloraError subclasses that say what to mend.
     """
@@ -461,13 +461,9 @@ class _Given:
 
 def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, fresh: bool) -> Result:
     """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
-    if ranks.size > 1 and settings.method.name in VOTE_METHODS:
-        raise ConfigError(
-            f"method {settings.method.name!r} asks for votes, in one process, and {ranks.size} were started",
-            fix="start one process, or choose a method that releases gradients",
-        )
+    if ranks.size > 1:
+        refuse_in_several(settings, given=given.model is not None)
     if settings.model.fully_shard and ranks.size > 1:
-        refuse_unsharded_work(settings, given=given.model is not None)
         model, tokenizer = load_sharded(settings.model, ranks)
     else:
         model, tokenizer = ranks.each(lambda: given_or_loaded(settings.model, given.model, given.tokenizer))

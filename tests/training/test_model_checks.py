@@ -12,7 +12,7 @@ from run_cases import assert_same, fingerprint
 from tiny_models import FAMILIES, VOCAB, set_checkpointing, tiny_model, tiny_tokenizer
 
 from privlora.adapters import LowRankAdapter
-from privlora.config import settings_from
+from privlora.config import ModelSettings, settings_from
 from privlora.data.examples import Example, Examples
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.training.model_checks import (
@@ -23,7 +23,7 @@ from privlora.training.model_checks import (
     refuse_unknown_tokens,
     routes_tokens,
 )
-from privlora.training.models import check_model
+from privlora.training.models import check_model, load_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -132,7 +132,7 @@ def test_rows_that_are_coupled_by_their_padding_are_refused() -> None:
 @pytest.mark.parametrize("place", [0, 2])
 def test_one_row_that_moves_is_rounding(place: int) -> None:
     """In the last pass one of the two rows that are compared meets, say, another expert; a dependence moves both."""
-    passes = iter(range(3))
+    passes = iter(range(4))
 
     def change(x: torch.Tensor) -> torch.Tensor:
         moved = (torch.arange(len(x)) == place)[:, None, None]
@@ -330,3 +330,76 @@ def test_float16_anywhere() -> None:
     model.model.norm.half()
     with pytest.raises(ModelError, match="float16"):
         refuse_float16(model)
+
+
+class _LeaksBackwards(torch.autograd.Function):
+    """The identity, whose backward pass hands a tenth of each row's gradient to the row above it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, e: torch.Tensor) -> torch.Tensor:
+        return e + 0.1 * e.roll(-1, dims=0)
+
+
+class _HasNoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, e: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("this kernel is for inference alone")
+
+
+def attending(name: str, change: Any) -> Any:
+    """A model with an attention of its own, which hands its output of SDPA to ``change``."""
+
+    def attend(module: Any, *args: Any, **options: Any) -> Any:
+        out, weights = hf.AttentionInterface._global_mapping["sdpa"](module, *args, **options)
+        return change(out), weights
+
+    hf.AttentionInterface.register(name, attend)
+    hf.AttentionMaskInterface.register(name, hf.AttentionMaskInterface._global_mapping["sdpa"])
+    model = hf.AutoModelForCausalLM.from_config(FAMILIES["llama"](), attn_implementation=name)
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_that_reaches_into_other_rows_is_refused(dtype: torch.dtype) -> None:
+    probe(attending("tested_well", lambda out: out).to(dtype))
+    with pytest.raises(ModelError, match="a record's logits depend on the records beside it"):
+        probe(attending("tested_forwards", lambda out: out + 0.5 * out.roll(1, dims=0)).to(dtype))
+
+
+def test_attention_whose_backward_pass_alone_reaches_into_other_rows_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"gradient of a record's loss reaches.*model\.attn_implementation"):
+        probe(attending("tested_backwards", _LeaksBackwards.apply))
+    with pytest.raises(ModelError, match="reaches the records beside it"):
+        probe(altered(_LeaksBackwards.apply))
+
+
+def test_attention_without_a_backward_pass_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"no backward pass \(NotImplementedError: this kernel is for inf"):
+        probe(attending("tested_inference", _HasNoBackward.apply))
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt2"])
+def test_attention_is_computed_as_asked(family: str, name: str, tmp_path: Any) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model, _ = load_model(ModelSettings(name=str(tmp_path), device="cpu", attn_implementation=name))
+    assert model.config._attn_implementation == name
+    probe(model)
+
+
+def test_attention_that_is_not_there_is_told_in_one_line(tmp_path: Any) -> None:
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    settings = ModelSettings(name=str(tmp_path), device="cpu", attn_implementation="flex_attention")
+    with pytest.raises(ModelError, match=r"flex_attention.*check model\.attn_implementation") as caught:
+        load_model(settings)
+    assert "\n" not in str(caught.value)

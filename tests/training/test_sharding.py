@@ -103,8 +103,10 @@ def test_the_subspaces_of_spread_weights_are_those_of_whole_ones(base: Path, tmp
     [
         ({"method": "projected"}, "changes whole weights"),
         ({"method": "pe-sgd", "synthesis": {"generator": "model", "seeds": 2}}, "public texts"),
+        ({"loading": {"quantization": "4bit"}}, "packed weights are not taken apart"),
+        ({"loading": {"device_map": "auto", "device": "auto"}}, "each takes those of the others"),
     ],
-    ids=["dense", "texts"],
+    ids=["dense", "texts", "packed", "map"],
 )
 def test_what_a_spread_base_cannot_do(
     groups: dict[str, Any], said: str, base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

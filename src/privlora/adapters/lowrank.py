@@ -26,13 +26,23 @@ from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.captured import Captured
 from privlora.adapters.dense_norms import dense_norms
+from privlora.adapters.quantised import (
+    FULL,
+    activation_dtype,
+    bits,
+    hold,
+    let_go,
+    mixes_rows,
+    precisions,
+    refuse_unknown_storage,
+)
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
 from privlora.errors import ModelError, PrivacyError
 
 
 @dataclass(eq=False)
 class Site:
-    """One adapted linear layer and the operands of its low-rank term, in the layer's dtype."""
+    """One adapted linear layer and the operands of its low-rank term, in the dtype of what the layer gives."""
 
     name: str
     module: torch.nn.Module
@@ -46,12 +56,21 @@ class Site:
     norms: Tensor | None = None  # (rows,) float64: ||G_i||_F, kept where the adapter wants them
     update: Tensor | None = None  # (m, n): while attached, the layer computes with W0 + update
     frozen: torch.nn.Parameter | None = None  # W0, while another weight stands in its place
+    dtype: torch.dtype | None = (
+        None  # of operands beside a packed weight, which does not say what its layer gives
+    )
 
     @property
     def weight(self) -> Tensor:
         """The frozen W0, as the layer stores it (a Conv1D's is transposed, a quantised one is packed)."""
         weight: Any = self.module.weight
         return weight if self.frozen is None else self.frozen
+
+    def recast(self, dtype: torch.dtype) -> None:
+        """Keep operands in ``dtype`` from now on."""
+        self.dtype = dtype
+        if self.left is not None and self.mid is not None and self.right is not None:
+            self.left, self.mid, self.right = (t.to(dtype) for t in (self.left, self.mid, self.right))
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,8 @@ class LowRankAdapter:
     in_order: bool = field(default=False, init=False)
     """Whether P and Q lie in memory row by row, not transposed: for coordinates that take them as long rows."""
     one_by_one: bool = field(default=False, init=False)
-    """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others."""
+    """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others; always
+    where layers of 8 bits look at all rows at once (`quantised.mixes_rows`)."""
 
     def __post_init__(self) -> None:
         names = find_targets(
@@ -132,18 +152,22 @@ class LowRankAdapter:
             layers_to_transform=self.layers_to_transform,
         )
         self.sites = []
+        self.one_by_one = mixes_rows(self.model)
+        usual = activation_dtype(self.model)
         for name in names:
-            module = self.model.get_submodule(name)
+            module: Any = self.model.get_submodule(name)
+            refuse_unknown_storage(name, module)
             m, n = feature_sizes(module) or (0, 0)
             if self.rank > min(m, n):
                 raise ModelError(
                     f"adapter.r={self.rank} exceeds the smaller side of {name!r} ({m} x {n})",
                     fix=f"set adapter.r to at most {min(m, n)}, or exclude this module",
                 )
-            self.sites.append(Site(name, module, m, n))
+            self.sites.append(Site(name, module, m, n, dtype=usual if bits(module) else None))
         self.groups = _group(self.sites)
         self.sites = [site for group in self.groups for site in group.sites]
         self._handles: list[Any] = []
+        self._held: list[torch.nn.Module] = []
         self._requires_grad: list[tuple[torch.nn.Parameter, bool]] = []
         # Gives the first adapted layer a graph although nothing of the base model requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
@@ -166,12 +190,13 @@ class LowRankAdapter:
 
     @property
     def device(self) -> torch.device:
+        """Where gradients are gathered and a method's state lies: with the first site, wherever the others are."""
         return next(self.sites[0].module.parameters()).device
 
     @property
     def reduced_precision(self) -> bool:
-        """Whether any parameter of the model is below float32, so that gradients are rounded to less as well."""
-        return any(p.dtype not in (torch.float32, torch.float64) for p in self.model.parameters())
+        """Whether anything in the model computes below float32, so that gradients are rounded to less as well."""
+        return any(dtype not in FULL for dtype in precisions(self.model))
 
     def attach(self) -> LowRankAdapter:
         """Freeze the model and add the terms. Attaching twice is an error."""
@@ -184,6 +209,7 @@ class LowRankAdapter:
                     why="its gradients would be those of a stale layer",
                     fix="build the model, move it to its device, then build the adapter",
                 )
+        self._held = hold(self.model)
         self._requires_grad = [(p, p.requires_grad) for p in self.model.parameters()]
         for p, _ in self._requires_grad:
             p.requires_grad_(False)
@@ -205,6 +231,7 @@ class LowRankAdapter:
         for p, flag in self._requires_grad:
             p.requires_grad_(flag)
         self._handles, self._requires_grad = [], []
+        let_go(self._held)
         self._forget()
         for site in self.sites:
             if site.frozen is not None:
@@ -221,7 +248,7 @@ class LowRankAdapter:
         """Set the operands of a group: left (L, m, r), mid (L, r), right (L, n, r); cast to each layer's dtype."""
         for k, site in enumerate(group.sites):
             weight = site.weight
-            dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16  # 4-bit base weights
+            dtype = site.dtype or weight.dtype
             site.left, site.mid, site.right = (t[k].to(weight.device, dtype) for t in (left, mid, right))
 
     def met(self, group: Group) -> tuple[Tensor, Tensor]:
@@ -231,7 +258,7 @@ class LowRankAdapter:
 
     def met_at(self, site: Site) -> tuple[Tensor, Tensor]:
         """left (m, r) and right (n, r) of one site, where its operands are installed; see ``met``."""
-        left, _, right = self._operands(site, 1)
+        left, right = (self._operands(site, 1)[side].to(self.device) for side in (0, 2))
         return left[..., self.columns[1]], right[..., self.columns[0]]
 
     def install_update(self, group: Group, update: Tensor) -> None:
@@ -240,10 +267,11 @@ class LowRankAdapter:
         The user's weight is not written to: another one stands in its place until ``detach``.
         """
         for k, site in enumerate(group.sites):
-            if not site.weight.dtype.is_floating_point:
+            if bits(site.module) is not None or not site.weight.dtype.is_floating_point:
                 raise ModelError(
                     f"the weights of {site.name!r} are quantised, and this method adds a dense update to them",
-                    fix="load the model unquantised, or use another method",
+                    why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
+                    fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
                 )
             site.update = update[k]
             if self.attached:
@@ -252,7 +280,7 @@ class LowRankAdapter:
     def subtract(self, group: Group, a0: Tensor, b0: Tensor) -> None:
         """Train as if the frozen weights were W0 - A0 B0^T; a0: (L, m, k), b0: (L, n, k), public and fixed."""
         for k, site in enumerate(group.sites):
-            site.offset = a0[k].to(self.device), b0[k].to(self.device)
+            site.offset = a0[k].to(site.weight.device), b0[k].to(site.weight.device)
 
     def relative_to_w0(
         self, factors: Mapping[str, tuple[Tensor, Tensor]]
@@ -263,8 +291,8 @@ class LowRankAdapter:
             if site.offset is not None:
                 (a, b), (a0, b0) = whole[site.name], site.offset
                 whole[site.name] = (
-                    torch.cat([a, -a0.to(a.dtype)], dim=-1),
-                    torch.cat([b, b0.to(b.dtype)], dim=-1),
+                    torch.cat([a, -a0.to(a)], dim=-1),
+                    torch.cat([b, b0.to(b)], dim=-1),
                 )
         return whole
 
@@ -290,7 +318,7 @@ class LowRankAdapter:
         """
         self._check_complete()
         found = Captured.of_stacks([self._stacks[g] for g in range(len(self.groups))])
-        norms = [site.norms for site in self.sites if site.norms is not None]
+        norms = [site.norms.to(self.device) for site in self.sites if site.norms is not None]
         self._forget()
         if unit_index is not None:
             if len(unit_index) != found.units:
@@ -338,6 +366,8 @@ class LowRankAdapter:
             if site.left is None:
                 return y
             x = args[0]
+            if site.dtype is not None and y.dtype != site.dtype:
+                site.recast(y.dtype)
             if site.offset is not None:
                 a0, b0 = (t.to(x.dtype) for t in site.offset)
                 y = y - (x @ b0) @ a0.T
@@ -389,17 +419,18 @@ class LowRankAdapter:
         """Room for wide^T narrow of each row and site, transposed: (sites, rows, r, features), float32 or better."""
         rows, rank, features = len(narrow), narrow.shape[-1], wide.shape[-1]
         dtype = torch.promote_types(wide.dtype, torch.float32)
+        device = self.device  # layers of one group may lie on several
         if self.in_order:
-            return wide.new_empty(sites, rows, features, rank, dtype=dtype).mT
-        return wide.new_empty(sites, rows, rank, features, dtype=dtype)
+            return wide.new_empty(sites, rows, features, rank, dtype=dtype, device=device).mT
+        return wide.new_empty(sites, rows, rank, features, dtype=dtype, device=device)
 
     def _put(self, place: Tensor, narrow: Tensor, wide: Tensor, *, add: bool) -> None:
         """Write (wide^T narrow)^T of each row into ``place`` (rows, r, features)."""
         # In the order in which the product lies in memory, so that it is written where it stays.
         left, right, place = (wide, narrow, place.mT) if self.in_order else (narrow, wide, place)
         if add:  # a layer that is called twice contributes one gradient: before any norm is taken
-            place += torch.bmm(left.mT, right)
-        elif place.dtype == left.dtype:
+            place += torch.bmm(left.mT, right).to(place.device)
+        elif (place.dtype, place.device) == (left.dtype, left.device):
             torch.bmm(left.mT, right, out=place)
         else:
             place.copy_(torch.bmm(left.mT, right))
@@ -415,7 +446,7 @@ def _show_update(site: Site) -> None:
         # A parameter of its own: where W0 is shared (tied embeddings), the other layer keeps it.
         site.frozen = module.weight
         module.weight = torch.nn.Parameter(module.weight.clone(), requires_grad=False)
-    update = site.update.T if isinstance(module, Conv1D) else site.update
+    update = (site.update.T if isinstance(module, Conv1D) else site.update).to(site.weight.device)
     if module.weight.dtype == update.dtype:
         torch.add(site.weight, update, out=module.weight)
     else:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.lowrank import LowRankAdapter
+from privlora.adapters.quantised import bits
 from privlora.adapters.targets import find_targets
 from privlora.errors import ModelError, PrivloraError, named
 from privlora.names import published_name
@@ -121,6 +122,11 @@ def merge(model: torch.nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) 
         for name, (a, b) in factors.items():
             module = model.get_submodule(name)
             weight: Any = module.weight
+            if bits(module) is not None:
+                raise ModelError(
+                    f"the weights of {name!r} are quantised, so nothing can be merged into them",
+                    fix="merge into the model that they were packed from, or use the adapter beside them (--as-lora)",
+                )
             update = a.float() @ b.float().T
             if isinstance(module, Conv1D):
                 update = update.T

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from privlora.adapters.targets import feature_sizes, output_layer
 from privlora.config import Settings
 from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
 from privlora.training.footprint import row_tokens
-from privlora.training.models import adapter_for
+from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
+_BLOCK, _BLOCK_OF_SCALES = 64, 256  # bitsandbytes' numbers of one scale, of 4-bit weights and of their scales
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class MemoryEstimate:
 
     Attributes:
         model_parameters: numbers of the frozen base model.
-        weight_bytes: their size in the model's dtype.
+        weight_bytes: their size in the model's dtype, or packed, where settings or its own configuration say so.
         modules: adapted layers.
         trained_numbers: coordinates of a release: of each module r (m + n - r) in tangent space, r (m + n) in
             factors, r m in one factor and through a projection. Without those that are one a public text.
@@ -72,7 +76,9 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
-    least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
+    with unchanged_afterwards(model):  # short rows count for more where activations are computed again
+        set_checkpointing(model, settings.model.gradient_checkpointing)
+        least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
     records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
     kind = method.coordinates
     votes = method.releases == "votes"
@@ -94,7 +100,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     each = held * _GRADIENT_BYTES
     return MemoryEstimate(
         model_parameters=numbers,
-        weight_bytes=numbers * dtype.itemsize,
+        weight_bytes=_weight_bytes(_packing(settings, model), model, dtype),
         modules=len(adapter.sites),
         trained_numbers=kind.dimension_of(adapter) + directions,
         adapter_bytes=factors * 4,
@@ -107,6 +113,44 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         embedding_bytes=_embedding_bytes(settings, model) if votes else 0,
         cache_bytes=_cache_bytes(settings, model, dtype),
     )
+
+
+def _packing(settings: Settings, model: Any) -> Mapping[str, Any]:
+    """How linear layers are packed, in the names of BitsAndBytesConfig; empty where they are not."""
+    own = getattr(model.config, "quantization_config", None) or {}
+    own = own if isinstance(own, Mapping) else own.to_dict()
+    if own.get("load_in_4bit") or own.get("load_in_8bit"):  # a folder that is packed already stays as it is
+        return own
+    chosen = settings.model.quantization
+    return {} if chosen is None else chosen.model_dump()
+
+
+def _weight_bytes(packing: Mapping[str, Any], model: Any, dtype: torch.dtype) -> int:
+    """Of all weights: packed numbers and their scales where layers are packed, else the dtype's."""
+    head, spared = output_layer(model), packing.get("llm_int8_skip_modules")
+    size = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    for name, module in model.named_modules():
+        features = feature_sizes(module)
+        if (
+            features is None
+            or not packing
+            or (module is head if spared is None else _is_spared(name, spared))
+        ):
+            continue
+        rows, entries = features[0], features[0] * features[1]
+        size -= entries * dtype.itemsize
+        if packing.get("load_in_8bit"):
+            size += entries + 4 * rows
+        else:
+            blocks = math.ceil(entries / _BLOCK)
+            nested = packing.get("bnb_4bit_use_double_quant")
+            scales = blocks + 4 * math.ceil(blocks / _BLOCK_OF_SCALES) if nested else 4 * blocks
+            size += math.ceil(entries / 2) + scales
+    return size
+
+
+def _is_spared(name: str, spared: Sequence[str]) -> bool:
+    return any(name.endswith(key) or f"{name}.".startswith(f"{key}.") for key in spared)
 
 
 def _embedding_bytes(settings: Settings, model: Any) -> int:

@@ -65,7 +65,8 @@ def _write_merged(settings: ModelSettings, run: RunFolder, folder: Path) -> None
     from privlora.training.models import load_model
 
     report, factors = read_report(run.report), read_adapter(run.release)
-    model, tokenizer = load_model(settings.model_copy(update={"device": "cpu"}))
+    # Packed weights cannot take an update: it goes into those that they were packed from.
+    model, tokenizer = load_model(settings.model_copy(update={"device": "cpu", "quantization": None}))
     merge(model, factors)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

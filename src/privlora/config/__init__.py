@@ -17,6 +17,7 @@ from privlora.config.groups import (
     MethodSettings,
     ModelSettings,
     PrivacySettings,
+    QuantizationSettings,
     RunSettings,
     Settings,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "ModelSettings",
     "PhaseSettings",
     "PrivacySettings",
+    "QuantizationSettings",
     "RunSettings",
     "Settings",
     "SynthesisSettings",

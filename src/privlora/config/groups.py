@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -28,6 +28,65 @@ AT_CLIENTS = "(at the clients)"
 """Stands for data.path in a federation whose clients have records of their own."""
 
 
+class QuantizationSettings(Group):
+    """How the frozen weights are packed, in the names and with the defaults of transformers' BitsAndBytesConfig."""
+
+    load_in_4bit: bool = False
+    """QLoRA: linear layers but the output layer in 4 bits."""
+    load_in_8bit: bool = False
+    """LLM.int8(): the same in 8 bits. Each unit then goes through the model by itself, since such layers mix rows."""
+    bnb_4bit_quant_type: Literal["fp4", "nf4"] = "fp4"
+    bnb_4bit_compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Into what 4 bits are unpacked before they are multiplied."""
+    bnb_4bit_use_double_quant: bool = False
+    """Pack the scales of 4-bit weights, too."""
+    llm_int8_threshold: float = Field(default=6.0, ge=0)
+    """8 bits: inputs above it are not rounded; 0 rounds all."""
+    llm_int8_skip_modules: list[str] | None = None
+    """Layers that stay as they are, of 4 bits as well; null: the output layer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_half_precision(cls, values: Any) -> Any:
+        for name, why in _NOT_QUANTIZED.items():
+            if isinstance(values, Mapping) and name in values:
+                raise ValueError(f"{name} is not supported: {why}. Fix: remove it")
+        return values
+
+    @model_validator(mode="after")
+    def _one_width(self) -> QuantizationSettings:
+        if self.load_in_4bit == self.load_in_8bit:
+            raise ValueError(
+                "the weights are packed into 4 bits or into 8. Fix: set exactly one of load_in_4bit and load_in_8bit"
+            )
+        other = "llm_int8_threshold" if self.load_in_4bit else "bnb_4bit_"
+        fields = type(self).model_fields  # a run's own file holds the defaults of all
+        unread = [k for k in fields if k.startswith(other) and getattr(self, k) != fields[k].default]
+        if unread:
+            width = 4 if self.load_in_4bit else 8
+            raise ValueError(f"{unread[0]} is not read with load_in_{width}bit. Fix: remove it")
+        return self
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.load_in_4bit else 8
+
+
+_NOT_QUANTIZED: Final = {
+    "bnb_4bit_quant_storage": "it serves sharded training alone",
+    "llm_int8_has_fp16_weight": "gradients overflow in float16",
+    "llm_int8_enable_fp32_cpu_offload": "every layer has to lie on a device all the time",
+}
+_FOUR_BITS: Final = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}
+_SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "4bit": {**_FOUR_BITS, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "nf4": {**_FOUR_BITS, "bnb_4bit_quant_type": "nf4"},
+    "fp4": {**_FOUR_BITS, "bnb_4bit_quant_type": "fp4"},
+    "8bit": {"load_in_8bit": True},
+}
+"""Words for what is mostly meant."""
+
+
 class ModelSettings(Group):
     """The base model; it is never changed."""
 
@@ -47,6 +106,38 @@ class ModelSettings(Group):
     Of one process, all of them are its own."""
     revision: str | None = None
     """Hub revision, so that a run can be repeated."""
+    quantization: QuantizationSettings | None = None
+    """Pack the frozen weights with bitsandbytes: a mapping in the names of transformers' BitsAndBytesConfig, such as
+    {load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: bfloat16}; or a word: 4bit (QLoRA's: nf4,
+    computed in bfloat16, its scales packed too), nf4, fp4 or 8bit. The adapter stays as it is."""
+
+    attn_implementation: (
+        Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
+    ) = None
+    """Which code computes attention, as transformers calls it; null takes what transformers does."""
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] | None = (
+        None
+    )
+    """Spread the base over several devices, as transformers does: auto, balanced, balanced_low_0, sequential, or a
+    mapping from names of modules to devices. All of it has to fit: nothing may lie on a disk meanwhile."""
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _in_a_word(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        if given not in _SHORT:
+            raise ValueError(
+                f"unknown quantization {named(given)}. Fix: give a mapping such as {{load_in_4bit: true}}, or a word; "
+                f"{nearest(given, _SHORT)}"
+            )
+        return dict(_SHORT[given])
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ModelSettings:
+        if self.device_map is not None and self.device != "auto":
+            raise ValueError("device and device_map both say where the model lies. Fix: remove one of them")
+        return self
 
 
 class AdapterSettings(Group):

@@ -19,7 +19,34 @@ _STEPS_NOT_EPOCHS = (
 )
 _NUMBER_NOT_SHARE = "a number of clients, not a share of them"
 
+_WITHIN = "write it inside, as `quantization: {{{0}: …}}` of the group model"
+_PACKED = {
+    name: Here("model.quantization", _WITHIN.format(name))
+    for name in (
+        "load_in_4bit",
+        "load_in_8bit",
+        "bnb_4bit_quant_type",
+        "bnb_4bit_compute_dtype",
+        "bnb_4bit_use_double_quant",
+        "llm_int8_threshold",
+        "llm_int8_skip_modules",
+    )
+}
+# What transformers' from_pretrained is given, at a place where privlora does not look for it.
+_OF_LOADING = _PACKED | {
+    "quantization": Here("model.quantization"),
+    "quantization_config": Here("model.quantization"),
+    "bnb_config": Here("model.quantization"),
+    "torch_dtype": Here("model.dtype"),
+    "attn_implementation": Here("model.attn_implementation"),
+    "attention_implementation": Here("model.attn_implementation"),
+    "use_flash_attention_2": Here("model.attn_implementation", "its value flash_attention_2"),
+    "device_map": Here("model.device_map"),
+}
+
 OTHER_NAMES: Final[Mapping[str, Mapping[str, Here]]] = {
+    **dict.fromkeys(("", "adapter", "data", "method", "privacy", "run"), _OF_LOADING),
+    "model": {name: here for name, here in _OF_LOADING.items() if here.setting != f"model.{name}"},
     "federation": {
         "aggregation": Here("federation.rule"),
         "strategy": Here("federation.rule"),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from privlora.config.base import group_in
 from privlora.config.federation import FederationSettings
-from privlora.config.groups import Settings
+from privlora.config.groups import QuantizationSettings, Settings
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here
 from privlora.errors import ConfigError, named, nearest
 
@@ -25,6 +25,8 @@ _INNER: Final = {
     if (inner := group_in(field.annotation)) is not None
 }
 """Groups of which a setting holds a list."""
+_HELD: Final[Mapping[str, type[BaseModel]]] = {"model.quantization": QuantizationSettings}
+"""Groups of which a setting holds one."""
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -180,10 +182,11 @@ def _to_add(location: tuple[int | str, ...]) -> str:
 def _unknown(problem: Mapping[str, Any], source: str) -> ConfigError:
     """A setting that no group has; of groups that settings hold, since the others are looked through before."""
     location = problem["loc"]
-    group = _plain_place(location).rpartition(".")[0]
+    group = _plain_place(location[:-1])
     fix = called_here(group, location[-1])
     if fix is None:
-        fields = _INNER[group].model_fields if group in _INNER else ()
+        inner = _HELD.get(group) or _INNER.get(group)
+        fields = () if inner is None else inner.model_fields
         fix = nearest(str(location[-1]), fields) if fields else "remove it, or check its spelling"
     name = str(location[-1])
     shown = name if named(name) == repr(name) else named(name)  # what stands for a name may be a record
@@ -215,6 +218,8 @@ def _to_mend(problem: Mapping[str, Any]) -> str | None:
 def _place(location: tuple[int | str, ...]) -> str:
     """Group, setting, and of a list of groups which one and what of it; branches of a union say nothing to a user."""
     where = ".".join(str(part) for part in location[:2])
+    if where in _HELD:
+        return ".".join((where, *(str(part) for part in location[2:3])))
     for at, part in enumerate(location[2:], start=2):
         if isinstance(part, int):
             inner = "".join(f".{name}" for name in location[at + 1 : at + 2])

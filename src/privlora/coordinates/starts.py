@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
-from privlora.adapters import Group, LowRankAdapter, Site, read_adapter
+from privlora.adapters import Group, LowRankAdapter, read_adapter
+from privlora.adapters.quantised import dense_weight
 from privlora.coordinates.base import Coordinates
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates
@@ -162,7 +162,9 @@ def _top(group: Group, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     triplets = []
     for site in group.sites:
-        u, s, v = _randomised_svd(_weight(site), min(rank + 8, site.m, site.n), generator)
+        # One layer at a time: of packed weights no more than one is ever unpacked.
+        weight = dense_weight(site.name, site.module).float().cpu()
+        u, s, v = _randomised_svd(weight, min(rank + 8, site.m, site.n), generator)
         triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
     u, s, v = (torch.stack(ts) for ts in zip(*triplets, strict=True))
     return u, s, v
@@ -196,18 +198,6 @@ def _given(group: Group, subspaces: Subspaces | None) -> tuple[Tensor, Tensor]:
         )
     u, v = (torch.stack(ts) for ts in zip(*(subspaces[site.name] for site in group.sites), strict=True))
     return u, v
-
-
-def _weight(site: Site) -> Tensor:
-    weight = site.weight
-    if not weight.dtype.is_floating_point:
-        raise ModelError(
-            f"the weights of {site.name!r} are quantised", fix="use adapter.init=random with quantised models"
-        )
-    # Where it is spread over processes, all of them ask for it at once.
-    whole = getattr(weight, "full_tensor", lambda: weight)()
-    dense = whole.detach().float().cpu()
-    return dense.T if isinstance(site.module, Conv1D) else dense
 
 
 def _read_groups(adapter: LowRankAdapter, folder: str) -> list[tuple[Tensor, Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import yaml
 
 from privlora.names import HUB_NAME
@@ -83,12 +85,19 @@ _USE_MERGED = (
 
 
 def _use(report: Report) -> list[str]:
+    packed = report["adapter"].get("base_quantization")
+    more = "" if packed is None else ", quantization_config=packed"
     return [
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
-        f"base = AutoModelForCausalLM.from_pretrained({_base(report)})",
+        "from transformers import AutoModelForCausalLM" + ("" if packed is None else ", BitsAndBytesConfig"),
+        *([] if packed is None else [f"packed = BitsAndBytesConfig({_arguments(packed)})  # as in training"]),
+        f"base = AutoModelForCausalLM.from_pretrained({_base(report)}{more})",
         'model = PeftModel.from_pretrained(base, ".")  # this folder',
     ]
+
+
+def _arguments(given: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 def _front_matter(report: Report, merged: bool) -> dict[str, object]:

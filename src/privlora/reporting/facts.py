@@ -184,11 +184,12 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
 def _adapter(parts: Parts) -> dict[str, Any]:
     lora = parts.settings.adapter
     factors = parts.named_factors()
-    base = parts.settings.model.name
+    base, packed = parts.settings.model.name, parts.settings.model.quantization
     return {
         "base_model": published_name(base),
         "base_is_local": is_local(base),
         "base_revision": parts.settings.model.revision,
+        **({} if packed is None else {"base_quantization": packed.model_dump(exclude_defaults=True)}),
         "rank": parts.adapter.rank,
         "lora_alpha": lora.lora_alpha,
         "use_rslora": lora.use_rslora,

@@ -115,4 +115,5 @@ class StackedAdapter(JointAdapter):
                 fix="run the model inside `with adapter.serving(records):`",
             )
         left, mid, right = super()._operands(site, rows)
-        return left[self._owners], mid[self._owners][:, None, :], right[self._owners]
+        owners = self._owners.to(left.device)
+        return left[owners], mid[owners][:, None, :], right[owners]

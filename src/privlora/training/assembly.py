@@ -130,6 +130,12 @@ def plan_privacy(
         )
     if method.releases == "votes":
         refuse_what_votes_have_not(settings, method)
+    if method.coordinates.dense and settings.model.quantization is not None:
+        raise ConfigError(
+            f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
+            why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
+            fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
+        )
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:

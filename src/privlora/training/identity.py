@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from privlora.adapters.quantised import bits, computes_in, scales
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
@@ -148,8 +149,19 @@ def _of_model(model: torch.nn.Module) -> str:
     if model in _REMEMBERED:
         return _REMEMBERED[model]
     found = sha256()
+    # A packed layer's first pass casts its bias to what it computes in.
+    packed = [module for module in model.modules() if bits(module) is not None]
+    cast = {id(getattr(module, "bias", None)) for module in packed}
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()[:_VALUES].cpu().contiguous()
-        found.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
+        dtype = parameter.dtype
+        if id(parameter) in cast:
+            values, dtype = values.float(), torch.float32
+        found.update(f"{name} {tuple(parameter.shape)} {dtype} ".encode())
         found.update(values.view(torch.uint8).numpy().tobytes())
+    for name, module in model.named_modules():
+        if bits(module) is not None:  # what packed values are taken for
+            threshold = getattr(getattr(module, "state", None), "threshold", None)
+            found.update(f"{name} {bits(module)} bits {computes_in(module)} {threshold} ".encode())
+            found.update(scales(module)[:_VALUES].cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
+from privlora.adapters.quantised import bits, computes_in, hold, let_go, precisions
 from privlora.data.examples import Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
@@ -30,11 +31,20 @@ _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 def refuse_float16(model: torch.nn.Module) -> None:
     """Raise ModelError for a model with float16 weights."""
-    if any(p.dtype == torch.float16 for p in model.parameters()):
+    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in _own_parameters(model)):
         raise ModelError(
             "the model is stored in float16, whose gradients overflow",
             fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
         )
+    if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
+        raise ModelError(
+            "the model's packed weights compute in float16, whose gradients overflow",
+            fix="load it with bnb_4bit_compute_dtype bfloat16 or float32",
+        )
+
+
+def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.nn.Parameter]]:
+    return ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
 
 
 def refuse_adapted(model: torch.nn.Module) -> None:
@@ -131,8 +141,8 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
 
     shortest = int(_LENGTHS.min())
     change = _distance(later, first)[:, :shortest]
-    # Of the coarsest weights: some models give float32 logits whatever they compute in. Quantised ones are coarse.
-    rounding = max(_ROUNDING.get(p.dtype, _ROUNDING[torch.bfloat16]) for p in adapter.model.parameters())
+    # Of the coarsest part: some models give float32 logits whatever they compute in.
+    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
@@ -148,6 +158,52 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
             why="one record then changes the gradients of others, and no clipping bounds that",
             fix="use a model that treats each row by itself",
         )
+    mask = torch.arange(_TOKENS) < _LENGTHS[:, None]
+    leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
+    if leaked > rounding:
+        raise ModelError(
+            "the model couples the rows of a batch: the gradient of a record's loss reaches the records beside it",
+            why="one record then changes the gradients of others, and no clipping bounds that",
+            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
+        )
+
+
+def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
+    """How much of the gradient of the middle row's logits lies in the other rows' embeddings, as a part of its own.
+
+    0 for models that do not tell their embeddings. Raises ModelError if there is no backward pass.
+    """
+    model: Any = adapter.model
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if embeddings is None:
+        return 0.0
+    seen: list[Tensor] = []
+
+    def keep(_: torch.nn.Module, __: Any, out: Tensor) -> Tensor:
+        seen.append(out.detach().requires_grad_(True))
+        return seen[-1]
+
+    handle = embeddings.register_forward_hook(keep)
+    try:
+        logits = _logits(adapter, input_ids, mask.long(), graph=True)
+        generator = torch.Generator().manual_seed(0)
+        weights = torch.randn(logits.shape[1:], generator=generator) * mask[1][:, None]
+        total = (logits[1].double() * weights.to(logits.device).double()).sum()
+        gradient = torch.autograd.grad(total, seen[0], allow_unused=True)[0] if seen else None
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - as above: the tokens are random
+        raise ModelError(
+            f"the model has no backward pass ({type(error).__name__}: {reason_of(error)})",
+            why="the first step would end before it is charged",
+            fix="set model.attn_implementation to sdpa or eager, or use another device or model",
+        ) from None
+    finally:
+        handle.remove()
+    if gradient is None:
+        return 0.0
+    squares = gradient.double().square().sum(dim=(1, 2))
+    return float(((squares[0] + squares[2]) / squares[1]).sqrt().nan_to_num(nan=0.0))
 
 
 @contextmanager
@@ -181,19 +237,25 @@ def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
             )
 
 
-@torch.no_grad()
-def _logits(adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def _logits(
+    adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor, *, graph: bool = False
+) -> Tensor:
     """(rows, tokens, vocabulary), as the model computes them. Raises ModelError for whatever goes wrong."""
     ids, mask = input_ids.to(adapter.device), attention_mask.to(adapter.device)
+    held = hold(adapter.model)
     try:
-        logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        with torch.set_grad_enabled(graph):
+            logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a model raises anything; the tokens are random, so the cause may be shown
         raise ModelError(
             f"the model does not run on a batch of tokens ({type(error).__name__}: {reason_of(error)})",
-            fix="use a causal language model of transformers, or one that is called the same way",
+            fix="use a causal language model of transformers, or one that is called the same way; sdpa and eager are "
+            "what model.attn_implementation has everywhere",
         ) from None
+    finally:
+        let_go(held)
     if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):
         raise ModelError(
             f"the model gives no numbers for every token (logits of shape {tuple(logits.shape)})",

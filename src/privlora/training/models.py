@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from privlora.adapters import LowRankAdapter
-from privlora.config import ModelSettings, Settings
+from privlora.adapters.quantised import bits, hold, let_go
+from privlora.config import ModelSettings, QuantizationSettings, Settings
 from privlora.errors import ConfigError, ModelError, named, reason_of
 from privlora.training.model_checks import (
     refuse_adapted,
@@ -29,16 +31,66 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
+    options, device = dict[str, Any](), device_of(settings)
+    if settings.attn_implementation is not None:
+        options["attn_implementation"] = settings.attn_implementation
+    if settings.quantization is not None:
+        options["quantization_config"] = _packing(settings.quantization)
+    if settings.quantization is not None or settings.device_map is not None:
+        # Packed as they are read, where they are to lie: weights are never whole in memory.
+        options["device_map"] = settings.device_map or {"": device}
     tokenizer = load_tokenizer(settings)
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, **options)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
             f"cannot load model {settings.name!r}: {reason_of(error)}",
-            fix="give a local folder with config.json and safetensors, or a hub name that can be reached",
+            fix="".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
+            + "give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
-    return model.to(device_of(settings)), tokenizer
+    hold(model)
+    return model if "device_map" in options else model.to(device), tokenizer
+
+
+def _refuse_other_loading(settings: ModelSettings, model: Any) -> None:
+    """Raise ConfigError for settings of how a model is loaded that a caller's model does not follow."""
+    packed = {bits(module) for module in model.modules()} - {None}
+    attends = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    for name, asked, follows in (
+        ("quantization", settings.quantization, lambda asked: packed == {asked.bits}),
+        ("attn_implementation", settings.attn_implementation, lambda asked: attends == asked),
+    ):
+        if asked is not None and not follows(asked):
+            raise ConfigError(
+                f"model.{name} is set, and the model does not follow it",
+                why="the report would say what is not so",
+                fix="load the model that way yourself, or give its folder or name instead of the model",
+            )
+
+
+_ASKED = ("attn_implementation", "device_map", "quantization")
+
+
+def _refuse_offloaded(model: torch.nn.Module) -> None:
+    """Raise ModelError for a model of which a part lies elsewhere between passes."""
+    away = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
+    if away is not None:
+        raise ModelError(
+            f"parameter {away!r} lies on a disk or in another memory between passes",
+            why="adapted layers need their weights on a device all the time",
+            fix="use more or larger devices, model.quantization, or a device_map without cpu and disk beside others",
+        )
+
+
+def _packing(settings: QuantizationSettings) -> BitsAndBytesConfig:
+    """What transformers is told of it. Raises ConfigError without bitsandbytes."""
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "model.quantization needs the package bitsandbytes",
+            fix="pip install 'privlora[quantized]', or remove model.quantization",
+        )
+    return BitsAndBytesConfig(**settings.model_dump())
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:
@@ -59,15 +111,17 @@ def given_or_loaded(
 ) -> tuple[torch.nn.Module, Any]:
     """A caller's model and its tokenizer, or those of the settings.
 
-    Raises ConfigError if the tokenizer is missing, ModelError for a model that cannot be loaded, holds an adapter or is
-    in float16.
+    Raises ConfigError if the tokenizer is missing or the caller's model is not packed as the settings say, ModelError
+    for a model that cannot be loaded, holds an adapter, is in float16 or is not in memory as a whole.
     """
     if model is None:
         model, tokenizer = load_model(settings)
+    _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
     refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
+    _refuse_offloaded(model)
     return model, tokenizer
 
 
@@ -130,9 +184,11 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
     ]
+    held = hold(model)
     try:
         yield
     finally:
+        let_go(held)
         for module, values, hooks in before:
             for name in names:
                 if name in values:

@@ -16,7 +16,7 @@ import torch
 
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError
-from privlora.methods import find_row
+from privlora.methods import METHODS, VOTE_METHODS
 from privlora.training.identity import remember
 from privlora.training.models import device_of, given_or_loaded
 from privlora.training.ranks import Ranks
@@ -65,22 +65,46 @@ def shard(model: Any, mesh: Any) -> None:
         fully_shard(block, mesh=mesh)
 
 
-def refuse_unsharded_work(settings: Settings, *, given: bool) -> None:
-    """Raise ConfigError for what a run with a sharded base cannot do. given: whether the caller gave the model."""
-    method = find_row(settings.method.name)
-    for wrong, why, fix in (
-        (given, "a model that was given is not taken apart", "give its folder or name"),
-        (method.coordinates.dense, f"method {method.name!r} changes whole weights", "choose another method"),
+def refuse_in_several(settings: Settings, *, given: bool) -> None:
+    """Raise ConfigError for what several processes cannot do together. given: whether the caller gave the model."""
+    name, model = settings.method.name, settings.model
+    method = METHODS.get(name)
+    spread = "model.fully_shard is set, and"
+    unspread = ", or set model.fully_shard=false"
+    for wrong, what, fix in (
         (
-            settings.synthesis is not None,
-            "public texts are written and gone through by one process",
-            "remove the group synthesis",
+            name in VOTE_METHODS,
+            f"method {name!r} asks for votes, in one process",
+            "start one process, or choose a method that releases gradients",
+        ),
+        (
+            model.device_map is not None,
+            "model.device_map spreads the base over the devices of one process, and each takes those of the others",
+            "start one process, or set model.fully_shard in the place of model.device_map",
+        ),
+        (
+            model.fully_shard and given,
+            f"{spread} a model that was given is not taken apart",
+            f"give its folder{unspread}",
+        ),
+        (
+            model.fully_shard and model.quantization is not None,
+            f"{spread} packed weights are not taken apart",
+            f"remove model.quantization{unspread}",
+        ),
+        (
+            model.fully_shard and method is not None and method.coordinates.dense,
+            f"{spread} method {name!r} changes whole weights",
+            f"choose another method{unspread}",
+        ),
+        (
+            model.fully_shard and settings.synthesis is not None,
+            f"{spread} public texts are written and gone through by one process",
+            f"remove the group synthesis{unspread}",
         ),
     ):
         if wrong:
-            raise ConfigError(
-                f"model.fully_shard is set, and {why}", fix=f"{fix}, or set model.fully_shard=false"
-            )
+            raise ConfigError(f"several processes were started: {what}", fix=fix)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
