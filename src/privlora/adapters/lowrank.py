@@ -165,6 +165,11 @@ class LowRankAdapter:
         return bool(self._handles)
 
     @property
+    def gathering(self) -> bool:
+        """Whether the present micro-batch has brought a gradient."""
+        return bool(self._stacks)
+
+    @property
     def device(self) -> torch.device:
         return next(self.sites[0].module.parameters()).device
 

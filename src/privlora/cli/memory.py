@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,14 @@ from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
 from privlora.training.footprint import row_tokens
 from privlora.training.models import adapter_for
+from privlora.training.peak import Peak, Unknown, device_of, peak_of_a_step
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes of what privlora adds to a forward and backward pass; activations are not in it.
+    """Sizes of what a run keeps, and of a step at its most.
 
     Attributes:
         model_parameters: numbers of the frozen base model.
@@ -40,6 +41,8 @@ class MemoryEstimate:
         embedding_bytes: of votes, the directions of public_dataset_size records and of the texts, float64, in the base
             model's width; 0 without votes, or where synthesis.embedding names a model.
         cache_bytes: keys and values of a batch of texts that the model writes; 0 where it writes none.
+        peak: of a private step, activations and all (training.peak); None for rows without one, or where peak_unknown
+            says why it cannot be told.
     """
 
     model_parameters: int
@@ -55,8 +58,10 @@ class MemoryEstimate:
     public_bytes: int
     embedding_bytes: int
     cache_bytes: int
+    peak: Peak | None = None
+    peak_unknown: str | None = None
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -67,8 +72,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         settings.method, lora.init, settings.privacy.steps, private=settings.privacy.private
     )
     adapter = adapter_for(settings, model)
-    stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
-    dtype = getattr(torch, stored) if isinstance(stored, str) else stored
+    dtype = _stored(settings, model)
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
@@ -107,6 +111,27 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         embedding_bytes=_embedding_bytes(settings, model) if votes else 0,
         cache_bytes=_cache_bytes(settings, model, dtype),
     )
+
+
+def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> MemoryEstimate:
+    """The same with the peak of a step on the device that the settings name, as far as that is here."""
+    stored = _stored(settings, model)
+    try:
+        peak = peak_of_a_step(
+            settings,
+            model.to(stored),
+            device_of(settings.model),
+            max_tokens=settings.run.tokens_per_micro_batch,
+        )
+    except Unknown as unknown:
+        return replace(estimate, peak_unknown=str(unknown))
+    return replace(estimate, peak=peak)
+
+
+def _stored(settings: Settings, model: Any) -> torch.dtype:
+    """What the weights are loaded in."""
+    stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
+    return getattr(torch, stored) if isinstance(stored, str) else stored
 
 
 def _embedding_bytes(settings: Settings, model: Any) -> int:
