@@ -23,7 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ SHAPES: tuple[dict[str, int], ...] = (
 CASES = [Case(method, **shape) for shape in SHAPES for method in METHODS] + [
     Case("prism", checkpointing="non-reentrant"),
     Case("prism", dtype="bfloat16", hidden=256, tokens=512),
+    Case("prism", dtype="bfloat16", hidden=256, tokens=2048),
+    Case("prism", dtype="bfloat16", tokens=512),
 ]
 TINY = Case("prism", hidden=32, vocabulary=100, length=16, rank=2, tokens=64, layers=1)
 
@@ -87,7 +89,8 @@ def measured(case: Case) -> dict[str, float]:
     seconds = time.process_time() - started
     assert peak is not None
     with tempfile.TemporaryDirectory() as folder:
-        _take(TINY, _model(TINY), 2, 8, Path(folder) / "warm")
+        warm = replace(TINY, method=case.method, dtype=case.dtype, checkpointing=case.checkpointing)
+        _take(warm, _model(warm), 2, 8, Path(folder) / "warm")
         model = _model(case)
         _tidy()
         loaded = _resident("VmRSS")

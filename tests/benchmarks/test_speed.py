@@ -72,3 +72,11 @@ def test_peers_pad_each_micro_batch_to_its_longest_record() -> None:
     batch = steps.Padded.of(records, parts[1])
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert (batch.labels != -100).tolist() == [[False, False, True], [True, True, False]]
+
+
+@pytest.mark.slow
+def test_a_measured_peak_and_its_prediction() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(privlora.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", "memory.py", "--smoke"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOM, env=environment)
+    assert done.stdout.splitlines()[-1].startswith("| prism, 32 x 1, 100k, length 16, r 2, 64 | 4 x 16 |")

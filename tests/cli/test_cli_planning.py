@@ -117,6 +117,24 @@ def test_the_peak_is_that_of_the_settings(
     assert memory["peak_unknown"] is None
 
 
+def test_what_auto_would_choose_here(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grows(settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
+        return Peak(max_tokens * 2**20, 0, 1, max_tokens)
+
+    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", grows)
+    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", grows)
+    monkeypatch.setattr("privlora.training.fitting.free_bytes", lambda _: 300 * 2**20)
+    given = ["run.tokens_per_micro_batch=auto"]
+    found = call(capsys, "plan", config, *given, "--json").json
+    assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
+    assert found["memory"]["peak"]["width"] == 128
+    shown = call(capsys, "plan", config, *given).out
+    assert "auto        micro-batches of 128 tokens, whose steps take 0.12 GiB; 0.29 GiB are free" in shown
+    assert call(capsys, "plan", config, "--json").json["tokens_per_micro_batch"] == 4096
+
+
 def test_the_peak_is_printed(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

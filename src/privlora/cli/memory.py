@@ -11,6 +11,7 @@ from privlora.config import Settings
 from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
+from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import row_tokens
 from privlora.training.models import adapter_for
 from privlora.training.peak import Peak, Unknown, device_of, peak_of_a_step
@@ -76,7 +77,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
-    least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
+    least, tokens = row_tokens(adapter), settings.run.max_tokens
     records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
     kind = method.coordinates
     votes = method.releases == "votes"
@@ -113,6 +114,12 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     )
 
 
+def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
+    """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
+    device = device_of(settings.model)
+    return with_micro_batches(settings, model.to(_stored(settings, model)), device, loaded=False)
+
+
 def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> MemoryEstimate:
     """The same with the peak of a step on the device that the settings name, as far as that is here."""
     stored = _stored(settings, model)
@@ -121,7 +128,7 @@ def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> Memor
             settings,
             model.to(stored),
             device_of(settings.model),
-            max_tokens=settings.run.tokens_per_micro_batch,
+            max_tokens=settings.run.max_tokens,
         )
     except Unknown as unknown:
         return replace(estimate, peak_unknown=str(unknown))
@@ -150,5 +157,5 @@ def _cache_bytes(settings: Settings, model: Any, dtype: torch.dtype) -> int:
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    tokens = max(settings.run.tokens_per_micro_batch, chosen.max_new_tokens)
+    tokens = max(settings.run.max_tokens, chosen.max_new_tokens)
     return int(2 * config.num_hidden_layers * heads * width * tokens * dtype.itemsize)

@@ -49,7 +49,7 @@ def plan(
         _plan_federation(settings, cross_check, as_json)
         return
     with quiet_libraries():
-        from privlora.cli.memory import estimate_memory, with_peak
+        from privlora.cli.memory import as_planned, estimate_memory, with_peak
         from privlora.methods import CHOICES, find_row
         from privlora.rehearsals.choosing import rows_of_choice
         from privlora.reporting.limits import not_protected
@@ -64,6 +64,9 @@ def plan(
         )
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
+        fitted = None
+        if model is not None:
+            settings, fitted = as_planned(settings, model)
         memory = (
             None if model is None else with_peak(estimate_memory(settings, method, model), settings, model)
         )
@@ -90,13 +93,14 @@ def plan(
         **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
         "memory": memory.to_dict() if memory is not None else None,
+        "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
         "not_protected": limits,
         **({} if advice is None else {"advice": advice}),
     }
     if as_json:
         emit(content)
         return
-    _show(content, planned, memory)
+    _show(content, planned, memory, None if fitted is None else fitted.why)
     if advice is not None:
         from privlora.cli.advising import show_advice
 
@@ -232,7 +236,9 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
     return {"epsilon": found, "versions": accountant_versions(accountant)}
 
 
-def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
+def _show(
+    content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None, chosen: str | None
+) -> None:
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
     if "rows" in content:
         settings = [
@@ -279,6 +285,8 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
     rows.append(("memory", _memory_line(memory)))
+    if chosen is not None:
+        rows.append(("auto", chosen))
     if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
         rows.append(("peak", _peak_line(memory)))
     _print(rows, content["not_protected"])

@@ -33,7 +33,7 @@ from privlora.training.assembly import Parts, build_parts
 from privlora.training.footprint import row_tokens
 from privlora.training.inputs import sampler
 from privlora.training.model_checks import positions_of, routes_tokens
-from privlora.training.models import adapter_for
+from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
 from privlora.training.paper import Paper
 from privlora.training.step import Step
 
@@ -95,7 +95,7 @@ def peak_of_a_step(
         settings.privacy,
         max_tokens=max_tokens,
         max_length=longest_row(settings, model),
-        row_tokens=row_tokens(adapter) if settings.privacy.private else 0,
+        row_tokens=tokens_of_a_row(settings, adapter),
         columns=32 if adapter.reduced_precision else 1,
     )
     quiet = logging.getLogger(fake_tensor.__name__)  # it writes down what goes wrong, before it raises
@@ -115,6 +115,15 @@ def device_of(settings: ModelSettings) -> torch.device:
     if settings.device.startswith("cuda") or settings.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device("cpu")
+
+
+def tokens_of_a_row(settings: Settings, adapter: LowRankAdapter) -> int:
+    """footprint.row_tokens in the run, which may recompute activations; 0 where rows need no gradients of their own."""
+    if not settings.privacy.private:
+        return 0
+    with unchanged_afterwards(adapter.model):
+        set_checkpointing(adapter.model, settings.model.gradient_checkpointing)
+        return row_tokens(adapter)
 
 
 def model_bytes(model: torch.nn.Module) -> int:
