@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import VOCAB, tiny_llama
@@ -98,12 +100,21 @@ def test_layers_of_several_kinds_are_all_taken() -> None:
 
 
 def test_units_that_go_alone_stand_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, model = settings("dp-adamw"), tiny_llama()
-    given = given.model_copy(update={"method": given.method.model_copy(update={"clipping": "automatic"})})
-    adapter, batches = adapter_for(given, model), [Rows((1,) * 4, 5)]
-    few = peak._bytes(given, model, adapter, CPU, batches)
-    monkeypatch.setattr(peak, "_ALONE", (3, 4))
-    assert peak._bytes(given, model, adapter, CPU, batches) == pytest.approx(few, rel=0.02)
+    given, model, asked = settings("dp-adamw"), tiny_llama(), list[int]()
+
+    def grows(*given: Any) -> dict[Rows, int]:
+        asked.extend(len(batch.rows) for batch in given[-1])
+        return {batch: 100 + 7 * len(batch.rows) + batch.width for batch in given[-1]}
+
+    monkeypatch.setattr(peak, "_of_layers", grows)
+    adapter, batches = adapter_for(given, model), [Rows((1,) * 40, 9), Rows((1,), 70)]
+    expected = {batches[0]: 100 + 7 * 40 + 9, batches[1]: 100 + 7 + 70}
+    assert peak._bytes(given, model, adapter, CPU, batches) == expected
+    assert sorted(asked) == [1, 40]
+    asked.clear()
+    alone = given.model_copy(update={"method": given.method.model_copy(update={"clipping": "automatic"})})
+    assert peak._bytes(alone, model, adapter, CPU, batches) == expected
+    assert max(asked) == 3
 
 
 def test_more_tokens_take_more_and_the_model_is_left_alone() -> None:
