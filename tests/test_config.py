@@ -179,3 +179,13 @@ def test_tables_of_settings_are_those_of_the_source(group: str, monkeypatch: pyt
         "run: python docs/list_settings.py"
     )
     assert [row for row in rows(kind) if row.endswith("|  |")] == [], "a setting without a word"
+
+
+def test_tokens_of_a_micro_batch_are_a_number_or_auto() -> None:
+    for given, number in (("auto", 4096), (70, 70), ("70", 70)):
+        run = settings_from({**GOOD, "run": {"tokens_per_micro_batch": given}}, source="test").run
+        assert run.max_tokens == number
+        assert run.tokens_per_micro_batch == (given if given == "auto" else number)
+    for bad in (0, "large", 2.5, None):
+        with pytest.raises(ConfigError, match="tokens_per_micro_batch"):
+            settings_from({**GOOD, "run": {"tokens_per_micro_batch": bad}}, source="test")

@@ -184,3 +184,13 @@ def test_the_nearest_method_is_quoted(findings: Any) -> None:
     for rule in ("shared", "own-best"):
         lead = findings.behind(findings.scores("nearest", 3.0, rule=rule), nearest)
         assert f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" in text, rule
+
+
+def test_the_page_on_performance_quotes_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
+    found = result("memory.json")
+    assert importlib.import_module("memory").markdown(found) in page("docs/performance.md")
+    ratios = [row["predicted_mib"] / row["measured_mib"] for row in found["cases"]]
+    outside = [row["case"] for row, ratio in zip(found["cases"], ratios, strict=True) if abs(ratio - 1) > 0.1]
+    assert len(outside) == 1
+    assert all("bfloat16" in case for case in outside)

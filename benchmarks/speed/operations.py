@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from privlora.training.paper import READ_BACKS, reads_mask
 
 KERNEL, READ_BACK, LINEAR_ALGEBRA = "kernels", "read-backs", "linear algebra"
 KINDS = (KERNEL, READ_BACK, LINEAR_ALGEBRA)
@@ -33,18 +33,6 @@ _FREE = {
     "resize_",
     "set_",
 }
-# Their result, or its shape, depends on values: the host waits for the device.
-_READ_BACKS = {
-    "_local_scalar_dense",
-    "_unique2",
-    "bincount",
-    "equal",
-    "is_nonzero",
-    "masked_select",
-    "nonzero",
-    "unique_consecutive",
-    "unique_dim",
-}
 _PLAIN_LINALG = {"linalg_cross", "linalg_diagonal", "linalg_matrix_norm", "linalg_vector_norm"}
 _OLD_LINALG = {"cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "ormqr", "triangular_solve"}
 
@@ -52,19 +40,11 @@ _OLD_LINALG = {"cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "ormqr
 def kind_of(func: Any, args: tuple[Any, ...]) -> str | None:
     """One of KINDS; None for views and metadata, which cost no device anything."""
     name = func._schema.name.partition("::")[2]
-    if name in _READ_BACKS or reads_mask(name, args):
+    if name in READ_BACKS or reads_mask(name, args):
         return READ_BACK
     if name in _OLD_LINALG or (name.lstrip("_").startswith("linalg_") and name not in _PLAIN_LINALG):
         return LINEAR_ALGEBRA
     return None if func.is_view or name in _FREE else KERNEL
-
-
-def reads_mask(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether an index is a bool mask whose true entries have to be counted; a mask that is filled need not be."""
-    if name.rstrip("_") not in ("index", "index_put", "_index_put_impl"):
-        return False
-    masks = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return masks and not (len(args) > 2 and args[2].numel() == 1)
 
 
 def _in_torchs_optimizer() -> bool:

@@ -138,8 +138,8 @@ def page() -> str:
         'base. "Of ideal": the time of one device, shared out, over the step\'s.',
         "\n".join(model_table()),
         "The release (noise on 16 cores, the optimizer) is the first device's alone, and what crosses goes by way of "
-        "the CPU: together they are what is left where gradients are shared out among hundreds of devices. Larger batches, "
-        "which private training likes anyway, move that limit.",
+        "the CPU: together they are what is left where gradients are shared out among hundreds of devices. Larger "
+        "batches, which private training likes anyway, move that limit.",
         "## The same model and what was measured",
         f"Two processes of one CPU thread each, joined by gloo (`processes.py`, {measured.name}); the crossing is "
         f"taken at {OF_CPUS / 1e9:g} GB a second. The model knows nothing of units that cannot be shared out evenly.",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
+from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.identity import (
     Identity,
     identify,
@@ -339,7 +340,8 @@ def train_run(
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
     `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
-    which row the run takes and why, where method.name stands for several. progress: told (done, all) while texts are
+    which row the run takes and why, where method.name stands for several, and how long micro-batches are, where that
+    is auto. progress: told (done, all) while texts are
     written, where they are the release (synthesis.publish).
     """
     given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, progress)
@@ -471,6 +473,16 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     settings = fitted(settings, model)
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
+    asked = settings.run.tokens_per_micro_batch
+
+    def split() -> tuple[Settings, Fitted | None]:
+        device = next(model.parameters()).device
+        return with_micro_batches(settings, model, device, processes=ranks.size)
+
+    # Before the records are read, so that nothing of them is in what is free.
+    settings, micro_batches = ranks.same(split)
+    if micro_batches is not None and given.on_choice is not None:
+        given.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
         data = load_data(settings, tokenizer, given.records, given.evaluation, model=model)
@@ -500,7 +512,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
                 folder.create(protects=settings.privacy.protects)
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
                 keep_choice(folder, chosen)
-                write_atomically(folder.settings, settings.to_yaml())
+                write_atomically(folder.settings, _as_asked(settings, asked).to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             finish_training(parts, data, folder, plan, observer=given.observer, ranks=ranks)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
@@ -518,6 +530,13 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
 
 def _by_the_first() -> Result:
     raise AssertionError("only the first process knows")
+
+
+def _as_asked(settings: Settings, tokens: int | Literal["auto"]) -> Settings:
+    """What a resumed run is to read: ``auto`` where it was asked for, since it may be on another machine."""
+    return settings.model_copy(
+        update={"run": settings.run.model_copy(update={"tokens_per_micro_batch": tokens})}
+    )
 
 
 def _result(folder: RunFolder, summary: LedgerSummary | None, steps: int) -> Result:

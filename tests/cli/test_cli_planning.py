@@ -12,9 +12,18 @@ from transformers import AutoModelForCausalLM
 
 import privlora.training.models
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
+from privlora.config import Settings
 from privlora.rehearsals import trials
 from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
+from privlora.training.peak import Peak, Unknown
+
+
+@pytest.fixture(autouse=True)
+def a_quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of steps on paper, which take seconds."""
+    found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
+    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", lambda *_, **__: found)
 
 
 @pytest.fixture
@@ -89,6 +98,57 @@ def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.C
     assert memory["records_per_micro_batch"] == 4096 // 48
     # A row's gradients take what the activations of r = 3 tokens take, and shorter ones count as that long.
     assert memory["gradient_bytes_at_most"] == 4 * 3 * sum(sides) * (4096 // 3)
+
+
+def test_the_peak_is_that_of_the_settings(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak, asked = Peak(500, 70, 3, 4), list[object]()
+
+    def watched(settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
+        asked.extend([settings.adapter.r, next(model.parameters()).dtype, device.type, max_tokens])
+        return peak
+
+    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", watched)
+    given = ["run.tokens_per_micro_batch=100", "model.dtype=bfloat16", "model.device=cpu"]
+    memory = call(capsys, "plan", config, *given, "--json").json["memory"]
+    assert asked == [3, torch.bfloat16, "cpu", 100]
+    assert memory["peak"] == peak.to_dict()
+    assert memory["peak_unknown"] is None
+
+
+def test_what_auto_would_choose_here(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grows(settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
+        return Peak(max_tokens * 2**20, 0, 1, max_tokens)
+
+    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", grows)
+    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", grows)
+    monkeypatch.setattr("privlora.training.fitting.free_bytes", lambda _: 300 * 2**20)
+    given = ["run.tokens_per_micro_batch=auto"]
+    found = call(capsys, "plan", config, *given, "--json").json
+    assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
+    assert found["memory"]["peak"]["width"] == 128
+    shown = call(capsys, "plan", config, *given).out
+    assert "auto        micro-batches of 128 tokens, whose steps take 0.12 GiB; 0.29 GiB are free" in shown
+    assert call(capsys, "plan", config, "--json").json["tokens_per_micro_batch"] == 4096
+
+
+def test_the_peak_is_printed(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = call(capsys, "plan", config).out
+    assert (
+        "peak        a step takes 5 MiB at its most, 7 MiB with the model: in a micro-batch of 3 rows"
+        in shown
+    )
+
+    def fails(*_: object, **__: object) -> None:
+        raise Unknown("reads values")
+
+    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", fails)
+    assert "peak        of a step is not known: reads values" in call(capsys, "plan", config).out
 
 
 def test_factors_train_more_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, PrivateSum
 from privlora.optimizers import IterateAverage
+from privlora.training.gradients import micro_batch_gradients
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
@@ -221,6 +222,71 @@ def test_an_error_in_the_middle_leaves_no_unit_behind(tmp_path: Any, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         step.take(range(4))
     assert step.mechanism.take().vector is None
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, fails: Any) -> list[tuple[int, int]]:
+    """Passes raise where ``fails`` says so of the units and tokens of all that were begun; gives these."""
+    begun = list[tuple[int, int]]()
+
+    def limited(adapter: Any, batch: Any, **options: Any) -> Any:
+        begun.append((batch.unit_count, batch.input_ids.numel()))
+        if fails(begun):
+            raise torch.OutOfMemoryError("tried to allocate too much")
+        return micro_batch_gradients(adapter, batch, **options)
+
+    monkeypatch.setattr("privlora.training.step.micro_batch_gradients", limited)
+    return begun
+
+
+@by_space
+def test_where_memory_is_short_the_same_batch_is_taken_again_and_no_unit_twice(
+    variant: tuple[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(variant, tmp_path)
+    step, units = step_of(case, max_tokens=24), range(len(uneven_examples()))
+    expected_losses = step.accumulate(units)
+    expected = flat(step.mechanism.clipped_sum())
+    step.mechanism.discard()
+    failed = list[bool]()
+
+    def once(begun: list[tuple[int, int]]) -> bool:
+        """Where one micro-batch stands in the sum already, and the next one can be made smaller."""
+        failed.append(not any(failed) and len(begun) > 1 and begun[-1][0] > 1)
+        return failed[-1]
+
+    begun = short_of_memory(monkeypatch, once)
+    losses = step.accumulate(units)
+    torch.testing.assert_close(flat(step.mechanism.clipped_sum()), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(losses.sort().values, expected_losses.sort().values, rtol=1e-4, atol=1e-6)
+    again = failed.index(True) + 1
+    assert sum(count for count, _ in begun[again:]) == len(units)
+    assert max(tokens for count, tokens in begun[again:] if count > 1) < begun[again - 1][1]
+    assert step.halved == step.max_tokens < 24
+    assert isinstance(step.release().step, int)
+
+
+def test_later_batches_are_cut_as_small(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_of(make_case(("dp-adamw", "adamw"), tmp_path), max_tokens=64)
+    begun = short_of_memory(monkeypatch, lambda begun: begun[-1][1] > 21)
+    step.take(range(6))
+    first = len(begun)
+    step.take(range(6))
+    assert max(tokens for _, tokens in begun[first:]) <= 21
+
+
+def test_a_unit_that_does_not_fit_by_itself_ends_the_step_uncharged(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(("prism", "rank"), tmp_path)
+    ledger = CountingLedger()
+    step = step_of(case, max_tokens=64, mechanism=case.mechanism(ledger=ledger))
+    begun = short_of_memory(monkeypatch, lambda begun: begun[-1][1] > 20)  # the longest has 21
+    with pytest.raises(torch.OutOfMemoryError):
+        step.take(range(6))
+    assert begun[-1] == (1, 21)
+    assert not step.mechanism.pending
+    assert step.mechanism.take().vector is None
+    assert ledger.events == []
 
 
 def test_without_a_ledger_a_gradient_that_is_no_number_ends_the_run(tmp_path: Any) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import privlora
+from privlora.training.paper import answer, tensors_in
 
 DEVICE = torch.device("meta")
 # Above this many rows (or columns, but of QR) CUDA takes a batch of matrices one after the other.
@@ -47,7 +48,7 @@ class Paper(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = list(_tensors(args))
+        given = list(tensors_in(args))
         if not any(map(_on_device, given)):
             return self._watched(func(*args, **kwargs), func)
         name = func._schema.name.partition("::")[2]
@@ -55,7 +56,7 @@ class Paper(TorchDispatchMode):
             raise AssertionError(f"{place()}: {name} meets tensors of the device and of the CPU")
         if kind_of(func, args) == READ_BACK:
             self.read_backs[place()] += 1
-            return self._answer(name, args)
+            return answer(name, args, self.answers.get(place(), 1))
         if _leaves(name, args, kwargs):
             self.read_backs[place()] += 1
             return _arrived(name, args, kwargs)
@@ -64,40 +65,15 @@ class Paper(TorchDispatchMode):
         return self._watched(func(*args, **kwargs), func)
 
     def _watched(self, found: Any, func: Any) -> Any:
-        if not func.is_view and any(_on_device(t) and t.dtype == torch.float64 for t in _tensors([found])):
+        if not func.is_view and any(_on_device(t) and t.dtype == torch.float64 for t in tensors_in([found])):
             self.doubles[place()] += 1
         return found
-
-    def _answer(self, name: str, args: tuple[Any, ...]) -> Any:
-        """As if masks were true everywhere."""
-        given: Tensor = args[0]
-        if name == "nonzero":
-            return given.new_empty((given.numel(), given.dim()), dtype=torch.int64)
-        if name == "index":
-            (mask,) = args[1]
-            return given.new_empty((mask.numel(), *given.shape[mask.dim() :]))
-        if name.startswith(("index_put", "_index_put")):
-            return given if name.endswith("_") else torch.empty_like(given)
-        if name == "equal":
-            return True
-        assert name in ("_local_scalar_dense", "is_nonzero"), name
-        kind = bool if given.dtype == torch.bool else float if given.dtype.is_floating_point else int
-        return kind(self.answers.get(place(), 1))
 
     def forget(self) -> None:
         """Note from here on."""
         self.read_backs.clear()
         self.doubles.clear()
         self.looped.clear()
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Those among an operation's arguments or results, also in lists."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _too_large(matrices: Tensor, name: str) -> bool:

@@ -24,6 +24,7 @@ from privlora.mechanisms import Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import load_checkpoint
 from privlora.training.files import read_lines
+from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import sampler
 from privlora.training.loop import Interrupted, StepReport
 
@@ -147,6 +148,27 @@ def test_micro_batches_come_after_the_draw(
         bench.start(tmp_path / "run", run={"tokens_per_micro_batch": 1})
     assert count[0] > 2 * STEPS
     assert len(releases(tmp_path / "log")) == STEPS
+
+
+def test_smaller_micro_batches_for_want_of_memory_are_told_in_private_only(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How small they are follows from the lengths of records."""
+
+    def limited(adapter: Any, batch: Any, **options: Any) -> Any:
+        if batch.unit_count > 1:
+            raise torch.OutOfMemoryError("tried to allocate too much")
+        return micro_batch_gradients(adapter, batch, **options)
+
+    monkeypatch.setattr("privlora.training.step.micro_batch_gradients", limited)
+    root = tmp_path / "run"
+    bench.start(root)
+    rows = [json.loads(row) for row in (root / "private/training_loss.jsonl").read_text().splitlines()]
+    lowered = rows[-1]["tokens_per_micro_batch"]
+    assert lowered < 120
+    assert "tokens_per_micro_batch: 120\n" in (root / "private/config.resolved.yaml").read_text()
+    for path in (path for path in (root / "release").rglob("*") if path.is_file()):
+        assert b"tokens_per_micro_batch" not in path.read_bytes()
 
 
 def interrupted(bench: Bench, folder: Path, **options: Any) -> None:

@@ -189,6 +189,11 @@ class LowRankAdapter:
         return bool(self._handles)
 
     @property
+    def gathering(self) -> bool:
+        """Whether the present micro-batch has brought a gradient."""
+        return bool(self._stacks)
+
+    @property
     def device(self) -> torch.device:
         """Where gradients are gathered and a method's state lies: with the first site, wherever the others are."""
         return next(self.sites[0].module.parameters()).device

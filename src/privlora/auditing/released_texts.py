@@ -226,7 +226,7 @@ def _generator(parts: Parts, writer: Writer, tokenizer: Any) -> ResumableGenerat
         seed=writer.seed,
         model=parts.adapter.model,
         tokenizer=tokenizer,
-        max_tokens=parts.settings.run.tokens_per_micro_batch,
+        max_tokens=parts.settings.run.max_tokens,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from privlora.config import Settings
 from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.methods import Method
+from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import row_tokens
 from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
+from privlora.training.peak import Peak, Unknown, device_of, peak_of_a_step
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 _BLOCK, _BLOCK_OF_SCALES = 64, 256  # bitsandbytes' numbers of one scale, of 4-bit weights and of their scales
@@ -23,7 +25,7 @@ _BLOCK, _BLOCK_OF_SCALES = 64, 256  # bitsandbytes' numbers of one scale, of 4-b
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes of what privlora adds to a forward and backward pass; activations are not in it.
+    """Sizes of what a run keeps, and of a step at its most.
 
     Attributes:
         model_parameters: numbers of the frozen base model.
@@ -44,6 +46,8 @@ class MemoryEstimate:
         embedding_bytes: of votes, the directions of public_dataset_size records and of the texts, float64, in the base
             model's width; 0 without votes, or where synthesis.embedding names a model.
         cache_bytes: keys and values of a batch of texts that the model writes; 0 where it writes none.
+        peak: of a private step, activations and all (training.peak); None for rows without one, or where peak_unknown
+            says why it cannot be told.
     """
 
     model_parameters: int
@@ -59,8 +63,10 @@ class MemoryEstimate:
     public_bytes: int
     embedding_bytes: int
     cache_bytes: int
+    peak: Peak | None = None
+    peak_unknown: str | None = None
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -71,14 +77,13 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         settings.method, lora.init, settings.privacy.steps, private=settings.privacy.private
     )
     adapter = adapter_for(settings, model)
-    stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
-    dtype = getattr(torch, stored) if isinstance(stored, str) else stored
+    dtype = _stored(settings, model)
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
     with unchanged_afterwards(model):  # short rows count for more where activations are computed again
         set_checkpointing(model, settings.model.gradient_checkpointing)
-        least, tokens = row_tokens(adapter), settings.run.tokens_per_micro_batch
+        least, tokens = row_tokens(adapter), settings.run.max_tokens
     records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
     kind = method.coordinates
     votes = method.releases == "votes"
@@ -153,6 +158,33 @@ def _is_spared(name: str, spared: Sequence[str]) -> bool:
     return any(name.endswith(key) or f"{name}.".startswith(f"{key}.") for key in spared)
 
 
+def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
+    """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
+    device = device_of(settings.model)
+    return with_micro_batches(settings, model.to(_stored(settings, model)), device, loaded=False)
+
+
+def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> MemoryEstimate:
+    """The same with the peak of a step on the device that the settings name, as far as that is here."""
+    stored = _stored(settings, model)
+    try:
+        peak = peak_of_a_step(
+            settings,
+            model.to(stored),
+            device_of(settings.model),
+            max_tokens=settings.run.max_tokens,
+        )
+    except Unknown as unknown:
+        return replace(estimate, peak_unknown=str(unknown))
+    return replace(estimate, peak=peak)
+
+
+def _stored(settings: Settings, model: Any) -> torch.dtype:
+    """What the weights are loaded in."""
+    stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
+    return getattr(torch, stored) if isinstance(stored, str) else stored
+
+
 def _embedding_bytes(settings: Settings, model: Any) -> int:
     chosen = settings.synthesis
     if chosen is None or chosen.embedding is not None:
@@ -169,5 +201,5 @@ def _cache_bytes(settings: Settings, model: Any, dtype: torch.dtype) -> int:
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    tokens = max(settings.run.tokens_per_micro_batch, chosen.max_new_tokens)
+    tokens = max(settings.run.max_tokens, chosen.max_new_tokens)
     return int(2 * config.num_hidden_layers * heads * width * tokens * dtype.itemsize)

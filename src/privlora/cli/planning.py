@@ -49,7 +49,7 @@ def plan(
         _plan_federation(settings, cross_check, as_json)
         return
     with quiet_libraries():
-        from privlora.cli.memory import estimate_memory
+        from privlora.cli.memory import as_planned, estimate_memory, with_peak
         from privlora.methods import CHOICES, find_row
         from privlora.rehearsals.choosing import rows_of_choice
         from privlora.reporting.limits import not_protected
@@ -64,7 +64,12 @@ def plan(
         )
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
-        memory = None if model is None else estimate_memory(settings, method, model)
+        fitted = None
+        if model is not None:
+            settings, fitted = as_planned(settings, model)
+        memory = (
+            None if model is None else with_peak(estimate_memory(settings, method, model), settings, model)
+        )
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
@@ -88,13 +93,14 @@ def plan(
         **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
         "memory": memory.to_dict() if memory is not None else None,
+        "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
         "not_protected": limits,
         **({} if advice is None else {"advice": advice}),
     }
     if as_json:
         emit(content)
         return
-    _show(content, planned, memory)
+    _show(content, planned, memory, None if fitted is None else fitted.why)
     if advice is not None:
         from privlora.cli.advising import show_advice
 
@@ -230,7 +236,9 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
     return {"epsilon": found, "versions": accountant_versions(accountant)}
 
 
-def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None) -> None:
+def _show(
+    content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None, chosen: str | None
+) -> None:
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
     if "rows" in content:
         settings = [
@@ -277,6 +285,10 @@ def _show(content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate 
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
     rows.append(("memory", _memory_line(memory)))
+    if chosen is not None:
+        rows.append(("auto", chosen))
+    if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
+        rows.append(("peak", _peak_line(memory)))
     _print(rows, content["not_protected"])
 
 
@@ -334,4 +346,15 @@ def _memory_line(memory: MemoryEstimate | None) -> str:
         )
     else:
         line += "no per-example gradients; "
-    return line + "activations not counted"
+    return line.removesuffix("; ")
+
+
+def _peak_line(memory: MemoryEstimate) -> str:
+    if memory.peak is None:
+        return f"of a step is not known: {memory.peak_unknown}"
+    peak, mebibyte = memory.peak, 2**20
+    whole = (peak.step_bytes + peak.model_bytes) / mebibyte
+    return (
+        f"a step takes {peak.step_bytes / mebibyte:.0f} MiB at its most, {whole:.0f} MiB with the model: in a "
+        f"micro-batch of {peak.rows} rows of {peak.width} tokens, all of them labels"
+    )

@@ -187,7 +187,7 @@ def show_data(privacy: PrivacySettings, summary: DataSummary) -> None:
 
 
 def show_choice(why: str) -> None:
-    """Which row a run takes, where ``method.name`` stands for several."""
+    """What was left to a run: the row, where ``method.name`` stands for several; the tokens of a micro-batch."""
     err().print(f"chosen: {why}")
 
 

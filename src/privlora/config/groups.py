@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -439,6 +439,10 @@ OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_
 """Fields of MethodSettings that belong to optimizers, some to a few of them only: name -> what reports call it."""
 
 
+MICRO_BATCH = 4096
+"""Tokens of a micro-batch where nothing else is said."""
+
+
 class RunSettings(Group):
     """Where the run lives and how it proceeds; nothing here changes the guarantee."""
 
@@ -447,9 +451,10 @@ class RunSettings(Group):
     """PUBLIC seed of the adapter's start. Noise and sampling never use it."""
     label: str | None = None
     """Name of the data set for the ledger and the report. It is published."""
-    tokens_per_micro_batch: int = Field(default=4096, ge=1)
+    tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
     """Bound on rows x padded length of one pass through the model; rows that are shorter than what their gradients take
-    count as that long (`plan` says how much that is). Memory and speed, not results."""
+    count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run of
+    `train`, `resume` or `synthesize` starts, by its public settings alone; elsewhere 4096."""
     public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
     texts apart that are nearly copies."""
@@ -461,6 +466,11 @@ class RunSettings(Group):
     """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""
     show_private_loss: bool = False
     """Show the training loss on the screen. It is private data: only for people who may see the records."""
+
+    @property
+    def max_tokens(self) -> int:
+        """tokens_per_micro_batch; the default in the place of ``auto`` where nobody has chosen."""
+        return MICRO_BATCH if self.tokens_per_micro_batch == "auto" else self.tokens_per_micro_batch
 
 
 class Settings(Group):

@@ -169,7 +169,7 @@ class Workbench:
                 number, max(steps, privacy.steps), hyper.learning_rate, hyper.schedule, hyper.warmup_steps
             ),
             draw=lambda: self.data.units.draw_records(draws.draw(), draws.generator),
-            max_tokens=self.settings.run.tokens_per_micro_batch,
+            max_tokens=self.settings.run.max_tokens,
             dropout=self.settings.model.dropout,
             masks=private_generator(self.seed),
         )

@@ -62,7 +62,7 @@ def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
             mechanism=_mechanism(parts, jobs, members, run),
             examples=end_to_end([job.data.examples for job in jobs]),
             learning_rate=0.0,  # nothing moves here
-            max_tokens=settings.run.tokens_per_micro_batch,
+            max_tokens=settings.run.max_tokens,
             dropout=settings.model.dropout,
         )
         with parts.adapter:

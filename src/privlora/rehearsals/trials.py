@@ -228,7 +228,7 @@ def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step
         examples=records,
         learning_rate=parts.learning_rate,
         draw=lambda: [stand_ins[i] for i in draws.draw()],
-        max_tokens=parts.settings.run.tokens_per_micro_batch,
+        max_tokens=parts.settings.run.max_tokens,
         dropout=parts.settings.model.dropout,
         masks=private_generator(masks_key),
     )

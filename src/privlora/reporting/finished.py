@@ -86,7 +86,7 @@ def texts_of_finished_run(
                     seed=settings.run.seed,
                     model=adapted,
                     tokenizer=tokenizer,
-                    max_tokens=settings.run.tokens_per_micro_batch,
+                    max_tokens=settings.run.max_tokens,
                 ),
                 lambda: Population([]),
                 chosen.samples or chosen.count,

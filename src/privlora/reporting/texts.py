@@ -47,7 +47,7 @@ def publish_texts(
         tokenise([{column: text} for text in texts], settings.data, tokenizer),
         texts,
         _public_sets(settings, column),
-        max_tokens=settings.run.tokens_per_micro_batch,
+        max_tokens=settings.run.max_tokens,
     )
     facts = {
         "file": folder.texts.name,

@@ -84,7 +84,7 @@ class Team:
             examples=examples,
             learning_rate=parts.learning_rate if learning_rate is None else learning_rate,
             draw=lambda: [unit for member in members for unit in member.draw()],
-            max_tokens=settings.run.tokens_per_micro_batch,
+            max_tokens=settings.run.max_tokens,
             dropout=settings.model.dropout,
             masks=private_generator() if masks is None else masks,
         )

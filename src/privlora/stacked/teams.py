@@ -75,7 +75,7 @@ class TrainedAdapters:
         0 where nothing is predicted; NaN or infinite for an adapter that has diverged.
         """
         found = torch.zeros(len(self), len(examples), dtype=torch.float64)
-        model, max_tokens = self.adapter.model, self.settings.run.tokens_per_micro_batch
+        model, max_tokens = self.adapter.model, self.settings.run.max_tokens
         with unchanged_afterwards(model):
             model.eval()
             for turn in _turns(len(self), together):

@@ -212,7 +212,7 @@ class PublicStart:
         """
         lora, data, run = settings.adapter, settings.data, settings.run
         template = data.model_dump_json(exclude={"path", "evaluation", "limit"})
-        key = f"{settings.model.model_dump_json()} {lora.model_dump_json()} {template} {run.tokens_per_micro_batch}"
+        key = f"{settings.model.model_dump_json()} {lora.model_dump_json()} {template} {run.max_tokens}"
         if key != self._key:
             self._key, self._found = key, {}
         if run.seed not in self._found:
@@ -222,7 +222,7 @@ class PublicStart:
                 adapter_for(settings, model),
                 tokenise(records, data, self._tokenizer),
                 seed=run.seed,
-                max_tokens=run.tokens_per_micro_batch,
+                max_tokens=run.max_tokens,
             )
         return self._found[run.seed]
 
@@ -295,7 +295,7 @@ def build_parts(
         dtype=torch.float64 if double else torch.float32,
         subspaces=subspaces,
     )
-    max_tokens = settings.run.tokens_per_micro_batch
+    max_tokens = settings.run.max_tokens
     kept = torch.bfloat16 if settings.run.public_gradient_dtype == "bfloat16" else None
     if texts is not None:
         lean_on(texts, coordinates, optimizer, max_tokens, dtype=kept)
@@ -431,7 +431,7 @@ def build_step(
         examples=data.examples,
         learning_rate=lambda number: parts.learning_rate(number - before),
         draw=lambda: data.units.draw_records(draws.draw(), draws.generator),
-        max_tokens=settings.run.tokens_per_micro_batch,
+        max_tokens=settings.run.max_tokens,
         dropout=settings.model.dropout,
         masks=private_generator(settings.privacy.insecure_noise_seed),
     )

@@ -1,8 +1,9 @@
-"""What a micro-batch keeps in memory, from shapes alone: nothing is read of records or of a device's state."""
+"""What a micro-batch keeps in memory, from shapes alone, and how much a device has left. Nothing is read of records."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,56 @@ def row_tokens(adapter: LowRankAdapter) -> int:
     activations of as many tokens as are allowed.
     """
     return math.ceil(gradient_bytes(adapter) / token_bytes(adapter.model))
+
+
+def free_bytes(device: torch.device, root: Path = Path("/")) -> float:
+    """Memory that a device has left for this process; without bound where that is not known.
+
+    root: of the files in which Linux tells of its own.
+    """
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
+    told = root / "proc/meminfo"
+    if device.type != "cpu" or not told.exists():
+        return float("inf")
+    lines = dict(line.split(":", 1) for line in told.read_text(encoding="ascii").splitlines())
+    return min(1024.0 * int(lines["MemAvailable"].split()[0]), _left_in_group(root))
+
+
+def _left_in_group(root: Path) -> float:
+    """What the process' control groups leave it: a container may have less than its machine."""
+    left, own = float("inf"), root / "proc/self/cgroup"
+    if not own.exists():
+        return left
+    for line in own.read_text(encoding="utf-8").splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        names = (
+            ("memory.max", "memory.current")
+            if not kinds
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        base = root / "sys/fs/cgroup" / kinds
+        # Inside a container the path may be the machine's, which is not there; then its root is the group's.
+        for group in {base, *(base / path.lstrip("/")).parents, base / path.lstrip("/")}:
+            if group.is_relative_to(base):
+                left = min(left, _left_in(group, *names))
+    return left
+
+
+def _left_in(group: Path, limit: str, usage: str) -> float:
+    try:
+        most, used = ((group / name).read_text(encoding="ascii").strip() for name in (limit, usage))
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    if most == "max":
+        return float("inf")
+    stat = dict(line.split(" ", 1) for line in lines)
+    cached = stat.get("total_inactive_file", stat.get("inactive_file", "0"))  # given back when it is needed
+    return max(0.0, float(int(most) - int(used) + int(cached)))
 
 
 def _item_size(model: torch.nn.Module) -> int:

@@ -143,7 +143,8 @@ def train(
                 if kept < step - 1:
                     save(step - 1)  # of this step nothing is released
                 raise
-            _keep_private_loss(folder, mark(step), losses, observer if run.show_private_loss else None)
+            shown = observer if run.show_private_loss else None
+            _keep_private_loss(folder, mark(step), losses, one.halved, shown)
             if observer is not None:
                 seconds = time.perf_counter() - started
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
@@ -331,10 +332,12 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
 
 
 def _keep_private_loss(
-    folder: RunFolder, mark: Mark, losses: torch.Tensor, observer: Observer | None
+    folder: RunFolder, mark: Mark, losses: torch.Tensor, halved: int | None, observer: Observer | None
 ) -> None:
     loss = float(losses.mean()) if len(losses) else None
     row = {"step": mark.step, "units": len(losses), "loss": loss, "charge": mark.charge}
+    if halved is not None:
+        row["tokens_per_micro_batch"] = halved
     append_line(folder.private_losses, row)
     if observer is not None and loss is not None:
         observer.on_private_loss(mark.step, loss)

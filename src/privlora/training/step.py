@@ -57,6 +57,11 @@ class Step:
     dropout: bool = False
     masks: np.random.Generator = field(default_factory=private_generator)
     prepare: Callable[[], None] | None = None
+    halved: int | None = field(default=None, init=False)
+    """PRIVATE, since it follows from lengths: what max_tokens was lowered to where a device's memory was short."""
+    # Of the micro-batch under way, private.
+    _units: int = field(default=0, init=False, repr=False)
+    _tokens: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for what, fits, fix in (
@@ -94,7 +99,9 @@ class Step:
     def accumulate(self, drawn: Drawn) -> Tensor:
         """PRIVATE. The first half: gradients into the mechanism's sum; gives the losses of the units (units,).
 
-        Once a release: one draw is one batch. Raises PrivacyError while units of another batch stand in the sum.
+        Once a release: one draw is one batch. Where a device has no memory for a micro-batch, what was summed is
+        forgotten and the same batch is taken again in smaller ones, from here on. Raises PrivacyError while units of
+        another batch stand in the sum, torch.OutOfMemoryError where a unit by itself does not fit.
         """
         if self.mechanism.pending:
             raise PrivacyError(
@@ -103,8 +110,29 @@ class Step:
                 fix="release them, take() their sum, or discard() it first",
             )
         (self.prepare or self.state.coordinates.prepare)()
+        while True:
+            try:
+                return self._accumulate(drawn)
+            except torch.OutOfMemoryError:
+                # Nothing of the batch stands in the sum, and nothing is charged yet: it is taken again, all of it.
+                if not self._halve():
+                    raise
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+    def _halve(self) -> bool:
+        """Make micro-batches smaller than the one under way; False where it holds a single unit."""
+        if self._units < 2:
+            return False
+        self.max_tokens = max(1, min(self.max_tokens, self._tokens) // 2)
+        self.halved = self.max_tokens
+        return True
+
+    def _accumulate(self, drawn: Drawn) -> Tensor:
         adapter = self.state.adapter
+        least = row_tokens(adapter) if self.mechanism.needs_examples else 0
         losses = []
+        self._units = 0
         try:
             with training_passes(adapter.model, self.masks, dropout=self.dropout):
                 rows = self.state.coordinates.rows_at_once()
@@ -113,9 +141,11 @@ class Step:
                     self.examples,
                     max_tokens=self.max_tokens,
                     max_rows=rows,
-                    row_tokens=row_tokens(adapter) if self.mechanism.needs_examples else 0,
+                    row_tokens=least,
                     device=adapter.device,
                 ):
+                    count, width = batch.input_ids.shape
+                    self._units, self._tokens = batch.unit_count, count * max(width, least)
                     captured, unit_losses = micro_batch_gradients(
                         adapter, batch, summed=not self.mechanism.needs_examples
                     )

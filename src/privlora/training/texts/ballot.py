@@ -66,7 +66,7 @@ def build_embedding(
         tokenizer,
         adapter=adapter,
         max_length=settings.data.max_length,
-        max_tokens=settings.run.tokens_per_micro_batch,
+        max_tokens=settings.run.max_tokens,
     )
     return found
 

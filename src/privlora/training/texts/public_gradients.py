@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import RunError
 from privlora.randomness import counter_generator
-from privlora.training.footprint import row_tokens
+from privlora.training.footprint import free_bytes, row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 
@@ -117,14 +116,3 @@ def room_for(count: int, entries: int, dtype: torch.dtype, device: torch.device)
             "folder with more room",
         ) from None
     return torch.from_numpy(stored).view(dtype).reshape(count, entries)
-
-
-def free_bytes(device: torch.device) -> float:
-    """Memory that a device has left; without bound where that is not known."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    told = Path("/proc/meminfo")
-    if device.type != "cpu" or not told.exists():
-        return float("inf")
-    lines = dict(line.split(":", 1) for line in told.read_text(encoding="ascii").splitlines())
-    return 1024.0 * int(lines["MemAvailable"].split()[0])

@@ -71,7 +71,7 @@ class SyntheticTexts:
             model=model,
             tokenizer=tokenizer,
             own=own,
-            max_tokens=settings.run.tokens_per_micro_batch,
+            max_tokens=settings.run.max_tokens,
         )
         self.generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])

@@ -73,7 +73,7 @@ def _ordinary(
         ),
         examples=examples,
         learning_rate=lambda number: rate(number, len(batches)),
-        max_tokens=parts.settings.run.tokens_per_micro_batch,
+        max_tokens=parts.settings.run.max_tokens,
         masks=generator,
     )
     for done, batch in enumerate(batches, start=1):

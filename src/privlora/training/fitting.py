@@ -1,0 +1,162 @@
+"""``run.tokens_per_micro_batch: auto``: as many tokens as fit in what is free, by public facts alone.
+
+Chosen before a record is read, from settings, model and device: how micro-batches are cut then tells nothing of the
+records. It is no part of what is promised, so a resumed run chooses anew, on whatever machine it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from privlora.config import Settings
+from privlora.config.groups import MICRO_BATCH
+from privlora.errors import ConfigError
+from privlora.methods import CHOICES, find_row
+from privlora.training.footprint import free_bytes
+from privlora.training.models import adapter_for
+from privlora.training.peak import (
+    Peak,
+    Unknown,
+    largest_batch,
+    longest_row,
+    model_bytes,
+    peak_of_a_step,
+    tokens_of_a_row,
+)
+from privlora.training.sharding import is_sharded
+
+# Of what is free. On a CPU glibc keeps freed pieces, up to as much again (docs/performance.md).
+_PART: Final = {"cpu": 0.45, "cuda": 0.85}
+# Beyond these the rounding that micro-batches share was not measured (docs/sharp-edges.md): clipping may not cover it.
+_ROWS, _TOKENS = 1024, 65_536
+_RECORD_BYTES, _TOKEN_BYTES = 64, 5  # of the records in memory, at most
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """tokens: of a micro-batch. why: a line for whoever trains; it tells of the machine and of public numbers alone."""
+
+    tokens: int
+    why: str
+
+
+def with_micro_batches(
+    settings: Settings,
+    model: torch.nn.Module,
+    device: torch.device,
+    *,
+    loaded: bool = True,
+    processes: int = 1,
+) -> tuple[Settings, Fitted | None]:
+    """The settings with a number in the place of ``auto``, and why; as they are where they have one.
+
+    model: the base model, not adapted. loaded: whether it lies on the device already; else that takes memory, too.
+    processes: of the run, which share the memory of a machine without a GPU.
+    Raises ConfigError where not even a single row of data.max_length fits.
+    """
+    if settings.run.tokens_per_micro_batch != "auto":
+        return settings, None
+    found = _fitted(settings, model, device, loaded, processes)
+    run = settings.run.model_copy(update={"tokens_per_micro_batch": found.tokens})
+    return settings.model_copy(update={"run": run}), found
+
+
+def _fitted(
+    settings: Settings, model: torch.nn.Module, device: torch.device, loaded: bool, processes: int
+) -> Fitted:
+    if settings.method.name in CHOICES or find_row(settings.method.name).releases != "gradients":
+        return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens")
+    if is_sharded(model):
+        return Fitted(
+            MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens: the base is spread over processes"
+        )
+    length = longest_row(settings, model)
+    free = free_bytes(device) / (processes if device.type == "cpu" else 1)
+    part = _PART.get(device.type, _PART["cpu"])
+    room = part * (free - (0 if loaded else model_bytes(model)))
+    if device.type == "cpu":
+        room -= settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * length)
+
+    def peak(tokens: int, of: Settings = settings) -> Peak:
+        found = peak_of_a_step(of, model, device, max_tokens=tokens)
+        assert found is not None
+        return found
+
+    try:
+        candidates = _candidates(settings, model, length)
+        tokens = largest_fitting(lambda n: peak(n).step_bytes, room, candidates)
+        if tokens is None:
+            raise _too_large(settings, length, room, free, part, peak)
+        takes = peak(tokens).step_bytes
+    except Unknown as unknown:
+        return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens: {unknown}")
+    gibibyte = 2**30
+    return Fitted(
+        tokens,
+        f"micro-batches of {tokens} tokens, whose steps take {takes / gibibyte:.2g} GiB; "
+        f"{max(0.0, free) / gibibyte:.2g} GiB are free",
+    )
+
+
+def largest_fitting(size: Callable[[int], int], room: float, candidates: Sequence[int]) -> int | None:
+    """The largest of ascending ``candidates`` whose ``size``, which grows with them, is within ``room``; None: none.
+
+    Sizes are asked for few of them: they grow in a nearly straight line.
+    """
+    most = len(candidates) - 1
+    highest = size(candidates[most])
+    if highest <= room:
+        return candidates[most]
+    least, lowest = 0, size(candidates[0])
+    if lowest > room:
+        return None
+    while most - least > 1:
+        share = (room - lowest) / max(1, highest - lowest)
+        guess = candidates[least] + share * (candidates[most] - candidates[least])
+        at = min(most - 1, max(least + 1, bisect_right(candidates, guess) - 1))
+        found = size(candidates[at])
+        if found <= room:
+            least, lowest = at, found
+        else:
+            most, highest = at, found
+    return candidates[least]
+
+
+def _candidates(settings: Settings, model: torch.nn.Module, length: int) -> list[int]:
+    """Powers of two and halves between them: from what one row takes to what a whole batch does, or was measured."""
+    adapter = adapter_for(settings, model)
+    least = tokens_of_a_row(settings, adapter)
+    ceiling = MICRO_BATCH
+    if not settings.privacy.private:
+        ceiling = _TOKENS
+    elif not adapter.reduced_precision:
+        ceiling = max(ceiling, min(_TOKENS, _ROWS * least))
+    of_units = settings.privacy.max_records_per_user if settings.privacy.unit == "user" else 1
+    most = max(length, min(ceiling, largest_batch(settings.privacy) * of_units * max(length, least)))
+    steps = {part << power for power in range(20) for part in (2, 3)}
+    return [length, *sorted(n for n in steps if length < n < most), *([most] if most > length else [])]
+
+
+def _too_large(
+    settings: Settings, length: int, room: float, free: float, part: float, peak: Callable[..., Peak]
+) -> ConfigError:
+    """What to lower, and to what: memory goes with length in a nearly straight line."""
+    takes, half = peak(length).step_bytes, max(1, length // 2)
+    shorter = settings.model_copy(update={"data": settings.data.model_copy(update={"max_length": half})})
+    less = peak(half, shorter).step_bytes
+    each = (takes - less) / max(1, length - half)
+    fits = int(length - (takes - room) / each) if each > 0 else 0
+    gibibyte = 2**30
+    return ConfigError(
+        f"a step takes {takes / gibibyte:.2g} GiB with a single row of data.max_length={length} tokens, and of the "
+        f"{max(0.0, free) / gibibyte:.2g} GiB that are free {max(0.0, room) / gibibyte:.2g} can be used",
+        why="it would end before it is charged, and only where a long record is drawn",
+        fix=(f"set data.max_length to at most {fits}, " if fits >= 1 else "")
+        + "set model.gradient_checkpointing=non-reentrant or model.dtype=bfloat16, lower adapter.r, or free "
+        f"{(takes - room) / part / gibibyte:.2g} GiB",
+    )

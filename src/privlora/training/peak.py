@@ -1,0 +1,359 @@
+"""How much memory a step takes at its most: found by taking it on paper (training.paper), from public facts alone.
+
+Nothing is read of records: the micro-batch is the worst that settings allow. Of a model of many equal layers, steps are
+taken with one and with two of them, and each phase of the step goes on in a straight line from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses import fake_tensor
+
+from privlora.accounting.events import StepEvent
+from privlora.adapters import LowRankAdapter
+from privlora.config import ModelSettings, PrivacySettings, Settings
+from privlora.coordinates.starts import SPECTRAL_SPLIT
+from privlora.data.examples import Example, Examples
+from privlora.errors import reason_of
+from privlora.mechanisms import UNADAPTED, GaussianMechanism, MeanMechanism, Mechanism
+from privlora.mechanisms.charges import Uncharged
+from privlora.methods import find_row
+from privlora.training.assembly import Parts, build_parts
+from privlora.training.footprint import row_tokens
+from privlora.training.inputs import sampler
+from privlora.training.model_checks import positions_of, routes_tokens
+from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
+from privlora.training.paper import Paper
+from privlora.training.step import Step
+
+# A logical batch has more units than are assumed with less than this probability a step.
+_RARE = 1e-9
+_FEW = (1, 2)  # layers that stand for more
+# Of units that go through the model one by one, so many stand for more.
+_ALONE = (2, 3)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch: of units of so many ``rows`` each, all ``width`` tokens long."""
+
+    rows: tuple[int, ...]
+    width: int
+
+    @property
+    def count(self) -> int:
+        return sum(self.rows)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """step_bytes: the largest total that lives during a step, over the loaded model; model_bytes: the model's.
+
+    rows, width: of the micro-batch that takes most.
+    """
+
+    step_bytes: int
+    model_bytes: int
+    rows: int
+    width: int
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Unknown(Exception):
+    """A step could not be taken on paper; says why in one line."""
+
+
+def peak_of_a_step(
+    settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int
+) -> Peak | None:
+    """The largest total over all micro-batches that can occur; None for rows that take no private steps.
+
+    model: the base model, with or without weights; it is not changed. max_tokens: of a micro-batch.
+    Raises Unknown for a model that does more with values than can be done on paper, and for rows that lean on public
+    texts.
+    """
+    row = find_row(settings.method.name)
+    if row.releases != "gradients":
+        return None
+    if row.public_texts:
+        raise Unknown(f"method {row.name!r} also takes gradients of public texts")
+    if settings.model.quantization is not None:
+        raise Unknown("packed weights are unpacked by kernels that nothing counts")
+    adapter = adapter_for(settings, model)
+    batches = worst_batches(
+        settings.privacy,
+        max_tokens=max_tokens,
+        max_length=longest_row(settings, model),
+        row_tokens=tokens_of_a_row(settings, adapter),
+        columns=32 if adapter.reduced_precision else 1,
+    )
+    quiet = logging.getLogger(fake_tensor.__name__)  # it writes down what goes wrong, before it raises
+    before, quiet.disabled = quiet.disabled, True
+    try:
+        found = _bytes(settings, model, adapter, device, batches)
+    except Exception as error:  # models are anybody's code, and raise anything on paper
+        raise Unknown(reason_of(error)) from error
+    finally:
+        quiet.disabled = before
+    worst = max(batches, key=lambda batch: found[batch])
+    return Peak(found[worst], model_bytes(model), worst.count, worst.width)
+
+
+def device_of(settings: ModelSettings) -> torch.device:
+    """Where the model will be; the CPU in the place of a device that is not here."""
+    if settings.device.startswith("cuda") or settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cpu")
+
+
+def tokens_of_a_row(settings: Settings, adapter: LowRankAdapter) -> int:
+    """footprint.row_tokens in the run, which may recompute activations; 0 where rows need no gradients of their own."""
+    if not settings.privacy.private:
+        return 0
+    with unchanged_afterwards(adapter.model):
+        set_checkpointing(adapter.model, settings.model.gradient_checkpointing)
+        return row_tokens(adapter)
+
+
+def model_bytes(model: torch.nn.Module) -> int:
+    """Of the weights and buffers, those that several modules share once."""
+    return sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+
+
+def longest_row(settings: Settings, model: torch.nn.Module) -> int:
+    """PUBLIC. data.max_length, or what the model reads if that is less."""
+    length, positions = settings.data.max_length, positions_of(model)
+    return length if positions is None else min(length, positions)
+
+
+def worst_batches(
+    privacy: PrivacySettings, *, max_tokens: int, max_length: int, row_tokens: int, columns: int
+) -> list[Rows]:
+    """PUBLIC. The micro-batches one of which takes most: of the longest rows, and of as many rows as there can be.
+
+    columns: widths are padded beyond the next multiple of it, where it is above 1 (gradients.steadied).
+    """
+    user = privacy.max_records_per_user if privacy.unit == "user" else 1
+    most = largest_batch(privacy) * user
+    short = min(max(1, row_tokens), max_length)
+
+    def fitting(width: int) -> int:
+        return max(1, min(most, max_tokens // max(width, row_tokens)))
+
+    longest = fitting(max_length)
+    widths = [max_length, short]
+    if longest < most:  # as many tokens as are allowed, where rows of full length leave some
+        widths.append(max(short, min(max_length, max_tokens // (longest + 1))))
+    if columns > 1:
+        widths.append(min(max_length, -(-short // columns) * columns))
+    found = []
+    for width in sorted(set(widths), reverse=True):
+        rows = fitting(width)
+        if user == 1 or rows == 1:
+            found.append(Rows((1,) * rows, width))
+        else:  # units of several rows are added up, beside their rows: nearly as many units as rows, and not as many
+            found.append(Rows((2,) + (1,) * (rows - 2), width))
+        if user > rows:  # a single unit may be larger
+            found.append(Rows((user,), width))
+    return found
+
+
+def largest_batch(privacy: PrivacySettings) -> int:
+    """PUBLIC. Units of a logical batch, at most; with a probability of 1e-9 a step there are more."""
+    n = math.ceil(privacy.n)
+    if privacy.max_batch_size is not None:
+        return min(n, privacy.max_batch_size)
+    from scipy.stats import binom
+
+    return max(1, min(n, int(binom.isf(_RARE, n, min(1.0, privacy.q)))))
+
+
+def _bytes(
+    settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
+) -> dict[Rows, int]:
+    """Of steps on paper with these micro-batches, or as it follows from steps with fewer layers and units."""
+    alone = routes_tokens(model) or settings.method.clipping in UNADAPTED
+    if alone and settings.privacy.private:
+        few = {batch: [Rows(batch.rows[:units], batch.width) for units in _ALONE] for batch in batches}
+        asked = {each for found in few.values() for each in found}
+        known = _of_layers(settings, model, adapter, device, sorted(asked, key=lambda each: each.count))
+        return {
+            batch: _further(known[less], known[more], _ALONE, len(batch.rows))
+            for batch, (less, more) in few.items()
+        }
+    return _of_layers(settings, model, adapter, device, batches)
+
+
+def _of_layers(
+    settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
+) -> dict[Rows, int]:
+    layers = _equal_layers(model, adapter)
+    if layers <= max(_FEW):
+        found = _phases(settings, model, device, batches, None)
+        return {batch: max(phases.values()) for batch, phases in found.items()}
+    less, more = (_phases(settings, model, device, batches, few) for few in _FEW)
+    return {
+        batch: max(_further(less[batch][phase], size, _FEW, layers) for phase, size in more[batch].items())
+        for batch in batches
+    }
+
+
+def _further(less: int, more: int, at: tuple[int, int], asked: int) -> int:
+    """The straight line through (at[0], less) and (at[1], more), at ``asked``; no lower than ``less`` before it."""
+    return less + max(0, asked - at[0]) * (more - less) // (at[1] - at[0])
+
+
+def _phases(
+    settings: Settings, model: Any, device: torch.device, batches: Sequence[Rows], layers: int | None
+) -> dict[Rows, Mapping[str, int]]:
+    """Phase -> the largest total in it, of a step with two such micro-batches each.
+
+    There was a step before, so the optimizer has its moments.
+    """
+    paper = Paper(device)
+    copied = paper.copy(_first_layers(model, layers))
+    found: dict[Rows, Mapping[str, int]] = {}
+    with warnings.catch_warnings(), paper:
+        warnings.simplefilter("ignore")
+        parts = build_parts(_startable(settings), copied)
+        mechanism = _mechanism(parts)
+        paper.gathering = lambda: parts.adapter.gathering
+        _follow(paper, mechanism, "accumulate", "clipping")
+        step = _step(parts, mechanism, [])
+        step.take([])
+        for batch in batches:
+            paper.peaks.clear()
+            step = _step(parts, mechanism, [batch, batch])
+            bounds = np.cumsum([0, *batch.rows, *batch.rows])
+            units = [np.arange(first, stop) for first, stop in pairwise(bounds)]
+            step.accumulate(units)
+            found[batch] = Counter(paper.peaks)
+            if batch != batches[-1]:
+                mechanism.discard()
+        paper.peaks.clear()
+        paper.phase = "release"
+        step.release()
+    return {batch: {**phases, **paper.peaks} for batch, phases in found.items()}
+
+
+def _step(parts: Parts, mechanism: Mechanism, batches: Sequence[Rows]) -> Step:
+    """Of records of one micro-batch after the other; one of them has padding, so that there is a mask."""
+    lengths = [batch.width for batch in batches for _ in range(batch.count)]
+    if lengths:
+        lengths[-1] = max(1, lengths[-1] - 1)
+    least = row_tokens(parts.adapter) if mechanism.needs_examples else 0
+    return Step(
+        state=parts,
+        mechanism=mechanism,
+        examples=_all_labels(lengths),
+        learning_rate=0.0,
+        max_tokens=max((batch.count * max(batch.width, least) for batch in batches), default=1),
+        dropout=parts.settings.model.dropout,
+    )
+
+
+def _follow(paper: Paper, owner: Any, method: str, phase: str) -> None:
+    """Note what one object's method does as a phase of its own."""
+    call: Callable[..., Any] = getattr(owner, method)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        before, paper.phase = paper.phase, phase
+        try:
+            return call(*args, **options)
+        finally:
+            paper.phase = before
+
+    setattr(owner, method, noted)
+
+
+def _mechanism(parts: Parts) -> Mechanism:
+    """Without a ledger: what it sums has no values, and nothing is released."""
+    privacy = parts.settings.privacy
+    if not privacy.private:
+        return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=2)
+    sampling = sampler(privacy, math.ceil(privacy.n)).sampling
+    return GaussianMechanism(
+        parts.coordinates,
+        clip_norm=privacy.clip_norm,
+        event=StepEvent(sampling, 1.0, parts.coordinates.event_layers),
+        expected_batch_size=privacy.b,
+        ledger=Uncharged(),
+        clipping=parts.hyper.clipping,
+        adaptive=parts.adaptive,
+    )
+
+
+def _startable(settings: Settings) -> Settings:
+    """Settings whose start reads no file and decomposes no weight; one that changes what a step does stays."""
+    lora = settings.adapter
+    if lora.init in (None, SPECTRAL_SPLIT):
+        return settings
+    return settings.model_copy(
+        update={"adapter": lora.model_copy(update={"init": "random", "public_text": None})}
+    )
+
+
+def _all_labels(lengths: Sequence[int]) -> Examples:
+    """Records of these lengths, of one token each time."""
+    ones = {length: np.ones(length, np.int32) for length in set(lengths)}
+    return Examples((Example(ones[length], ones[length]) for length in lengths), pad_token_id=0)
+
+
+def _equal_layers(model: Any, adapter: LowRankAdapter) -> int:
+    """How many layers the model has, if all are of one kind and adapted alike; else 0."""
+    lists = _layer_lists(model)
+    if len(lists) != 1:
+        return 0
+    (name, layers), kinds = lists[0], getattr(model.config, "layer_types", None)
+    adapted: dict[str, set[tuple[str, int, int]]] = {}
+    for site in adapter.sites:
+        if site.name.startswith(f"{name}."):
+            number, _, inner = site.name.removeprefix(f"{name}.").partition(".")
+            adapted.setdefault(number, set()).add((inner, site.m, site.n))
+    shapes = [
+        [(type(layer).__name__, key, tuple(p.shape), p.dtype) for key, p in layer.named_parameters()]
+        for layer in layers
+    ]
+    alike = all(each == shapes[0] for each in shapes) and len(set(kinds or ())) <= 1
+    alike = alike and len(adapted) in (0, len(layers)) and len({frozenset(s) for s in adapted.values()}) <= 1
+    return len(layers) if alike else 0
+
+
+def _layer_lists(model: Any) -> list[tuple[str, torch.nn.ModuleList]]:
+    count = getattr(model.config, "num_hidden_layers", None)
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
+
+
+def _first_layers(model: Any, count: int | None) -> Any:
+    """The model with its first layers alone; the model itself, which is not changed, if ``count`` is None.
+
+    Tensors are the model's own.
+    """
+    if count is None:
+        return model
+    ((name, layers),) = _layer_lists(model)
+    shared: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    shared[id(layers)] = few = torch.nn.ModuleList(copy.deepcopy(layer, shared) for layer in layers[:count])
+    cut = copy.deepcopy(model, shared)
+    assert cut.get_submodule(name) is few
+    cut.config.num_hidden_layers = count
+    if getattr(cut.config, "layer_types", None):
+        cut.config.layer_types = cut.config.layer_types[:count]
+    return cut

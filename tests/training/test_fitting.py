@@ -1,0 +1,208 @@
+"""Micro-batches as large as fit: chosen from public facts before a record is read, and within what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_cases import Bench
+from tiny_models import tiny_llama
+
+import privlora.api
+from privlora.config import Settings, settings_from
+from privlora.errors import ConfigError
+from privlora.training import fitting
+from privlora.training.fitting import largest_fitting, with_micro_batches
+from privlora.training.footprint import free_bytes
+from privlora.training.peak import Peak, Unknown
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def settings(tokens: Any = "auto", **groups: Any) -> Settings:
+    given = {
+        "model": {"name": "random"},
+        "data": {"path": "(in memory)", "max_length": 64},
+        "adapter": {"r": 4},
+        "method": {"name": "prism"},
+        "privacy": {
+            "steps": 3,
+            "noise_multiplier": 1.0,
+            "delta": 1e-6,
+            "public_dataset_size": 100_000,
+            "expected_batch_size": 5000,
+        },
+        "run": {"tokens_per_micro_batch": tokens},
+    }
+    return settings_from({**given, **groups}, source="test")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A step takes 10 MiB and one for each thousand tokens. Gives the tokens that it was asked of."""
+    seen = list[int]()
+
+    def peak(of: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
+        seen.append(max_tokens)
+        return Peak(10 * MIB + max_tokens * MIB // 1000, 0, 1, max_tokens)
+
+    monkeypatch.setattr(fitting, "peak_of_a_step", peak)
+    return seen
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Say how much of what is free may be used for steps."""
+
+    def of(mebibytes: float) -> None:
+        records = 100_000 * (64 + 5 * 64)
+        monkeypatch.setattr(
+            fitting, "free_bytes", lambda _: (mebibytes * MIB + records) / fitting._PART["cpu"]
+        )
+
+    return of
+
+
+def chosen(given: Settings, model: torch.nn.Module) -> int:
+    found, why = with_micro_batches(given, model, CPU)
+    assert why is not None
+    assert found.run.max_tokens == found.run.tokens_per_micro_batch == why.tokens
+    assert str(why.tokens) in why.why
+    return why.tokens
+
+
+def test_a_number_stays(asked: list[int]) -> None:
+    given = settings(300)
+    assert with_micro_batches(given, tiny_llama(), CPU) == (given, None)
+    assert asked == []
+
+
+def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) -> None:
+    for room, tokens in ((10.3, 256), (10.2, 192), (11.6, 1536), (12.0, 1536), (12.1, 2048), (10.07, 64)):
+        free(room)
+        asked.clear()
+        assert chosen(settings(), tiny_llama()) == tokens
+        assert len(asked) <= 6
+
+
+def test_one_row_that_does_not_fit_is_refused_with_what_would(
+    asked: list[int], free: Callable[[float], None]
+) -> None:
+    free(10.05)
+    with pytest.raises(ConfigError) as refused:
+        chosen(settings(), tiny_llama())
+    assert "a single row of data.max_length=64 tokens" in str(refused.value)
+    assert "set data.max_length to at most 50" in str(refused.value)
+    free(3)
+    with pytest.raises(ConfigError) as refused:
+        chosen(settings(), tiny_llama())
+    assert "at most" not in str(refused.value)
+
+
+def test_no_more_than_the_rounding_was_measured_for(asked: list[int], free: Callable[[float], None]) -> None:
+    free(1e6)
+    rows_of_16 = settings(adapter={"r": 16})
+    assert chosen(rows_of_16, tiny_llama()) == 1024 * 16
+    assert chosen(settings(adapter={"r": 2}), tiny_llama()) == 4096
+    assert chosen(rows_of_16, tiny_llama().bfloat16()) == 4096
+    plain = {"private": False, "steps": 3, "public_dataset_size": 100_000, "expected_batch_size": 5000}
+    assert chosen(settings(privacy=plain, method={"name": "adamw"}), tiny_llama().bfloat16()) == 65_536
+
+
+def test_no_more_than_a_batch_has(asked: list[int], free: Callable[[float], None]) -> None:
+    free(1e6)
+    few = {**settings().privacy.model_dump(exclude_unset=True), "expected_batch_size": 5, "max_batch_size": 9}
+    assert chosen(settings(privacy=few), tiny_llama()) == 9 * 64
+
+
+def test_a_model_that_is_not_loaded_takes_room_too(asked: list[int], free: Callable[[float], None]) -> None:
+    model = tiny_llama(vocab_size=4000)
+    free(11.6)
+    weights = fitting._PART["cpu"] * sum(p.nbytes for p in model.parameters()) / MIB
+    assert weights > 0.2
+    _, loaded = with_micro_batches(settings(), model, CPU)
+    _, planned = with_micro_batches(settings(), model, CPU, loaded=False)
+    assert loaded is not None
+    assert planned is not None
+    assert planned.tokens < loaded.tokens
+
+
+def test_what_cannot_be_told_leaves_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise Unknown("reads values")
+
+    monkeypatch.setattr(fitting, "peak_of_a_step", fails)
+    assert chosen(settings(), tiny_llama()) == 4096
+    votes = settings(method={"name": "aug-pe"}, synthesis={"generator": "model"})
+    assert chosen(votes, tiny_llama()) == 4096
+    assert (
+        chosen(settings(method={"name": "auto"}), tiny_llama()) == 4096 if "auto" in fitting.CHOICES else True
+    )
+
+
+@pytest.mark.parametrize("slope", [0.2, 1.0, 1.7])
+def test_few_sizes_are_asked_for(slope: float) -> None:
+    candidates = [7, *(part << power for power in range(3, 16) for part in (2, 3))]
+    for room in (3.0, *(n**slope for n in candidates), 50.0**slope, 1e9):
+        asked = list[int]()
+
+        def size(n: int, asked: list[int] = asked) -> int:
+            asked.append(n)
+            return int(1000 * n**slope)
+
+        fits = [n for n in candidates if int(1000 * n**slope) <= 1000 * room]
+        assert largest_fitting(size, 1000 * room, candidates) == (fits[-1] if fits else None)
+        assert len(asked) <= len(candidates)
+
+
+def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    order, bench = list[str](), Bench()
+    load, fit = privlora.api.load_data, privlora.api.with_micro_batches
+
+    def noted(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **options: Any) -> Any:
+            order.append(name)
+            return do(*args, **options)
+
+        return told
+
+    monkeypatch.setattr(privlora.api, "load_data", noted("records", load))
+    monkeypatch.setattr(privlora.api, "with_micro_batches", noted("choice", fit))
+    bench.start(tmp_path / "run", run={"tokens_per_micro_batch": "auto"})
+    assert order == ["choice", "records"]
+    kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
+    assert "tokens_per_micro_batch: auto\n" in kept
+    assert asked
+    asked.clear()
+    bench.resume(tmp_path / "run")
+    assert asked
+
+
+def test_a_container_may_have_less_than_its_machine(tmp_path: Path) -> None:
+    def say(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert free_bytes(CPU, tmp_path) == float("inf")
+    say("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
+    assert free_bytes(CPU, tmp_path) == 5000 * 1024
+    say("proc/self/cgroup", "0::/a/b\n")
+    say("sys/fs/cgroup/a/memory.max", "3000000\n")
+    say("sys/fs/cgroup/a/memory.current", "2500000\n")
+    say("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 400000\n")
+    assert free_bytes(CPU, tmp_path) == 900_000
+    say("sys/fs/cgroup/a/b/memory.max", "max\n")
+    say("sys/fs/cgroup/a/b/memory.current", "5\n")
+    say("sys/fs/cgroup/a/b/memory.stat", "anon 1\n")
+    assert free_bytes(CPU, tmp_path) == 900_000
+    say("proc/self/cgroup", "3:cpu:/x\n4:memory:/y\n")
+    say("sys/fs/cgroup/memory/memory.limit_in_bytes", "600000\n")
+    say("sys/fs/cgroup/memory/memory.usage_in_bytes", "200000\n")
+    say("sys/fs/cgroup/memory/memory.stat", "total_inactive_file 100\n")
+    assert free_bytes(CPU, tmp_path) == 400_100
