@@ -89,8 +89,8 @@ class Plan:
             "clip_norm": _is_number(self.clip_norm) and CLIP_NORMS[0] <= self.clip_norm <= CLIP_NORMS[1],
             "expected_batch_size": _is_number(self.expected_batch_size)
             and BATCHES[0] <= self.expected_batch_size <= BATCHES[1],
-            "method": _is_text(self.method),
-            "dataset": _is_text(self.dataset),
+            "method": isinstance(self.method, str),
+            "dataset": isinstance(self.dataset, str),
             "insecure_noise": isinstance(self.insecure_noise, bool),
         }
         for name, is_good in good.items():
@@ -295,7 +295,7 @@ class _Reader:
         expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
         exact_fields(record, expected, "first line")
         self._schema = record["schema_version"]
-        if not _is_integer(self._schema) or not _is_text(record["run_id"]):
+        if not _is_integer(self._schema) or not isinstance(record["run_id"], str):
             raise PrivacyError("is not a plan with a version and the identifier of a run")
         if record["type"] != "plan" or self._schema not in (_WITH_CLOCKS, _ONE_EVENT, SCHEMA_VERSION):
             raise PrivacyError(f"is not a plan of schema version {_WITH_CLOCKS} to {SCHEMA_VERSION}")
@@ -366,10 +366,6 @@ def _is_phase(value: object) -> bool:
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], StepEvent)):
         return False
     return _is_integer(value[1]) and value[1] >= 1
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _is_number(value: object) -> bool:
