@@ -330,15 +330,15 @@ def test_noise_is_found_at_deltas_where_dp_accounting_rounds(q, steps, target, d
 
 
 @pytest.mark.usefixtures("_fresh_steps")
-@pytest.mark.parametrize("only_small", [False, True])
-def test_at_small_deltas_calibrations_are_confirmed_as_well(only_small, monkeypatch):
+@pytest.mark.parametrize("where", ["here", "where it is exact"])
+def test_at_small_deltas_calibrations_are_confirmed_as_well(where, monkeypatch):
     """Both where dp_accounting is exact, and, in the unsafe direction, at the delta itself."""
     import privlora.accounting.calibration as calibration
 
     real = calibration.pld_epsilon
 
     def too_low(events, delta, adjacency, grid, theirs=False):
-        off = 0.9 if not theirs and (delta < 1e-9 or not only_small) else 1.0
+        off = 0.9 if not theirs and (delta < 1e-9) == (where == "here") else 1.0
         return off * real(events, delta, adjacency, grid, theirs=theirs)
 
     monkeypatch.setattr(calibration, "pld_epsilon", too_low)
