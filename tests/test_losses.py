@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from privlora import losses
 from privlora.data.batching import MicroBatch
+from privlora.errors import ModelError
 from privlora.losses import LabelLogits, LabelStates, label_logits, label_states, weighted_cross_entropy
 
 
@@ -222,6 +224,142 @@ def test_what_follows_the_output_layer_is_not_left_out() -> None:
     assert kind(masking) is LabelLogits
     hooked.lm_head.forward = lambda states: torch.nn.Linear.forward(hooked.lm_head, 2 * states)
     assert kind(hooked) is LabelLogits
+
+
+def same_as_plain(model: Any) -> type:
+    """What ``label_states`` finds; its losses and gradients are those of the logits that the model gives."""
+    batch = one_batch(uneven_examples(), double=True)
+    found, each, gradient = of_states(model, batch)
+    _, expected, theirs = of_states(model, batch, label_logits)
+    torch.testing.assert_close(each, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradient, theirs, rtol=1e-9, atol=1e-12)
+    return type(found)
+
+
+def llama() -> Any:
+    return frozen(tiny_model("llama", dtype=torch.float64))
+
+
+def _double_logits(_: torch.nn.Module, __: Any, out: Any) -> None:
+    out.logits = 2 * out.logits
+
+
+def _write_into_logits(_: torch.nn.Module, __: Any, out: Any) -> None:
+    out.logits[..., 3] = -1e9
+
+
+def test_what_follows_later_counts_from_then_on() -> None:
+    """A hook on the model, one on all modules, or a cap that is set when the first batches have been through."""
+    doubled = llama()
+    assert same_as_plain(doubled) is LabelStates
+    handle = doubled.register_forward_hook(_double_logits)
+    assert same_as_plain(doubled) is LabelLogits
+    handle.remove()
+    written = llama()
+    assert same_as_plain(written) is LabelStates
+    written.register_forward_hook(_write_into_logits)
+    assert same_as_plain(written) is LabelLogits
+    capped = frozen(tiny_model("gemma2", dtype=torch.float64))
+    capped.config.final_logit_softcapping = None
+    assert same_as_plain(capped) is LabelStates
+    capped.config.final_logit_softcapping = 2.0
+    assert same_as_plain(capped) is LabelLogits
+    model = llama()
+    assert same_as_plain(model) is LabelStates
+
+    def double(module: torch.nn.Module, _: Any, out: Any) -> Any:
+        return 2 * out if module is model.lm_head else None
+
+    handle = torch.nn.modules.module.register_module_forward_hook(double)
+    try:
+        assert same_as_plain(model) is LabelLogits
+    finally:
+        handle.remove()
+    assert same_as_plain(model) is LabelStates
+
+
+def test_hooks_on_the_way_back_count() -> None:
+    model = llama()
+    model.lm_head.register_full_backward_hook(lambda _, inputs, __: (3 * inputs[0],))
+    assert same_as_plain(model) is LabelLogits
+    model = llama()
+    model.lm_head.register_full_backward_pre_hook(lambda _, outputs: (3 * outputs[0],))
+    assert same_as_plain(model) is LabelLogits
+
+
+def test_a_vocabulary_that_is_cut_is_cut() -> None:
+    model = llama()
+    model.lm_head = frozen(torch.nn.Linear(16, VOCAB + 9, bias=False, dtype=torch.float64))
+    whole = model.forward
+
+    def forward(**inputs: Any) -> Any:
+        out = whole(**inputs)
+        out.logits = out.logits[..., :VOCAB]
+        return out
+
+    model.forward = forward
+    assert same_as_plain(model) is LabelLogits
+
+
+def test_a_linear_layer_of_ones_own_is_asked() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    model = llama()
+    own = Doubled(16, VOCAB, bias=False, dtype=torch.float64)
+    own.weight = model.lm_head.weight
+    model.lm_head = own
+    assert same_as_plain(model) is LabelLogits
+
+
+def test_the_bias_of_an_output_layer_counts() -> None:
+    model = frozen(tiny_model("phi", dtype=torch.float64))
+    torch.nn.init.normal_(model.lm_head.bias, std=3.0)
+    assert same_as_plain(model) is LabelStates
+
+
+def test_states_are_scaled_by_what_comes_from_above() -> None:
+    states = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    head = frozen(torch.nn.Linear(4, 7, dtype=torch.float64))
+    plain = labelled(head(states), torch.randint(0, 7, (6,)), 2)
+    found = LabelStates(plain.targets, plain.rows, plain.columns, 2, states, head)
+    torch.testing.assert_close(found.logits, plain.logits)
+    weights = torch.rand(2, 4, dtype=torch.float64)
+    ours, theirs = (
+        torch.autograd.grad(5 * weighted_cross_entropy(each, weights)[0], states)[0]
+        for each in (found, plain)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_uses_of_an_output_layer_that_which_is_returned_is_meant(first: bool) -> None:
+    model = llama()
+
+    def forward(input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        logits = [model.lm_head(states), model.lm_head(0.5 * states)]
+        return SimpleNamespace(logits=logits[0 if first else 1])
+
+    model.forward = forward
+    assert same_as_plain(model) is (LabelStates if first else LabelLogits)
+
+
+@pytest.mark.parametrize("find", [label_states, label_logits])
+def test_an_output_layer_that_does_not_get_rows_of_tokens_gets_nothing(find: Any) -> None:
+    """The check before a run has rows and tokens of its own; every other batch is looked at, too."""
+    model = llama()
+
+    def forward(input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return SimpleNamespace(logits=model.lm_head(states.transpose(0, 1)).transpose(0, 1))
+
+    model.forward = forward
+    batch = one_batch(uneven_examples(), double=True)
+    with pytest.raises(ModelError, match="not given one state a token, row by row") as caught:
+        find(model, batch.input_ids, batch.attention_mask, batch.labels)
+    assert not any(character.isdigit() for character in str(caught.value))  # sizes of a batch are private
 
 
 def test_finding_out_leaves_generators_as_they_are() -> None:

@@ -35,8 +35,13 @@ from privlora.training.identity import (
 )
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training, train_beside
-from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
-from privlora.training.ranks import Ranks
+from privlora.training.models import (
+    check_model,
+    given_or_loaded,
+    refuse_other_logits,
+    unchanged_afterwards,
+)
+from privlora.training.ranks import Ranks, refuse_several
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
@@ -209,6 +214,7 @@ def federate(
     """
     from privlora.federated.run import federate as run_federation
 
+    refuse_several("a federation")
     public, evaluation_records = (
         (None, None) if evaluation is None else given_records(evaluation, "evaluation")
     )
@@ -268,6 +274,7 @@ def resume_federation(
     """
     from privlora.federated.run import federate as run_federation
 
+    refuse_several("a federation")
     return run_federation(
         _settings_of(RunFolder(Path(root)), evaluation),
         model=model,
@@ -473,6 +480,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     settings = fitted(settings, model)
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
+    refuse_other_logits(settings, model, ranks)
     asked = settings.run.tokens_per_micro_batch
 
     def split() -> tuple[Settings, Fitted | None]:
@@ -502,7 +510,8 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
 
     settings, plan, data, chosen, identity = ranks.same(prepare)
     with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer, given.generator))
+        # In all of them before the folder exists.
+        parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
         with parts.adapter:
             if not ranks.first:
                 train_beside(parts, data, ranks)

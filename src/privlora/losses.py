@@ -14,9 +14,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as _modules
 
 from privlora.adapters.targets import output_layer
 from privlora.data.examples import IGNORED
+from privlora.errors import ModelError
 
 _BLOCK = 512  # rows of logits that are in float32 at a time
 _NUMBERS = 2**25  # at most in such a block, but for one of few rows
@@ -69,13 +71,19 @@ class LabelStates(Labels):
     states: Tensor
     head: torch.nn.Linear
 
+    @property
+    def logits(self) -> Tensor:
+        """(k, vocabulary), all at once: what training never needs."""
+        return torch.nn.functional.linear(self.states, self.head.weight, self.head.bias)
+
 
 def label_logits(
     model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
 ) -> LabelLogits:
     """Run a causal LM on (batch, T) token ids; labels (batch, T) are not shifted, -100 is ignored.
 
-    Labels may lie on the CPU whatever the model's device: then nothing has to be read back to find them.
+    Labels may lie on the CPU whatever the model's device: then nothing has to be read back to find them. Raises
+    ModelError if the output layer is not given (batch, T, d).
     """
     run = _Run(model, input_ids, attention_mask, labels)
     logits = run.logits(lambda states: states)
@@ -98,13 +106,21 @@ def label_states(
         found.append(states)
         return states[:0]
 
-    run.logits(keep)
+    run.logits(keep, watch=True)
+    if not run.last:  # what follows has changed since: a hook, a cap
+        _LAST[model] = False
+        return label_logits(model, input_ids, attention_mask, labels)
     assert isinstance(head, torch.nn.Linear)
     return LabelStates(*run.labels(found[0].device), found[0], head)
 
 
 class _Run:
-    """One pass of a model in which its output layer sees label positions alone, or fewer."""
+    """Passes of a model in which its output layer sees label positions alone, or fewer.
+
+    last: whether the last pass that was watched returned what the output layer gave first, as it was.
+    """
+
+    last = False
 
     def __init__(
         self, model: torch.nn.Module, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
@@ -122,21 +138,41 @@ class _Run:
         """(batch, T, d) at the positions that predict labels, (k, d)."""
         return whole.flatten(0, 1).index_select(0, self._flat.to(whole.device, non_blocking=True))
 
-    def logits(self, choose: Any) -> Tensor:
+    def logits(self, choose: Any, *, watch: bool = False) -> Tensor:
         """What the model returns when its output layer is given ``choose`` of the gathered states, (., vocabulary)."""
-        head = output_layer(self._model)
+        head, given = output_layer(self._model), list[tuple[Tensor, int]]()
 
         def gather(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            if not args or args[0].shape[:2] != self._labels.shape:
+                raise ModelError(
+                    "the model's output layer is not given one state a token, row by row",
+                    why="the labels of one record may then be predicted from the states of another",
+                    fix="use a model that hands its output layer (rows, tokens, features)",
+                )
             return (choose(self.gathered(args[0])).unsqueeze(0), *args[1:])
 
-        handle = head.register_forward_pre_hook(gather) if head is not None else None
+        def keep(_: torch.nn.Module, __: Any, out: Tensor) -> None:
+            given.append((out, out._version))
+
+        handles = [] if head is None else [head.register_forward_pre_hook(gather)]
+        handles += [head.register_forward_hook(keep)] if head is not None and watch else []
         try:
             ids, mask = self._inputs
             logits: Tensor = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         finally:
-            if handle is not None:
+            for handle in handles:
                 handle.remove()
-        return logits if handle is None else logits.squeeze(0)
+        if head is None:
+            return logits
+        self.last = bool(given) and _is_same(logits, *given[0])
+        return logits.squeeze(0)
+
+
+def _is_same(logits: Tensor, out: Tensor, version: int) -> bool:
+    """Whether ``logits`` are all of ``out``, into which nothing was written since; also where both are empty."""
+    same = logits.untyped_storage()._cdata == out.untyped_storage()._cdata
+    untouched = out._version == version  # some models write into their logits
+    return same and untouched and logits.dtype == out.dtype and logits.shape[-1] == out.shape[-1]
 
 
 def _is_plain(head: torch.nn.Module | None) -> bool:
@@ -146,31 +182,29 @@ def _is_plain(head: torch.nn.Module | None) -> bool:
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
     parameters = list(head.parameters())
     floating = all(p.is_floating_point() and not p.requires_grad for p in parameters)
-    return floating and not any(hooks)
+    return floating and not any(hooks) and not any(getattr(_modules, name) for name in _EVERYWHERE)
 
 
+_EVERYWHERE = (  # hooks on all modules of the process
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 _LAST: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
 
 
 def _is_last(model: torch.nn.Module, run: _Run) -> bool:
     """Whether the model returns what its output layer gives, as it is; found out by one pass, once a model.
 
-    By a pass of its own: a first batch that went another way than later ones would be rounded in another way.
+    By a pass of its own: a first batch that went another way than later ones would be rounded in another way. Where
+    it is not so any more, a later pass shows it.
     """
     if model not in _LAST:
-        head, seen = output_layer(model), list[tuple[Tensor, int]]()
-        assert head is not None
-        handle = head.register_forward_hook(lambda _, __, out: seen.append((out, out._version)))
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
-                logits = run.logits(lambda states: states[:1])
-        finally:
-            handle.remove()
-        out, version = seen[0]
-        same = logits.untyped_storage()._cdata == out.untyped_storage()._cdata
-        untouched = out._version == version  # some models write into their logits
-        _LAST[model] = same and untouched and logits.dtype == out.dtype and logits.numel() == out.numel()
+        with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
+            run.logits(lambda states: states[:1], watch=True)
+        _LAST[model] = run.last
     return _LAST[model]
 
 

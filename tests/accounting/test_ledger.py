@@ -222,6 +222,13 @@ def charge_line(step, event):
         pytest.param(
             3, charge_line(2, make_plan().event), "charges step 2 after 2 of 3", id="a number twice"
         ),
+        pytest.param(5, charge_line(4, make_plan().event), "charges step 4 after 2", id="a number left out"),
+        pytest.param(
+            3, {**charge_line(3, make_plan().event), "step": 3.0}, "charges step 3.0", id="no integer"
+        ),
+        pytest.param(
+            3, {**charge_line(3, make_plan().event), "salt": "0"}, "16 hexadecimal digits", id="a short salt"
+        ),
         pytest.param(3, {"type": "resume"}, "unknown type", id="a resume"),
         pytest.param(3, {**charge_line(3, make_plan().event), "time": "09:00"}, "time", id="a clock"),
     ],
@@ -237,6 +244,45 @@ def test_lines_that_no_run_writes_are_refused(path, steps, line, reason):
             function(path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"schema_version": 3', b'"schema_version": 3.0'),
+        (b'"dataset": "letters"', b'"dataset": null'),
+        (b'"expected_batch_size": 64.0', b'"expected_batch_size": true'),
+        (b'"clip_norm": 1.0', b'"clip_norm": true'),
+        (b'"noise_multiplier": 1.0', b'"noise_multiplier": 1' + 400 * b"0"),
+        (b'"target_epsilon": null', b'"target_epsilon": true'),
+        (b'"steps": 5', b'"steps": true'),
+        (b'"method": "prism"', b'"method": "prism", "method": "prism"'),
+        (b'"method": "prism"', b'"method":  "prism"'),
+        (b'"type": "plan"', b'"type": "pl\\u0061n"'),
+        (b'"run_id": "', b'"run_id": 7, "was": "'),
+        (b"}\n", b"} \n"),
+    ],
+)
+def test_a_plan_that_no_run_writes_is_refused(path, old, new):
+    """Even where nothing else was written yet: no number of another kind, no key twice, no other spelling."""
+    with Ledger.create(path, make_plan()):
+        pass
+    line = path.read_bytes()
+    assert old in line
+    path.write_bytes(line.replace(old, new))
+    with pytest.raises(PrivacyError, match="line 1 is not what was written"):
+        read_ledger(path)
+    path.write_bytes(line)
+    assert read_ledger(path).charges == 0
+
+
+def test_a_run_is_named_by_a_text(path):
+    with Ledger.create(path, make_plan()):
+        pass
+    record = json.loads(path.read_bytes())
+    path.write_bytes(json.dumps({**record, "run_id": 7}, sort_keys=True).encode() + b"\n")
+    with pytest.raises(PrivacyError, match="the identifier of a run"):
+        read_ledger(path)
+
+
 def test_nothing_may_follow_the_end(path):
     plan = make_plan()
     ledger = Ledger.create(path, plan)
@@ -245,7 +291,7 @@ def test_nothing_may_follow_the_end(path):
     last = path.read_bytes().splitlines(keepends=True)[-1]
     line = {"type": "close", "prev": ledger_module.digest(last)}
     with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line, sort_keys=True) + "\n")
     with pytest.raises(PrivacyError, match="follows the end"):
         read_ledger(path)
 

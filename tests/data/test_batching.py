@@ -172,6 +172,13 @@ def test_refuses_a_record_twice(indices: list[int]) -> None:
         next(micro_batches(indices, records(3, 3), max_tokens=9))
 
 
+@pytest.mark.parametrize("units", [[True], [np.array([True, False])]])
+def test_refuses_a_mask_of_units(units: list[object]) -> None:
+    examples = Examples([random_example(np.random.default_rng(0), 4)] * 3, pad_token_id=0)
+    with pytest.raises(PrivacyError, match="no number of a record"):
+        list(micro_batches(units, examples, max_tokens=64))  # type: ignore[arg-type]
+
+
 def test_refuses_settings() -> None:
     with pytest.raises(ConfigError, match="max_tokens=0"):
         next(micro_batches([0], records(3), max_tokens=0))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import transformers as hf
-from tiny_models import byte_tokenizer
+from tiny_models import byte_tokenizer, tiny_tokenizer
 
 from privlora.data.examples import IGNORED, Example, Template, build_examples
 from privlora.errors import ConfigError, DataError
@@ -290,3 +290,9 @@ def test_build_refuses(
 def test_refuses_eos_that_the_tokenizer_lacks() -> None:
     with pytest.raises(ConfigError, match="no EOS"):
         build(QUESTION, PAIR, make_tokenizer(eos=False))
+
+
+def test_a_late_record_is_called_by_its_number() -> None:
+    """Records are read in chunks of some hundreds."""
+    with pytest.raises(DataError, match="record 1235"):
+        build_examples([{"text": "a"}] * 1234 + [{}], Template(text="text"), tiny_tokenizer(), max_length=5)

@@ -96,6 +96,14 @@ def test_it_is_a_basis_whatever_the_new_columns_are(
     assert_basis(basis, first, new)
 
 
+def test_one_module_that_needs_reflections_takes_its_group_with_it() -> None:
+    g = seeded(0)
+    first, new = orthonormal(g, 20, 4), normal(g, 3, 20, 3)
+    first[1, :, -1] = 0
+    (basis,) = joint_bases([(first, new)])
+    assert_basis(basis, first, new)
+
+
 @DTYPES
 def test_columns_of_zeros_of_the_point_are_filled(dtype: torch.dtype) -> None:
     g = seeded(2)

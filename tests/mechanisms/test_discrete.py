@@ -155,6 +155,6 @@ def test_other_stds_are_refused(std: float) -> None:
 def test_a_fork_does_not_draw_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     source = NoiseSource()
     assert source.discrete_gaussian((2, 3), 8.0).shape == (2, 3)
-    monkeypatch.setattr("os.getpid", lambda: -1)
+    monkeypatch.setattr("privlora.mechanisms.noise._forks", -1)
     with pytest.raises(PrivacyError, match="another process"):
         source.discrete_gaussian((2,), 8.0)

@@ -17,7 +17,7 @@ from scipy.stats import kstest
 
 import privlora.randomness
 from privlora.errors import PrivacyError
-from privlora.mechanisms import NoiseSource
+from privlora.mechanisms import NoiseSource, noise
 from privlora.mechanisms.noise import _BLOCK
 from privlora.randomness import counter_generator
 
@@ -164,9 +164,44 @@ def test_it_cannot_be_copied(duplicate: Callable[[NoiseSource], object]) -> None
         duplicate(NoiseSource())
 
 
-def test_a_fork_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "draw", [lambda s: s.standard_normal((2,)), lambda s: s.discrete_gaussian((2,), 2.0)]
+)
+def test_a_fork_does_not_repeat_it(
+    draw: Callable[[NoiseSource], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = NoiseSource()
-    source.standard_normal((2,))
-    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a forked process, which has the generator's state
+    draw(source)
+    # As in a forked process, which has the generator's state, and perhaps the number of one that is gone.
+    monkeypatch.setattr(noise, "_forks", noise._forks + 1)
     with pytest.raises(PrivacyError, match="another process"):
-        source.standard_normal((2,))
+        draw(source)
+    draw(NoiseSource())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_forks_are_counted() -> None:
+    before = noise._forks
+    child = os.fork()
+    if child == 0:
+        os._exit(noise._forks - before)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert noise._forks == before
+
+
+def test_an_error_in_a_thread_reaches_the_caller(
+    threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that was not drawn is no noise."""
+    fill = NoiseSource._fill
+
+    def failing(self: NoiseSource, block: np.ndarray, stream: int) -> None:
+        if stream == 2:
+            raise MemoryError
+        fill(self, block, stream)
+
+    monkeypatch.setattr(NoiseSource, "_fill", failing)
+    threads(2)
+    with pytest.raises(MemoryError):
+        NoiseSource().standard_normal((4 * _BLOCK,))

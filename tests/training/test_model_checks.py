@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,13 +134,62 @@ def test_rows_that_are_coupled_by_their_padding_are_refused() -> None:
 @pytest.mark.parametrize("place", [0, 2])
 def test_one_row_that_moves_is_rounding(place: int) -> None:
     """In the last pass one of the two rows that are compared meets, say, another expert; a dependence moves both."""
-    passes = iter(range(4))
+    passes = itertools.count()
 
     def change(x: torch.Tensor) -> torch.Tensor:
         moved = (torch.arange(len(x)) == place)[:, None, None]
         return x + 0.1 * moved * (next(passes) == 2)
 
     probe(altered(change))
+
+
+STRANGE_HEADS = {
+    "tokens first": lambda head, s: head(s.transpose(0, 1)).transpose(0, 1),
+    "another row's states": lambda head, s: head(s.roll(1, dims=0)).roll(-1, dims=0),
+    "another token's states": lambda head, s: head(s.flip(1)).flip(1),
+    "all in one row": lambda head, s: head(s.flatten(0, 1)).reshape(*s.shape[:2], -1),
+    "by a keyword": lambda head, s: head(input=s),
+    "scaled by its place": lambda head, s: head(s) * torch.arange(1.0, 1 + s.shape[1])[:, None],
+    "beside itself": lambda head, s: torch.nn.functional.linear(s, head.weight),
+}
+
+
+def with_head(name: str, model: Any = None) -> Any:
+    """A causal LM of independent rows whose output layer is used as STRANGE_HEADS says."""
+    model = tiny_model() if model is None else model
+
+    def forward(input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> Any:
+        states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return SimpleNamespace(logits=STRANGE_HEADS[name](model.lm_head, states))
+
+    model.forward = forward
+    return model
+
+
+@pytest.mark.parametrize("name", STRANGE_HEADS)
+def test_models_whose_labels_would_meet_the_states_of_others_are_refused(name: str) -> None:
+    """Where tokens came first, one record that left moved a clipped sum by 5 C."""
+    with pytest.raises(ModelError, match="output layer") as caught:
+        probe(with_head(name))
+    assert "record" in str(caught.value)
+    assert "Fix: use a model" in str(caught.value)
+
+
+def test_what_follows_an_output_layer_may_follow_it() -> None:
+    model = tiny_model()
+    whole = model.forward
+
+    def forward(**inputs: Any) -> Any:
+        return SimpleNamespace(logits=whole(**inputs).logits.tanh()[..., : VOCAB - 4])
+
+    model.forward = forward
+    probe(model)
+
+
+def test_a_probe_leaves_the_output_layer_to_train() -> None:
+    model = tiny_model()
+    probe(model)
+    assert model.lm_head.weight.requires_grad
 
 
 @pytest.mark.parametrize("name", AHEAD)

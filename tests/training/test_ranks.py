@@ -23,7 +23,7 @@ from tiny_models import tiny_model
 from privlora.accounting import PoissonSampling, read_ledger
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
-from privlora.errors import ConfigError, PrivacyError
+from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, VOTE_METHODS, build
@@ -243,6 +243,97 @@ def test_unlike_models_are_refused(bench: Bench, tmp_path: Path, capfd: pytest.C
     assert together(2, start) == [1, 1]
     assert "the base model of process 1 is not that of process 0" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def change_weights(model: torch.nn.Module, patch: pytest.MonkeyPatch) -> None:
+    """Beyond what tells runs' models apart."""
+    weight = max(model.parameters(), key=lambda p: p.numel())
+    weight.data.view(-1)[70] += 1
+
+
+def change_modules(model: torch.nn.Module, patch: pytest.MonkeyPatch) -> None:
+    """What no weight, buffer or configuration tells."""
+    norms = [m for m in model.modules() if hasattr(m, "variance_epsilon")]
+    assert norms
+    for norm in norms:
+        norm.variance_epsilon = 1.0
+
+
+def change_versions(model: torch.nn.Module, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("transformers.__version__", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (change_weights, "the base model of process 1 is not"),
+        (change_modules, "process 1 computes other logits"),
+        (change_versions, "the version of process 1 is not"),
+    ],
+    ids=["weights", "modules", "versions"],
+)
+def test_processes_that_would_compute_otherwise_are_refused(
+    change: Any, said: str, bench: Bench, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record's gradient would depend on who else was drawn: sums moved by up to 6.3 C."""
+
+    def start(rank: int) -> None:
+        if rank:
+            change(bench.model, monkeypatch)
+        bench.start(tmp_path / "run")
+
+    assert together(2, start) == [1, 1]
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sum_is_left_in_the_first_process_alone(tmp_path: Path) -> None:
+    def take(ranks: Ranks) -> tuple[Any, Any, str]:
+        mechanism = mechanism_of(adaptive=True)
+        total = mechanism.take_all(ranks)
+        mechanism.adaptive.value *= 2
+        refused = ""
+        if ranks.first:
+            with pytest.raises(PrivacyError) as error:
+                mechanism.release(total)
+            refused = str(error.value)
+        return total.vector is None, total.place is None, refused
+
+    first, second = found_together(2, tmp_path, take)
+    assert first[:2] == (False, False)
+    assert "another point, clipping norm or projection" in first[2]
+    assert second == (True, True, "")
+
+
+def test_runs_one_after_the_other_in_the_same_processes(bench: Bench, tmp_path: Path) -> None:
+    def start(_: int) -> None:
+        for number in range(3):
+            bench.start(tmp_path / str(number), privacy={**PRIVACY, "steps": 2})
+
+    assert together(2, start) == [0, 0]
+    assert all((tmp_path / f"{number}/release/ledger.jsonl").exists() for number in range(3))
+
+
+def test_a_process_that_goes_on_after_an_error_leaves_nobody_waiting(bench: Bench, tmp_path: Path) -> None:
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    def start(rank: int) -> None:
+        try:
+            bench.start(tmp_path / "run", observer=None if rank else Failing())
+        except RuntimeError:  # of the first process, which lives on
+            (tmp_path / "caught").write_text("")
+            time.sleep(8)
+        except RankStopped:
+            assert not (tmp_path / "slept").exists()
+            return
+        (tmp_path / "slept").write_text("")
+        with pytest.raises(RunError, match="start the processes again"):
+            bench.start(tmp_path / "again")
+
+    assert together(2, start) == [0, 0]
+    assert (tmp_path / "caught").exists()
 
 
 def test_votes_are_asked_for_in_one_process(bench: Bench, tmp_path: Path, capfd: Any) -> None:

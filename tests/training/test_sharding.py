@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ from rank_cases import found_together, together
 from run_cases import PUBLIC, RECORDS
 from test_ranks import REPEATABLE, adapter_of, farthest
 
+from privlora.accounting import read_ledger
 from privlora.adapters import LowRankAdapter
 from privlora.api import Result, fine_tune, resume_run
 from privlora.config import ModelSettings
 from privlora.coordinates.starts import tangent_start
+from privlora.training.checkpoint import read_mark
 from privlora.training.identity import identify
 from privlora.training.models import load_model
 from privlora.training.ranks import Ranks
 from privlora.training.sharding import Passes, is_sharded, load_sharded
+from privlora.training.step import Step
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -114,6 +119,25 @@ def test_what_a_spread_base_cannot_do(
     assert together(2, lambda _: start(base, tmp_path / "run", True, **groups)) == [1, 1]
     assert said in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_is_lost_in_a_pass_loses_no_step(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulate, begun = Step.accumulate, list[int]()
+
+    def until_the_third(self: Step, drawn: Any) -> torch.Tensor:
+        begun.append(1)
+        if len(begun) == 3 and os.environ["RANK"] == "1":
+            layer = self.state.adapter.model.model.layers[1]
+            layer.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL), prepend=True)
+        return accumulate(self, drawn)
+
+    monkeypatch.setattr(Step, "accumulate", until_the_third)
+    folder = tmp_path / "run"
+    assert together(2, lambda _: start(base, folder, True)) == [1, -signal.SIGKILL]
+    saved = read_mark(folder / "private/checkpoint.safetensors").step
+    assert saved == read_ledger(folder / "not-private/ledger.jsonl").charges == 2
 
 
 def test_passes_wait_for_one_another(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
 _SMALLEST_TARGET = 1e-3  # the accountant's grid resolves nothing smaller
 _FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
 _AGREEMENT = 1e-4  # of the target, between our own sums and dp_accounting's
+# In delta, for each release: by how much dp_accounting may round, and what that is nothing beside.
+_THEIRS, _CLEAR, _LARGEST_CLEAR = 1e-15, 1e-11, 1e-3
 _COARSE_TOLERANCE = 1e-4
 _HUGE = 1e3
 
@@ -175,6 +177,13 @@ def calibrate_noise_multiplier(
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
+    drawn = 1 - math.prod((1 - kind.sample_rate) ** count for kind, count in ((sampling, steps), *others))
+    if drawn <= delta:
+        raise PrivacyError(
+            f"delta={delta} is not below {drawn:.4g}, the probability that a unit is drawn at all",
+            why="any noise would meet the target, as a unit that is drawn may then be told as it is",
+            fix="choose delta below 1 / number of privacy units, for example 1e-5",
+        )
     beside = tuple(beside)
     fixed = epsilon(beside, delta, adjacency=adjacency)
     if fixed >= target_epsilon:
@@ -258,11 +267,25 @@ def _solve(
         return min(pld_epsilon(events, delta, adjacency, grid), _HUGE * target)
 
     def confirmed(sigma: float) -> tuple[float, float]:
-        """sigma and its epsilon, if dp_accounting by itself finds on the coarse grid what is found there."""
-        theirs = pld_epsilon(events_at(sigma), delta, adjacency, ratio * grid, theirs=True)
-        if not abs(theirs - coarse(sigma)) <= _AGREEMENT * target:
+        """sigma and its epsilon, if dp_accounting by itself finds on the coarse grid what is found there.
+
+        At a small delta its own rounding shows, of either sign: there it is asked at a delta that is large beside it,
+        and what it finds at this one may not lie above ours by more than rounding can do.
+        """
+        events = events_at(sigma)
+        releases = sum(events.values())
+        clear = max(delta, min(_CLEAR * releases, _LARGEST_CLEAR))
+        ours, theirs = (
+            pld_epsilon(events, clear, adjacency, ratio * grid, theirs=way) for way in (False, True)
+        )
+        agree = abs(theirs - ours) <= _AGREEMENT * target
+        if agree and clear > delta:
+            ours = pld_epsilon(events, delta, adjacency, ratio * grid)
+            theirs = pld_epsilon(events, delta + _THEIRS * releases, adjacency, ratio * grid, theirs=True)
+            agree = theirs <= ours + _AGREEMENT * target
+        if not agree:
             raise PrivacyError(
-                f"two ways of computing epsilon disagree: {coarse(sigma):.7g}, and {theirs:.7g} by dp_accounting",
+                f"two ways of computing epsilon disagree: {ours:.7g}, and {theirs:.7g} by dp_accounting",
                 why="the stated epsilon would rest on one of them",
                 fix="report this with the settings and the versions of dp-accounting, numpy and SciPy",
             )

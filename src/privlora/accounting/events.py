@@ -6,7 +6,7 @@ was sampled.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -112,9 +112,9 @@ class StepEvent:
     projections: Projections = ()
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not 0 <= self.noise_multiplier <= sys.float_info.max:
             raise PrivacyError(
-                f"noise_multiplier={self.noise_multiplier} is not a finite number >= 0",
+                f"noise_multiplier={str(self.noise_multiplier)[:24]} is not a finite number >= 0",
                 fix="give the noise's standard deviation divided by clip_norm, or calibrate it",
             )
         _check_projections(self.projections)

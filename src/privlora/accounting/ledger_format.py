@@ -23,6 +23,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime
@@ -37,6 +38,7 @@ from privlora.ranges import BATCHES, CLIP_NORMS
 
 SCHEMA_VERSION = 3
 _WITH_CLOCKS, _ONE_EVENT = 1, 2
+_MALFORMED = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, PrivacyError)
 Unit = Literal["record", "user", "client"]
 
 
@@ -80,11 +82,15 @@ class Plan:
         bound = self.records_per_user
         good = {
             "phases": self.phases and all(map(_is_phase, self.phases)),
-            "target_epsilon": self.target_epsilon is None or 0 < self.target_epsilon < math.inf,
+            "target_epsilon": self.target_epsilon is None
+            or (_is_number(self.target_epsilon) and 0 < self.target_epsilon < math.inf),
             "unit": self.unit in get_args(Unit),
             "records_per_user": _is_integer(bound) and bound >= 1 if self.unit == "user" else bound is None,
-            "clip_norm": CLIP_NORMS[0] <= self.clip_norm <= CLIP_NORMS[1],
-            "expected_batch_size": BATCHES[0] <= self.expected_batch_size <= BATCHES[1],
+            "clip_norm": _is_number(self.clip_norm) and CLIP_NORMS[0] <= self.clip_norm <= CLIP_NORMS[1],
+            "expected_batch_size": _is_number(self.expected_batch_size)
+            and BATCHES[0] <= self.expected_batch_size <= BATCHES[1],
+            "method": isinstance(self.method, str),
+            "dataset": isinstance(self.dataset, str),
             "insecure_noise": isinstance(self.insecure_noise, bool),
         }
         for name, is_good in good.items():
@@ -248,7 +254,7 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
     head: str | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line.decode())  # bytes would have their encoding guessed
+            record = _parsed(line)
             if record["prev"] != head:
                 raise PrivacyError("does not continue the line before")
             head = digest(line)
@@ -256,7 +262,7 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
                 reader = _Reader(record)
             else:
                 reader.advance(record, head)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PrivacyError) as error:
+        except _MALFORMED as error:
             if reader is None and b'"prev"' not in line:
                 raise PrivacyError(
                     f"{path} is no ledger",
@@ -273,6 +279,15 @@ def parse_ledger(path: Path, content: bytes) -> tuple[LedgerSummary, str, int]:
     return reader.summary(path), head, size
 
 
+def _parsed(line: bytes) -> Any:
+    """The object of a line, if it is written as ledgers are: no key twice, and nothing beside it."""
+    text = line.decode()  # bytes would have their encoding guessed
+    record = json.loads(text)
+    if json.dumps(record, sort_keys=True) + "\n" != text:
+        raise PrivacyError("is not written as a run writes it")
+    return record
+
+
 class _Reader:
     """What the lines say so far."""
 
@@ -280,6 +295,8 @@ class _Reader:
         expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
         exact_fields(record, expected, "first line")
         self._schema = record["schema_version"]
+        if not _is_integer(self._schema) or not isinstance(record["run_id"], str):
+            raise PrivacyError("is not a plan with a version and the identifier of a run")
         if record["type"] != "plan" or self._schema not in (_WITH_CLOCKS, _ONE_EVENT, SCHEMA_VERSION):
             raise PrivacyError(f"is not a plan of schema version {_WITH_CLOCKS} to {SCHEMA_VERSION}")
         begun = datetime.fromisoformat if self._schema == _WITH_CLOCKS else date.fromisoformat
@@ -300,6 +317,8 @@ class _Reader:
         kind, old = record["type"], self._schema == _WITH_CLOCKS and "time" in record
         if kind == "charge":
             exact_fields(record, {"type", "step", "event", "time" if old else "salt", "prev"}, "charge")
+            if not old and not re.fullmatch(r"[0-9a-f]{16}", record["salt"]):
+                raise PrivacyError("has no salt of 16 hexadecimal digits")
             self._check_charge(record)
             self._charges.append(line_hash)
             if old and self._resumed:
@@ -315,7 +334,7 @@ class _Reader:
 
     def _check_charge(self, record: dict[str, Any]) -> None:
         done, planned = len(self._charges), self._steps
-        if record["step"] != done + 1 or done == planned:
+        if not _is_integer(record["step"]) or record["step"] != done + 1 or done == planned:
             raise PrivacyError(f"charges step {record['step']} after {done} of {planned}")
         if record["event"] != next(self._planned):
             raise PrivacyError(f"charges another event than the plan's of step {done + 1}")
@@ -347,6 +366,10 @@ def _is_phase(value: object) -> bool:
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], StepEvent)):
         return False
     return _is_integer(value[1]) and value[1] >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

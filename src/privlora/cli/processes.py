@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from privlora.errors import ConfigError
-from privlora.training.ranks import OneProcess, Ranks, several_processes
+from privlora.training.ranks import OneProcess, Ranks, refuse_several, several_processes
 
 _TOGETHER = ("train", "resume")
 
 
 def refuse_alone(command: str) -> None:
     """Raise ConfigError where a launcher started several processes of a command that runs in one."""
-    if several_processes() and command not in _TOGETHER:
-        raise ConfigError(
-            f"several processes were started, and `privlora {command}` runs in one",
-            why="each would do all of it, in the same places",
-            fix="start it without torchrun or accelerate launch",
-        )
+    if command not in _TOGETHER:
+        refuse_several(f"`privlora {command}`")
 
 
 @contextmanager

@@ -26,7 +26,8 @@ _LOOPED = 32
 class Basis:
     """[first new] = Q R with Q = [blocks] mix. R is square, or wide where there are more columns than rows.
 
-    blocks: (L, m, a) and (L, m, b), or one. mix: None for I. sound: 0-dim bool; Q^T Q = I to rounding if it holds.
+    blocks: (L, m, a) and (L, m, b), or one. mix: None for I. sound: 0-dim bool; if it holds, Q^T Q = I to rounding for
+    first columns that are orthonormal to rounding, as a point's are (columns that are off by 1e-3: to 2e-4).
     """
 
     blocks: tuple[Tensor, ...]

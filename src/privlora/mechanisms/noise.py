@@ -21,6 +21,18 @@ from privlora.randomness import counter_generator, private_key
 _BLOCK = 2**17
 
 
+_forks = 0  # that led to this process; a process's number can be another one's later
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_count_fork)
+
+
 class NoiseSource:
     """Normal and discrete Gaussian draws from AES-128 in counter mode, with a 128-bit key of the operating system.
 
@@ -42,7 +54,7 @@ class NoiseSource:
         self._key = private_key(insecure_seed)
         self._generator = counter_generator(self._key)  # stream 0
         self._used, self._lock = 1, Lock()  # streams given out so far
-        self._process = os.getpid()
+        self._forks = _forks
 
     def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
         """Independent N(0, 1) entries, float64, on the CPU. PrivacyError outside the process that made the source."""
@@ -75,7 +87,7 @@ class NoiseSource:
             return range(first, self._used)
 
     def _refuse_fork(self) -> None:
-        if os.getpid() != self._process:
+        if _forks != self._forks:
             raise PrivacyError(
                 "a source of noise is used in another process than the one that made it",
                 why="both would draw the same noise, and the difference of their releases has none",

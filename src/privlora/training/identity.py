@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 
 from privlora.adapters.quantised import bits, computes_in, scales
 from privlora.errors import PrivacyError, RunError
@@ -22,6 +23,7 @@ from privlora.training.ranks import Ranks
 from privlora.version import __version__
 
 _VALUES = 64  # of each parameter
+_PIECE, _PLACES = 2**22, 65_521  # entries at once; a prime, so that blocks that change places show
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,18 @@ def refuse_unlike_processes(model: torch.nn.Module, ranks: Ranks) -> None:
 
     Else a unit's gradient would depend on which process it is dealt to, and so on who else was drawn.
     """
+    if ranks.size == 1:
+        return
     device = next(model.parameters()).device
     cuda = device.type == "cuda"
     kind = torch.cuda.get_device_name(device) if cuda else torch.backends.cpu.get_cpu_capability()
     why = "a record's gradient would depend on the process that takes it, and so on the other records of the batch"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, privlora {__version__}"
     for what, value, fix in (
-        ("the base model", _of_model(model), "give all processes the same files, in the same dtype"),
+        ("the base model", _all_of_model(model), "give all processes the same files, loaded in the same way"),
         ("the device", f"{device.type} {kind}", "run on machines of one kind"),
-        (
-            "the version",
-            f"torch {torch.__version__}, privlora {__version__}",
-            "install the same in all places",
-        ),
+        ("the number of threads", torch.get_num_threads(), "set OMP_NUM_THREADS to one number"),
+        ("the version", versions, "install the same in all places"),
     ):
         ranks.refuse_unlike(what, value, why=why, fix=fix)
 
@@ -135,19 +137,44 @@ def _of_records(data: Data) -> str:
     return sha256(b"".join(units)).hexdigest()
 
 
+def _all_of_model(model: torch.nn.Module) -> str:
+    """Of its kind, its configuration and each bit of its parameters and buffers."""
+    if model in _REMEMBERED:
+        return _REMEMBERED[model][1]
+    config: Any = getattr(model, "config", None)
+    kind = (
+        {}
+        if config is None
+        else config.to_dict() | {"attention": getattr(config, "_attn_implementation", None)}
+    )
+    kind.pop("_name_or_path", None)  # each machine has its own
+    found = sha256(f"{type(model).__name__} {json.dumps(kind, sort_keys=True, default=str)}".encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        data = tensor.detach().reshape(-1).view(torch.uint8)
+        data = torch.nn.functional.pad(data, (0, -len(data) % 4)).view(torch.int32)
+        # Sums that no order of adding changes, of values and of values by place.
+        sums = [0, 0]
+        for start in range(0, len(data), _PIECE):
+            piece = data[start : start + _PIECE].long()
+            places = torch.arange(start, start + len(piece), device=piece.device) % _PLACES + 1
+            sums = [sums[0] + int(piece.sum()), sums[1] + int((piece * places).sum())]
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums} ".encode())
+    return found.hexdigest()
+
+
 # Of models whose weights no longer lie here as a whole.
-_REMEMBERED: Final = WeakKeyDictionary[torch.nn.Module, str]()
+_REMEMBERED: Final = WeakKeyDictionary[torch.nn.Module, tuple[str, str]]()
 
 
 def remember(model: torch.nn.Module) -> None:
     """Call it before the weights are spread over processes, where their first values lie."""
-    _REMEMBERED[model] = _of_model(model)
+    _REMEMBERED[model] = _of_model(model), _all_of_model(model)
 
 
 def _of_model(model: torch.nn.Module) -> str:
     """Of each parameter its name, shape, dtype and first values: what tells models apart without reading them whole."""
     if model in _REMEMBERED:
-        return _REMEMBERED[model]
+        return _REMEMBERED[model][0]
     found = sha256()
     # A packed layer's first pass casts its bias to what it computes in.
     packed = [module for module in model.modules() if bits(module) is not None]

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits, computes_in, hold, let_go, precisions
-from privlora.data.examples import Examples, pad_token
+from privlora.adapters.targets import output_layer
+from privlora.data.examples import IGNORED, Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
+from privlora.losses import label_logits, label_states
 
 _ROWS, _TOKENS, _HALF = 3, 8, 4
 _LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
@@ -117,7 +119,8 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
     A record's gradient is that record's alone only if every token is predicted from those before it in its own row, and
     if the rows of an adapted layer's input are the records. Three forward passes of three padded rows of random tokens
     show it: a first one; one with other later tokens, which must not move an earlier logit; and one whose rows have
-    other places and another companion, which must not move a row's logits.
+    other places and another companion, which must not move a row's logits. Then the logits that training takes, of
+    label positions alone, must be those of the first pass.
 
     adapter: detached; its model is in evaluation mode, and is not changed.
     """
@@ -166,6 +169,14 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
             why="one record then changes the gradients of others, and no clipping bounds that",
             fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
         )
+    _refuse_other_labels(adapter, torch.where(mask, rows, pad), mask, first, allowed)
+
+
+def public_logits(adapter: LowRankAdapter) -> Tensor:
+    """(1, tokens, vocabulary) float32 on the CPU, of fixed tokens. Raises ModelError for whatever goes wrong."""
+    model: Any = adapter.model
+    ids = torch.arange(_TOKENS)[None] % model.get_input_embeddings().weight.shape[0]
+    return _logits(adapter, ids, torch.ones_like(ids)).float().cpu()
 
 
 def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
@@ -204,6 +215,51 @@ def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
         return 0.0
     squares = gradient.double().square().sum(dim=(1, 2))
     return float(((squares[0] + squares[2]) / squares[1]).sqrt().nan_to_num(nan=0.0))
+
+
+def _refuse_other_labels(
+    adapter: LowRankAdapter, tokens: Tensor, mask: Tensor, logits: Tensor, allowed: float
+) -> None:
+    """Raise ModelError if the logits of label positions are not among ``logits`` (rows, tokens, vocabulary).
+
+    A record's labels would then be predicted from another one's states. tokens, mask: (rows, tokens). allowed: by how
+    much rounding may move a logit.
+    """
+    ids, labels = tokens.to(adapter.device), tokens.where(mask, IGNORED)
+    rows, before = mask[:, 1:].nonzero(as_tuple=True)
+    expected = logits[rows.to(logits.device), before.to(logits.device)]
+    for find in (label_logits, label_states):
+        reason, held = "", hold(adapter.model)
+        try:
+            with torch.no_grad(), _frozen_head(adapter.model):
+                made = find(adapter.model, ids, mask.long().to(adapter.device), labels).logits
+            if made.shape == expected.shape and float(_distance(made, expected).max()) <= allowed:
+                continue
+        except (torch.OutOfMemoryError, ModelError):
+            raise
+        except Exception as error:  # noqa: BLE001 - as in `_logits`
+            reason = f" ({type(error).__name__}: {reason_of(error)})"
+        finally:
+            let_go(held)
+        raise ModelError(
+            f"the model gives other logits where only tokens with labels reach its output layer{reason}",
+            why="a record's labels may then be predicted from another record, and no clipping bounds that",
+            fix="use a model whose output layer makes each token's logits of that token's state alone",
+        )
+
+
+@contextmanager
+def _frozen_head(model: torch.nn.Module) -> Iterator[None]:
+    """As it is in training."""
+    head = output_layer(model)
+    before = [(p, p.requires_grad) for p in head.parameters()] if head is not None else []
+    try:
+        for p, _ in before:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p, flag in before:
+            p.requires_grad_(flag)
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits, hold, let_go
 from privlora.config import ModelSettings, QuantizationSettings, Settings
-from privlora.errors import ConfigError, ModelError, named, reason_of
+from privlora.errors import ConfigError, ModelError, PrivacyError, named, reason_of
 from privlora.training.model_checks import (
+    public_logits,
     refuse_adapted,
     refuse_coupled,
     refuse_float16,
@@ -23,8 +24,9 @@ from privlora.training.model_checks import (
     refuse_too_short,
 )
 from privlora.training.model_names import model_source
-from privlora.training.ranks import own_device
+from privlora.training.ranks import Ranks, own_device
 
+_FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, in float32 and below
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -151,6 +153,29 @@ def device_of(settings: ModelSettings) -> str:
             f"model.device={named(name)} is not available here", fix="use auto or cpu"
         ) from None
     return name
+
+
+def refuse_other_logits(settings: Settings, model: torch.nn.Module, ranks: Ranks) -> None:
+    """Raise PrivacyError if the model computes otherwise in another process, whatever the reason: a record's gradient
+    must not depend on which of them takes it."""
+    if ranks.size == 1:
+        return
+    adapter = adapter_for(settings, model)
+    with unchanged_afterwards(model):
+        model.eval()
+        told = ranks.gathered(public_logits(adapter))
+    allowed = _COARSE if adapter.reduced_precision else _FINE
+
+    def compare() -> None:
+        for rank, logits in enumerate(told):
+            if float((logits - told[0]).abs().max()) > allowed * float(told[0].abs().max()):
+                raise PrivacyError(
+                    f"the base model of process {rank} computes other logits than that of process 0",
+                    why="a record's gradient would depend on the process that takes it, and so on who else was drawn",
+                    fix="give all processes the same files, versions and attention, on machines of one kind",
+                )
+
+    ranks.same(compare)
 
 
 def load_skeleton(settings: ModelSettings) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from privlora.errors import RunError
+from privlora.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +106,16 @@ def deal(weights: Sequence[int], shares: int) -> list[list[int]]:
 def several_processes() -> bool:
     """Whether a launcher started this process as one of several."""
     return _number("WORLD_SIZE", 1) > 1 and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def refuse_several(what: str) -> None:
+    """Raise ConfigError where a launcher started several processes of what runs in one."""
+    if several_processes():
+        raise ConfigError(
+            f"several processes were started, and {what} runs in one",
+            why="each would do all of it, in the same places",
+            fix="start it without torchrun or accelerate launch",
+        )
 
 
 def first_process() -> bool:

@@ -16,6 +16,7 @@ from privlora.training.gradients import micro_batch_gradients
 from privlora.training.ranks import Ranks, deal
 from privlora.training.sharding import Passes, is_sharded
 from privlora.training.step import Drawn, Step
+from privlora.training.torch_ranks import explained
 
 _COORDINATES, _CLIP_NORM = "coordinates/", "clip_norm/"
 
@@ -43,7 +44,8 @@ class SharedStep:
     def take(self) -> Tensor:
         """One step; PRIVATE: in the first process the losses of all units (units,), elsewhere of those here."""
         own = self._ranks.dealt(self._shares)
-        with self._in_step(backward=True):
+        # Of a spread base each pass is a collective, which ends where another process does.
+        with self._in_step(backward=True), nullcontext() if self._passes is None else explained():
             found = self._step.accumulate(own)
         losses = torch.cat(self._ranks.gathered(found.cpu()))
         total = self._step.mechanism.take_all(self._ranks)
