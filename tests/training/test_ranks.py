@@ -319,21 +319,23 @@ def test_a_process_that_goes_on_after_an_error_leaves_nobody_waiting(bench: Benc
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(name)
 
+    stopped = tmp_path / "stopped"
+
     def start(rank: int) -> None:
         try:
             bench.start(tmp_path / "run", observer=None if rank else Failing())
-        except RuntimeError:  # of the first process, which lives on
-            (tmp_path / "caught").write_text("")
-            time.sleep(8)
         except RankStopped:
-            assert not (tmp_path / "slept").exists()
+            stopped.write_text("")
             return
-        (tmp_path / "slept").write_text("")
+        except RuntimeError:  # of the first process, which lives on
+            end = time.monotonic() + 20
+            while not stopped.exists() and time.monotonic() < end:
+                time.sleep(0.1)
+        assert stopped.exists()
         with pytest.raises(RunError, match="start the processes again"):
             bench.start(tmp_path / "again")
 
     assert together(2, start) == [0, 0]
-    assert (tmp_path / "caught").exists()
 
 
 def test_votes_are_asked_for_in_one_process(bench: Bench, tmp_path: Path, capfd: Any) -> None:
