@@ -28,6 +28,7 @@ from privlora.methods import METHODS
 from privlora.training.files import RunFolder
 from privlora.training.identity import identify
 from privlora.training.loop import Interrupted
+from privlora.training.model_checks import refuse_coupled
 from privlora.training.models import load_model
 
 without_reports = pytest.mark.usefixtures("quick_reports")
@@ -303,3 +304,15 @@ def test_a_packed_folder_is_trained_on_as_it_is(tmp_path: Path) -> None:
     assert result.steps == 3
     loaded, _ = load_model(ModelSettings(name=str(tmp_path / "base"), device="cpu"))
     assert sum(bits(m) == 4 for m in loaded.modules()) == len(LowRankAdapter(loaded, rank=2).sites)
+
+
+STORIES = Path(__file__).parents[3] / "shared/assets/models/stories260K"
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason="needs ../shared")
+def test_a_small_real_model_is_causal_in_8_bits() -> None:
+    """Outliers of later tokens round earlier ones by a seventh of what a token does itself."""
+    pytest.importorskip("bitsandbytes")
+    settings = ModelSettings(name=str(STORIES), device="cpu", quantization="8bit")
+    model, tokenizer = load_model(settings)
+    refuse_coupled(LowRankAdapter(model, rank=2, target_modules="all-linear"), tokenizer)
