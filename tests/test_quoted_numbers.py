@@ -194,3 +194,12 @@ def test_the_page_on_performance_quotes_the_peaks(monkeypatch: pytest.MonkeyPatc
     outside = [row["case"] for row, ratio in zip(found["cases"], ratios, strict=True) if abs(ratio - 1) > 0.1]
     assert len(outside) == 1
     assert all("bfloat16" in case for case in outside)
+
+
+def test_steps_of_several_processes_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
+    table = importlib.import_module("processes").markdown(result("processes.json"))
+    assert table in page("docs/many-devices.md")
+    scaling: Any = importlib.import_module("scaling")
+    assert scaling.page() + "\n" == page("benchmarks/scaling.md")
