@@ -33,7 +33,8 @@ def joined() -> Iterator[Ranks]:
     if _joined is not None and _joined.waited_for:
         yield _joined
         return
-    if _joined is None and not dist.is_initialized() and not several_processes():
+    begun = dist.is_available() and dist.is_initialized()
+    if _joined is None and not begun and not several_processes():
         yield OneProcess()
         return
     if _joined is not None and not _joined.open:
@@ -53,7 +54,7 @@ def joined() -> Iterator[Ranks]:
 
 
 def _join() -> TorchRanks:
-    if not dist.is_available() or not dist.is_gloo_available():
+    if not (dist.is_available() and dist.is_gloo_available()):
         raise ConfigError(
             "this build of torch cannot join several processes",
             fix="install torch with gloo, or start one process",
