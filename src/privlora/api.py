@@ -348,8 +348,7 @@ def train_run(
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
     `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
     which row the run takes and why, where method.name stands for several, and how long micro-batches are, where that
-    is auto. progress: told (done, all) while texts are
-    written, where they are the release (synthesis.publish).
+    is auto. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
     """
     given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, progress)
 
@@ -400,8 +399,7 @@ def resume_run(
         settings = _settings_of(folder, evaluation)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
-        asks = settings.synthesis is not None and settings.synthesis.source is not None
-        if asks:
+        if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
         _check_sources(settings, records, evaluation)
         if (
@@ -418,9 +416,8 @@ def resume_run(
     with joined() as ranks:
         settings, plan = ranks.same(begin)
         if settings.synthesis is not None and settings.synthesis.source is not None:
-            return ask_finished_run(
-                settings, model=model, tokenizer=tokenizer, progress=progress, fresh=False
-            )
+            options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "progress": progress}
+            return ranks.same(lambda: ask_finished_run(settings, fresh=False, **options))
         return _run(settings, plan, given, ranks, fresh=False)
 
 

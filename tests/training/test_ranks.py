@@ -23,6 +23,8 @@ from tiny_models import tiny_model
 from privlora.accounting import PoissonSampling, read_ledger
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
+from privlora.api import Result, resume_run
+from privlora.config import settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
 from privlora.mechanisms.charges import Uncharged
@@ -336,6 +338,28 @@ def test_a_process_that_goes_on_after_an_error_leaves_nobody_waiting(bench: Benc
             bench.start(tmp_path / "again")
 
     assert together(2, start) == [0, 0]
+
+
+def test_a_finished_run_is_asked_for_texts_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"synthesis": {"generator": "model", "source": "runs/done", "publish": True}}
+    settings = settings_from(
+        {"model": {"name": "m"}, "data": {"path": "d.jsonl"}, "privacy": REPEATABLE, **asked}, source="test"
+    )
+
+    def ask(*_: Any, **__: Any) -> Result:
+        (tmp_path / f"asked by {os.environ['RANK']}").write_text("")
+        return Result(tmp_path, 3, None, None)
+
+    monkeypatch.setattr("privlora.api._settings_of", lambda *_: settings)
+    monkeypatch.setattr("privlora.api.ask_finished_run", ask)
+
+    def resume(_: int) -> None:
+        assert resume_run(tmp_path).steps == 3
+
+    assert together(2, resume) == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["asked by 0"]
 
 
 def test_votes_are_asked_for_in_one_process(bench: Bench, tmp_path: Path, capfd: Any) -> None:
