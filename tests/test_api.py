@@ -228,6 +228,12 @@ def test_a_loaded_model_needs_its_tokenizer(tmp_path: Path) -> None:
         fine_tune(tiny_model(), RECORDS, privacy=PRIVACY, output=tmp_path / "run")
 
 
+@pytest.mark.parametrize("output", [None, "", 3])
+def test_a_run_has_a_folder(output: Any) -> None:
+    with pytest.raises(ConfigError, match="give the folder of the run"):
+        tune(tiny_model(), output)
+
+
 @pytest.mark.usefixtures("quick_reports")
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     tune(tiny_model(), tmp_path / "run")

@@ -186,6 +186,11 @@ def test_tokens_of_a_micro_batch_are_a_number_or_auto() -> None:
         run = settings_from({**GOOD, "run": {"tokens_per_micro_batch": given}}, source="test").run
         assert run.max_tokens == number
         assert run.tokens_per_micro_batch == (given if given == "auto" else number)
-    for bad in (0, "large", 2.5, None):
-        with pytest.raises(ConfigError, match="tokens_per_micro_batch"):
+    for bad, fix in (
+        (0, "1 or more, or auto"),
+        ("large", "a whole number, or auto"),
+        (2.5, ", or auto"),
+        (None, ""),
+    ):
+        with pytest.raises(ConfigError, match=f"tokens_per_micro_batch.*{fix}"):
             settings_from({**GOOD, "run": {"tokens_per_micro_batch": bad}}, source="test")

@@ -104,7 +104,7 @@ def test_big_models_take_the_memory_that_the_guide_says() -> None:
                     "delta": 1e-6,
                     "steps": 9,
                     "sample_rate": 0.01,
-                    "public_dataset_size": 1000,
+                    "public_dataset_size": 500_000,
                 },
             }
         )

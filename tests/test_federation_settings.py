@@ -124,6 +124,14 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
         settings(privacy={"max_batch_size": 10}),
         ["privacy.max_batch_size does not go with a federation", "number of records", "Fix: remove it"],
     ),
+    "tokens that are to be chosen": (
+        settings(run={"tokens_per_micro_batch": "auto"}),
+        [
+            "tokens_per_micro_batch=auto does not go with a federation",
+            "unlike machines",
+            "Fix: give one, such as 4096",
+        ],
+    ),
     "a quantile": (
         settings(privacy={"clip_quantile": 0.5}),
         ["privacy.clip_quantile does not go with a federation", "Fix: remove it"],

@@ -71,13 +71,27 @@ def test_speed_page_quotes_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
 
 
-@pytest.mark.parametrize("name", ["real_lengths", "launches"])
+@pytest.mark.parametrize("name", ["real_lengths", "launches", "untaken"])
 def test_performance_page_quotes_its_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opacus")
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
     text = page("docs/performance.md")
     for line in importlib.import_module(name).markdown(result(f"{name}.json")).splitlines():
         assert line in text
+
+
+def test_ratios_on_real_lengths_are_quoted() -> None:
+    steps = [
+        case["variants"]
+        for case in result("real_lengths.json")["cases"]
+        if not case["case"].startswith("equal")
+    ]
+    ratios = [each["prism"]["cpu"]["ratio"] for each in steps]
+    said = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    assert f"{said} of the plain step by length" in page("docs/performance.md")
+    assert f"{said} times a plain PEFT step on records of real lengths" in page("README.md")
+    opacus = [each["Opacus"]["cpu"]["ratio"] / each["prism"]["cpu"]["ratio"] for each in steps]
+    assert f"Opacus {min(opacus):.1f} to {max(opacus):.1f} times PRISM's" in page("docs/performance.md")
 
 
 def test_scaling_of_the_update_is_quoted() -> None:

@@ -3,8 +3,8 @@
     python benchmarks/speed/launches.py --out benchmarks/results/launches.json
 
 Counted by operations.py on a narrow Llama of 40 and of 224 adapted modules: the numbers depend on no machine, and on no
-size but those of the table. One micro-batch a step, the second step of each. AdamW is that of GPUs, which updates all
-parameters in a few kernels.
+size but those of the table. One micro-batch a step or four, the second step of each. AdamW is that of GPUs, which
+updates all parameters in a few kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 from operations import KERNEL, KINDS, LINEAR_ALGEBRA, READ_BACK, Operations
 from speed_steps import VARIANTS, Opacus, Plain, Privlora, Setting, Shape, Variant
 
+from privlora.training.footprint import row_tokens
+
 BASE = "plain peft"
 STEPS: dict[str, Callable[[Setting], Variant]] = {
     BASE: lambda s: Plain(s, foreach=True),
@@ -34,12 +36,19 @@ ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 # Modules -> a shape that has so many.
 SHAPES = {40: replace(NARROW, layers=8), 224: replace(NARROW, layers=32, targets=ALL_LINEAR)}
 UNITS = 8
+PARTS = (1, 4)
+LONGEST = 12
 
 
-def count(name: str, shape: Shape, units: int = UNITS) -> Operations:
-    """The operations of one step on ``units`` records, one of two lengths each, all in one micro-batch."""
-    setting = Setting(tuple((12 - unit % 2, 6) for unit in range(units)), units, shape)
+def count(name: str, shape: Shape, units: int = UNITS, parts: int = 1) -> Operations:
+    """The operations of one step on ``units`` records of two lengths, in so many equal micro-batches."""
+    rows = units // parts
+    setting = Setting(
+        tuple((LONGEST - unit % 2, 6) for unit in range(units)), units, shape, rows, grouped=True
+    )
     variant = STEPS[name](setting)
+    if isinstance(variant, Privlora):
+        variant.private_step.max_tokens = rows * max(LONGEST, row_tokens(variant.adapter))
     variant.step(range(units))
     found = Operations(PHASES[0])
     if isinstance(variant, Privlora):
@@ -53,9 +62,9 @@ def count(name: str, shape: Shape, units: int = UNITS) -> Operations:
     return found
 
 
-def measured(name: str, modules: int) -> dict[str, Any]:
+def measured(name: str, modules: int, parts: int) -> dict[str, Any]:
     """The table's rows of one step: all, by phase, and by what is decomposed and read back."""
-    found = count(name, SHAPES[modules])
+    found = count(name, SHAPES[modules], parts=parts)
     return {
         "total": {kind: found.total(kind) for kind in KINDS},
         "phases": {phase: dict(found.counts[phase]) for phase in PHASES if phase in found.counts},
@@ -66,16 +75,17 @@ def measured(name: str, modules: int) -> dict[str, Any]:
 def markdown(result: dict[str, Any]) -> str:
     """The table of docs/performance.md."""
     lines = [
-        f"| modules | step | kernels | to {BASE} | "
+        f"| modules | micro-batches | step | kernels | to {BASE} | "
         + " | ".join(PHASES)
         + " | read-backs | linear algebra |",
-        "|---" * (6 + len(PHASES)) + "|",
+        "|---" * (7 + len(PHASES)) + "|",
     ]
-    for modules, steps in result["modules"].items():
-        base = steps[BASE]["total"][KERNEL]
-        for name, row in steps.items():
+    for case in result["cases"]:
+        base = case["steps"][BASE]["total"][KERNEL]
+        for name, row in case["steps"].items():
             total = row["total"]
-            cells = [modules, name, f"{total[KERNEL]:,}", f"**{total[KERNEL] / base:.2f}**"]
+            cells = [str(case["modules"]), str(case["micro_batches"]), name]
+            cells += [f"{total[KERNEL]:,}", f"**{total[KERNEL] / base:.2f}**"]
             cells += [f"{row['phases'].get(phase, {}).get(KERNEL, 0):,}" for phase in PHASES]
             lines.append(
                 "| " + " | ".join([*cells, str(total[READ_BACK]), str(total[LINEAR_ALGEBRA])]) + " |"
@@ -92,7 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = {
         "torch": torch.__version__,
         "units": UNITS,
-        "modules": {str(n): {name: measured(name, n) for name in STEPS} for n in chosen.modules},
+        "cases": [
+            {"modules": n, "micro_batches": k, "steps": {name: measured(name, n, k) for name in STEPS}}
+            for n in chosen.modules
+            for k in PARTS
+        ],
     }
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(result, indent=1) + "\n")

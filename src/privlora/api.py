@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.methods import CHOICES
+from privlora.profiling.run import profiled, refuse_without_steps, told_peak
 from privlora.rehearsals.choosing import Chosen, because, choose, keep_choice, plan_run, read_choice
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
@@ -59,12 +60,14 @@ class Result:
     release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger. In the
         non-private mode and with repeatable noise, ``not-private`` beside where it would be.
     epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
+    profile: PRIVATE page that shows where the time of a step went, where it was asked for and a step was taken.
     """
 
     release: Path
     steps: int
     epsilon: float | None
     delta: float | None
+    profile: Path | None = field(default=None, kw_only=True)
 
 
 Source = str | Path | Iterable[Path] | Iterable[Mapping[str, Any]] | Iterable[str]
@@ -87,6 +90,7 @@ def fine_tune(
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    profile: bool = False,
 ) -> Result:
     """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
     ``output/not-private`` where nothing protects the records.
@@ -105,6 +109,7 @@ def fine_tune(
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
+    profile: leave a page in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
 
     Raises PrivloraError subclasses that say what to mend.
     """
@@ -132,7 +137,12 @@ def fine_tune(
         evaluation=evaluation_records,
         generator=generator,
         observer=observer,
+        on_profile=_unheard if profile else None,
     )
+
+
+def _unheard(page: Path) -> None:
+    """Of a profile that only `Result` has to tell of."""
 
 
 def with_generator(synthesis: Any, generator: Any) -> Any:
@@ -161,6 +171,11 @@ def settings_of_call(
     if not isinstance(model, str | Path | torch.nn.Module):
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
+        )
+    if not isinstance(output, str | Path) or not str(output):
+        raise ConfigError(
+            f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
+            fix="give the folder of the run, or leave it out for runs/run",
         )
     for name, group in groups.items():
         _refuse_no_mapping(name, group)
@@ -340,6 +355,7 @@ def train_run(
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
     on_choice: Callable[[str], None] | None = None,
+    on_profile: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists. An earlier start that failed
@@ -348,9 +364,12 @@ def train_run(
     records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
     `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
     which row the run takes and why, where method.name stands for several, and how long micro-batches are, where that
-    is auto. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
+    is auto. on_profile: where it is given, the run's steps are profiled, and it is told of the page, also of a run that
+    stops early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
     """
-    given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, progress)
+    given = _Given(
+        model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, on_profile, progress
+    )
 
     def begin() -> tuple[Settings, Plan | None]:
         settings.refuse_a_federation()
@@ -360,6 +379,8 @@ def train_run(
                 why="its release would be taken for that of the finished run, and what it cost forgotten",
                 fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
             )
+        if on_profile is not None:
+            refuse_without_steps(settings)
         refuse_if_spent(RunFolder(Path(settings.run.output)))
         located = settings.located()
         _check_sources(located, records, evaluation)
@@ -385,20 +406,28 @@ def resume_run(
     generator: Any = None,
     observer: Observer | None = None,
     on_data: Callable[[DataSummary], None] | None = None,
+    profile: bool = False,
+    on_profile: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
-    the run has none; PrivacyError if the private records differ. A finished run is only reported again.
+    the run has none; PrivacyError if the private records differ. A finished run is only reported again. profile,
+    on_profile: profile the steps that are left, see ``fine_tune`` and ``train_run``.
     """
+    on_profile = on_profile or (_unheard if profile else None)
     folder = RunFolder(Path(root))
-    given = _Given(model, tokenizer, records, evaluation, generator, observer, on_data, None, progress)
+    given = _Given(
+        model, tokenizer, records, evaluation, generator, observer, on_data, None, on_profile, progress
+    )
 
     def begin() -> tuple[Settings, Plan | None]:
         settings = _settings_of(folder, evaluation)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
+        if on_profile is not None:
+            refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
         _check_sources(settings, records, evaluation)
@@ -462,6 +491,7 @@ class _Given:
     observer: Observer | None
     on_data: Callable[[DataSummary], None] | None
     on_choice: Callable[[str], None] | None
+    on_profile: Callable[[Path], None] | None
     progress: Progress | None
 
 
@@ -482,7 +512,9 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
 
     def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device
-        return with_micro_batches(settings, model, device, processes=ranks.size)
+        # Without a GPU they share the machine's memory.
+        sharing = ranks.size if device.type == "cpu" else 1
+        return with_micro_batches(settings, model, device, sharing=sharing)
 
     # Before the records are read, so that nothing of them is in what is free.
     settings, micro_batches = ranks.same(split)
@@ -490,7 +522,9 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
         given.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
-        data = load_data(settings, tokenizer, given.records, given.evaluation, model=model)
+        # A fresh run has no folder yet.
+        cache = None if fresh else folder.tokens
+        data = load_data(settings, tokenizer, given.records, given.evaluation, model=model, cache=cache)
         if given.on_data is not None:
             given.on_data(data.summary)
         identity = identify(data, model)
@@ -506,6 +540,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
         return chosen.settings, named, data, chosen, identity
 
     settings, plan, data, chosen, identity = ranks.same(prepare)
+    peak = told_peak(settings, model) if ranks.first and given.on_profile is not None else ""
     with unchanged_afterwards(model):
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
@@ -519,8 +554,10 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
                 keep_choice(folder, chosen)
                 write_atomically(folder.settings, _as_asked(settings, asked).to_yaml())
+                data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
-            finish_training(parts, data, folder, plan, observer=given.observer, ranks=ranks)
+            with profiled(parts, folder, peak, ranks.size, given.on_profile) as pages:
+                finish_training(parts, data, folder, plan, observer=given.observer, ranks=ranks)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
             if settings.synthesis is not None and settings.synthesis.publish:
@@ -531,7 +568,8 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
                 publish(folder, parts, summary)
-    return ranks.same(lambda: _result(folder, summary, settings.privacy.steps))
+    found = ranks.same(lambda: _result(folder, summary, settings.privacy.steps))
+    return replace(found, profile=pages[0]) if pages else found
 
 
 def _by_the_first() -> Result:

@@ -14,6 +14,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.accounting import read_ledger
 from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.adapters import LowRankAdapter
+from privlora.auditing import canary_run
 from privlora.auditing.canary_run import MARK, audit_run, read_state
 from privlora.auditing.canary_scores import (
     CanaryMechanism,
@@ -32,6 +33,7 @@ from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 from privlora.training.files import RunFolder
+from privlora.training.inputs import load_data
 from privlora.training.loop import Interrupted, StepReport
 from privlora.training.takeover import refuse_if_spent
 
@@ -42,7 +44,9 @@ SPACES = list({row.space: name for name, row in ROOMY}.values())
 SPANS = list({row.space: name for name, row in METHODS.items() if row.public_texts}.values())
 
 
-def settings(output: Path, *, name: str = "dp-adamw", steps: int = 3, **privacy: Any) -> Any:
+def settings(
+    output: Path, *, name: str = "dp-adamw", steps: int = 3, tokens: Any = 4096, **privacy: Any
+) -> Any:
     chosen = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": steps, "expected_batch_size": 4}
     # The modules are small: few canaries find room in them without getting into each other's way.
     return settings_from(
@@ -52,7 +56,7 @@ def settings(output: Path, *, name: str = "dp-adamw", steps: int = 3, **privacy:
             "adapter": {"r": 2},
             "privacy": {**chosen, "public_dataset_size": 20, **privacy},
             "method": {"name": name},
-            "run": {"output": str(output)},
+            "run": {"output": str(output), "tokens_per_micro_batch": tokens},
         },
         source="test",
     )
@@ -187,6 +191,32 @@ def test_text_canaries_are_scored_by_their_loss(kind: str, tmp_path: Path) -> No
     result = audited(tmp_path / "a", kind=kind, steps=2)
     assert not result.violated
     assert np.abs(read_state(tmp_path / "a").scores).max() > 0
+
+
+def test_tokens_are_chosen_before_records_are_read_and_the_audit_goes_on_with_other_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gradients in the place of texts the canaries would come on top, so a number is asked for."""
+    order, chosen = list[str](), iter((70, 90))
+
+    def choose(given: Any, model: torch.nn.Module, device: torch.device) -> tuple[Any, None]:
+        assert given.run.tokens_per_micro_batch == "auto"
+        order.append("choice")
+        run = given.run.model_copy(update={"tokens_per_micro_batch": next(chosen)})
+        return given.model_copy(update={"run": run}), None
+
+    def read(given: Any, *args: Any, **options: Any) -> Any:
+        order.append(f"records, {given.run.tokens_per_micro_batch}")
+        return load_data(given, *args, **options)
+
+    monkeypatch.setattr(canary_run, "with_micro_batches", choose)
+    monkeypatch.setattr(canary_run, "load_data", read)
+    for _ in range(2):
+        audited(tmp_path / "a", kind="codes", steps=1, tokens="auto")
+    assert order == ["choice", "records, 70", "choice", "records, 90"]
+    assert "tokens_per_micro_batch: auto\n" in (tmp_path / "a/private/config.resolved.yaml").read_text()
+    with pytest.raises(ConfigError, match="auto is not for an audit by gradients"):
+        audited(tmp_path / "b", tokens="auto")
 
 
 def test_text_canaries_are_units_of_their_own() -> None:

@@ -119,3 +119,5 @@ def test_what_does_not_go_together_is_refused(config: Path, capsys: pytest.Captu
     chosen = load_settings(config)
     with pytest.raises(ConfigError, match="can show nothing"):
         audit_shadows(chosen, adapters=10)
+    with pytest.raises(ConfigError, match="auto is not for shadow adapters"):
+        audit_shadows(load_settings(config, ["run.tokens_per_micro_batch=auto"]), adapters=20)

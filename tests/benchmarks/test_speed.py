@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import privlora
 
@@ -48,7 +49,31 @@ def test_memory_of_fresh_processes() -> None:
 @pytest.mark.slow
 def test_launches_of_the_smaller_model(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("launches").main(["--modules", "40"])
-    assert "| 40 | privlora prism |" in capsys.readouterr().out
+    assert "| 40 | 4 | privlora prism |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_packing_records_into_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("untaken").main(["--smoke", "--only", "packed"])
+    found = capsys.readouterr().out
+    assert all(f"| packed: {data} 4 |" in found for data in ("SST-2", "GSM8K"))
+    assert "one record's NaN reaches: 0 ->" in found
+
+
+@pytest.mark.slow
+def test_a_packed_record_has_the_states_that_it_has_alone() -> None:
+    untaken: Any = importlib.import_module("untaken")
+    real_lengths: Any = importlib.import_module("real_lengths")
+    setting = real_lengths.Setting(((5, 2), (9, 3), (4, 4)), 3, real_lengths.TINY)
+    passes = untaken.Passes(setting, packed=True)
+    body = passes.model.base_model.model.model
+    ((given, used),) = passes.batches(range(3))
+    together = body(**given).last_hidden_state[used]
+    alone = [
+        body(input_ids=torch.tensor(passes.records[k].input_ids[None])).last_hidden_state[0]
+        for k in (1, 0, 2)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone).to(together), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

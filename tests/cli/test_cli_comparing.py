@@ -50,6 +50,43 @@ def test_from_file_to_table(study: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert call(capsys, "compare", study, "--table").out == ended.out
 
 
+def test_two_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = call(capsys, "compare", study, "--part", "1/2")
+    assert first.code == 0, first.err
+    assert "part 1/2: choosing learning rates: 2 of 2 runs to do" in first.err
+    assert "part 1/2 is through with what it can run now: 2 runs" in first.out
+    assert "once the runs of part 2/2 are there" in first.out
+    assert f"then give the same command again: privlora compare {study} --part 1/2\n" in first.out
+    second = call(capsys, "compare", study, "--part", "2/2", "--json").json
+    assert second == {
+        "part": "2/2",
+        "ran": 4,
+        "left": 2,
+        "waits_for": [],
+        "next": f"privlora compare {study}",
+    }
+    again = call(capsys, "compare", study, "--part", "1/2")
+    assert f"every run is there. This writes the table: privlora compare {study}\n" in again.out
+    ended = call(capsys, "compare", study)
+    assert ended.code == 0
+    assert "choosing learning rates: 0 of 4 runs to do" in ended.err
+    assert "report runs: 0 of 4 runs to do" in ended.err
+
+
+def test_bad_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, words in {
+        ("--part", "0/2"): "$((SLURM_ARRAY_TASK_ID + 1))",
+        ("--part", "3/2"): "there is no part 3/2",
+        ("--part", "two"): "'two' is not a part",
+        ("--part", "1/2", "--table"): "leave one of them out",
+    }.items():
+        ended = call(capsys, "compare", study, *given)
+        assert ended.code == 2
+        assert ended.err.count("\n") == 1
+        assert words in ended.err
+    assert not Path("studies").exists()
+
+
 def test_another_folder(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = call(capsys, "compare", study, "--output", "elsewhere", "--json")
     assert ended.code == 0, ended.err

@@ -55,6 +55,7 @@ def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str]) -> 
         shown = call(capsys, name, "--help")
         assert shown.code == 0
         assert "--json" in shown.out
+        assert "\\[" not in shown.out
 
 
 def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,3 +124,8 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert captured.out == ""
     assert captured.err.startswith("interrupted: ")
     assert captured.err.count("\n") == 1
+
+
+def test_a_mistyped_command_is_hinted_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trane"]) == 2
+    assert capsys.readouterr().err.count("Did you mean 'train'?") == 1

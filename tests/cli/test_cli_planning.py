@@ -95,9 +95,130 @@ def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.C
     assert memory["weight_bytes"] == 4 * memory["model_parameters"]
     assert memory["trained_numbers"] == sum(3 * (both - 3) for both in sides)
     assert memory["gradient_bytes_per_record"] == 4 * 3 * sum(sides)
-    assert memory["records_per_micro_batch"] == 4096 // 48
-    # A row's gradients take what the activations of r = 3 tokens take, and shorter ones count as that long.
-    assert memory["gradient_bytes_at_most"] == 4 * 3 * sum(sides) * (4096 // 3)
+    many = ["privacy.public_dataset_size=40000", "privacy.expected_batch_size=4000", "privacy.delta=1e-6"]
+    assert (
+        call(capsys, "plan", config, *many, "--json").json["memory"]["records_per_micro_batch"] == 4096 // 48
+    )
+
+
+def memory_line(shown: str) -> str:
+    return next(line for line in shown.splitlines() if line.startswith("memory"))
+
+
+def test_gradients_of_short_records(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row's gradients take what the activations of r = 3 tokens take, and shorter ones count as that long."""
+    many = ["privacy.public_dataset_size=40000", "privacy.expected_batch_size=4000", "privacy.delta=1e-6"]
+    memory = call(capsys, "plan", config, *many, "--json").json["memory"]
+    assert memory["records_of_a_batch"] > 4000
+    assert memory["gradient_bytes_at_most"] == memory["gradient_bytes_per_record"] * (4096 // 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "most"),
+    [
+        ([], int(binom.isf(1e-9, 40, 0.1))),
+        (["privacy.max_batch_size=7", "privacy.noise_multiplier=4"], 7),
+        (["privacy.unit=user", "privacy.user_column=who", "privacy.max_records_per_user=3"], None),
+    ],
+    ids=["poisson", "truncated", "users"],
+)
+def test_no_micro_batch_has_more_records_than_a_batch(
+    overrides: list[str], most: int | None, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    most = most or 3 * int(binom.isf(1e-9, 40, 0.1))
+    given = [*overrides, "run.tokens_per_micro_batch=1000000000"]
+    memory = call(capsys, "plan", config, *given, "--json").json["memory"]
+    assert memory["records_per_micro_batch"] == memory["records_of_a_batch"] == most
+    assert (
+        memory["gradient_bytes"]
+        == memory["gradient_bytes_at_most"]
+        == most * memory["gradient_bytes_per_record"]
+    )
+    said = f"{most} records of full length, the most that a batch has but for one step in 10^9, at most"
+    assert said in call(capsys, "plan", config, *given).out
+
+
+def test_sizes_are_written_in_a_unit_that_shows_them(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for overrides in (
+        [],
+        ["adapter.target_modules=[q_proj]", "adapter.r=1", "run.tokens_per_micro_batch=48"],
+    ):
+        line = memory_line(call(capsys, "plan", config, *overrides).out)
+        assert len({unit for unit in ("KiB", "MiB", "GiB") if unit in line}) == 1
+        assert " 0 " not in line
+
+
+MISSING = {
+    "a kernel": (
+        "model.attn_implementation=flash_attention_2",
+        "cannot have attn_implementation=flash_attention_2",
+    ),
+    "a backward pass": ("model.attn_implementation=flex_attention", "flex_attention does not train here"),
+    "a device": ("model.device=cuda:77", "'cuda:77' is not available here"),
+    "packed weights spread": ("model.quantization=4bit", "packed weights are not taken apart"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
+    name: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    override, words = MISSING[name]
+    given = [override, *(["model.fully_shard=true"] if "quantization" in override else ["model.device=cpu"])]
+    if "device=" in override:
+        given = [override]
+    planned = call(capsys, "plan", config, *given)
+    assert (planned.code, planned.err) == (0, "")
+    assert "here        `privlora train` is refused on this machine: " in planned.out
+    assert words in planned.out
+    (found,) = call(capsys, "plan", config, *given, "--json").json["refused_here"]
+    assert words in found
+    if "fully_shard" not in given[-1]:  # which several processes refuse
+        write_records(config.parent / "records.jsonl")
+        refuses(capsys, config.parent, ["train", config, *given], found.split(": ")[-2], quiet=False)
+    assert call(capsys, "plan", config, "--json").json["refused_here"] == []
+
+
+def test_packed_weights_without_their_package(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.training.models.find_spec", lambda name: None)
+    found = call(capsys, "plan", config, "model.quantization=4bit", "--json").json
+    assert "needs the package bitsandbytes" in found["refused_here"][0]
+    assert found["model"]["quantization"]["load_in_4bit"] is True
+
+
+def test_how_the_model_is_loaded(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        "model       dtype that of its files; device cpu\n"
+        in call(capsys, "plan", config, "model.device=cpu").out
+    )
+    given = ["model.dtype=bfloat16", "model.quantization=4bit", "model.device_map=auto", "model.device=auto"]
+    shown = call(capsys, "plan", config, *given, "model.attn_implementation=eager").out
+    assert (
+        "model       dtype bfloat16; quantization 4 bits (nf4, computed in bfloat16, scales packed too); "
+        "attn_implementation eager; device_map auto, and sizes are of all its devices together\n" in shown
+    )
+    shown = call(capsys, "plan", config, "model.quantization=8bit", "model.fully_shard=true").out
+    assert "quantization 8 bits" in shown
+    assert "fully_shard true, and sizes are of one process" in shown
+
+
+def test_the_peak_is_that_of_the_attention(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def watched(settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
+        asked.append(model.config._attn_implementation)
+        return Peak(500, 70, 3, 4)
+
+    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", watched)
+    call(capsys, "plan", config)
+    call(capsys, "plan", config, "model.attn_implementation=eager")
+    assert asked == ["sdpa", "eager"]
 
 
 def test_the_peak_is_that_of_the_settings(
@@ -131,18 +252,28 @@ def test_what_auto_would_choose_here(
     assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
     assert found["memory"]["peak"]["width"] == 128
     shown = call(capsys, "plan", config, *given).out
-    assert "auto        micro-batches of 128 tokens, whose steps take 0.12 GiB; 0.29 GiB are free" in shown
+    said = "auto        micro-batches of 128 tokens: a step takes 128 MiB at its most and may take "
+    assert said in shown
+    assert (
+        " MiB, 45% of the 300 MiB that are free, less the model and the records; larger ones do not fit\n"
+        in shown
+    )
     assert call(capsys, "plan", config, "--json").json["tokens_per_micro_batch"] == 4096
 
 
 def test_the_peak_is_printed(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = call(capsys, "plan", config).out
+    monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 300 * 2**20)
+    shown = call(capsys, "plan", config, "model.device=cpu").out
     assert (
-        "peak        a step takes 5 MiB at its most, 7 MiB with the model: in a micro-batch of 3 rows"
-        in shown
+        "peak        a step takes 5 MiB at its most, 7 MiB with the model: in a micro-batch of 3 rows of 4 tokens, all "
+        "of them labels; with Python and its packages (300 MiB in this command) about 307 MiB, and up to 5 MiB more "
+        "that the C library's heap may keep\n" in shown
     )
+    assert call(capsys, "plan", config, "--json").json["memory"]["resident_bytes"] == 300 * 2**20
+    monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 0)
+    assert "all of them labels\n" in call(capsys, "plan", config).out
 
     def fails(*_: object, **__: object) -> None:
         raise Unknown("reads values")
@@ -366,13 +497,13 @@ def test_memory_of_rows_on_public_texts(
         captured = sum(3 * s for s in sides)
         copies = 1 if row == "pe-sgd" else 2  # as captured, and end to end
         assert memory["gradient_bytes_per_record"] == 4 * (captured + (copies - 1) * entries)
-        assert memory["records_per_micro_batch"] == 4096 // 48
+        assert memory["records_per_micro_batch"] == memory["records_of_a_batch"] < 4096 // 48
         assert memory["embedding_bytes"] == memory["cache_bytes"] == 0
     narrow = [*given, "method.name=pe-sgd", "run.public_gradient_dtype=bfloat16"]
     assert call(capsys, "plan", *narrow, "--json").json["memory"]["public_bytes"] == 12 * 2 * sum(
         3 * s for s in sides
     )
-    assert " MiB (on the device if twice as much is free); " in call(capsys, "plan", *narrow).out
+    assert " KiB (on the device if twice as much is free); " in call(capsys, "plan", *narrow).out
 
 
 def test_few_units_go_beside_few_public_gradients(

@@ -289,6 +289,29 @@ def test_a_unit_that_does_not_fit_by_itself_ends_the_step_uncharged(
     assert ledger.events == []
 
 
+@by_space
+def test_where_one_unit_spoils_a_batch_it_is_taken_again_and_no_unit_twice(
+    variant: tuple[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which is asked once a batch: a kernel spreads one unit's NaN over its micro-batch."""
+    case = make_case(variant, tmp_path)
+    hard = with_token(uneven_examples()[0], NAN_TOKEN)
+    step = step_of(case, max_tokens=64)
+    step.examples = Examples([*uneven_examples(), hard], pad_token_id=0)
+    others = range(len(uneven_examples()))
+    expected_losses = step.accumulate(others)
+    expected = flat(step.mechanism.clipped_sum())
+    step.mechanism.discard()
+    monkeypatch.setattr("privlora.training.step.asks_late", lambda _: True)
+    norm = case.adapter.model.model.norm
+    # From one row into the next alone, so that some stay finite.
+    norm.register_forward_hook(lambda _, __, out: out + 0 * out.roll(1, dims=0).sum(dim=(1, 2), keepdim=True))
+    losses = step.accumulate([*others, len(others)])
+    torch.testing.assert_close(flat(step.mechanism.clipped_sum()), expected, rtol=1e-4, atol=1e-6)
+    finite = losses[losses.isfinite()]
+    torch.testing.assert_close(finite.sort().values, expected_losses.sort().values, rtol=1e-4, atol=1e-6)
+
+
 def test_without_a_ledger_a_gradient_that_is_no_number_ends_the_run(tmp_path: Any) -> None:
     case = make_case(("adamw", "adamw"), tmp_path)
     mechanism = case.mechanism()

@@ -138,9 +138,8 @@ def test_moments_stay_as_they_are_where_the_base_stays() -> None:
     optimizer = TangentRank(c, beta1=0.5, beta2=0.5)
     release = noise(c, 5)
     optimizer.step(release, 0.3)
-    for momentum, left, right, parts in zip(
-        optimizer._momentum, optimizer._vl, optimizer._vr, release.vector, strict=True
-    ):
+    lefts, rights = optimizer._moments().values()
+    for momentum, left, right, parts in zip(optimizer._momentum, lefts, rights, release.vector, strict=True):
         tangent = Tangent(*parts)
         assert torch.equal(momentum.Up, tangent.scale(0.5).Up)
         core, up, vp = parts

@@ -21,6 +21,7 @@ from privlora.data.examples import (
     build_examples,
     encode_completions,
     encode_prompts,
+    have_shared_tokens,
 )
 from privlora.data.rendering import renderer
 
@@ -143,7 +144,7 @@ def test_a_tokenizer_without_bos_and_texts_of_nothing():
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_asking_the_backend_gives_what_the_tokenizer_gives(folder):
     tokenizer = load(folder)
-    assert assembling._backend(tokenizer) is not None
+    assert assembling.plain_backend(tokenizer) is not None
     assert list(tokenize(TEXTS, tokenizer)) == tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
     tokenizer(TEXTS, padding=True, truncation=True, max_length=4)  # leaves its settings behind
     assert list(tokenize(TEXTS, tokenizer)) == tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
@@ -211,3 +212,25 @@ def test_records_without_a_segment_are_empty():
     frame = frame_of(make_tokenizer(adds_bos=False), 4, True, False, is_chat=True)
     found = assemble([[], [([5, 6], True)], []], [True, False, True], frame)
     assert (found.starts.tolist(), found.edges.tolist()) == ([0, 0, 2, 2], [0, 2])
+
+
+def labelled_from(first, ids):
+    """An example of these ids, whose loss is taken from position ``first`` on."""
+    ids = np.array(ids, np.int32)
+    return Example(ids, np.where(np.arange(len(ids)) < first, IGNORED, ids).astype(np.int32))
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_every_private_record_is_held_against_public_ones(number, monkeypatch):
+    monkeypatch.setattr("privlora.data.examples._CHUNK", 2)
+    private = Examples([labelled_from(0, [3 + i, 9, 9]) for i in range(5)], pad_token_id=0)
+    assert have_shared_tokens(private, private[number : number + 1])
+    assert not have_shared_tokens(private, private.like([labelled_from(0, [9, 9, 9])]))
+
+
+@pytest.mark.parametrize(("words", "shared"), [(15, False), (16, True), (17, True)])
+def test_from_sixteen_labelled_tokens_on_they_are_a_records_own(words, shared):
+    private, public = (
+        Examples([labelled_from(2, [prompt, 5, *range(10, 10 + words)])], pad_token_id=0) for prompt in (3, 4)
+    )
+    assert have_shared_tokens(private, public) is shared

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privlora.data.records import as_records, content_hashes, load_records, refuse_missing, text_of
+from privlora.data.records import as_records, content_hash, load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError
 
 SECRET = "Zanzibar-4815"
@@ -241,13 +241,15 @@ def test_what_are_no_records_is_refused_without_showing_it(given: object, messag
 
 
 def test_hashes_are_of_the_columns_that_are_used() -> None:
-    first = content_hashes([{"prompt": "a", "completion": "b", "id": 1}], {"prompt", "completion"})
-    same = [{"id": 2, "completion": "b", "prompt": "a"}, {"prompt": "a"}]
-    assert content_hashes(same, {"completion", "prompt"}) == first
-    assert content_hashes([{"prompt": "b", "completion": "a"}], {"prompt", "completion"}).isdisjoint(first)
+    columns = {"prompt", "completion"}
+    first = content_hash({"prompt": "a", "completion": "b", "id": 1}, columns)
+    assert first is not None
+    assert content_hash({"id": 2, "completion": "b", "prompt": "a"}, columns) == first
+    assert content_hash({"prompt": "a"}, columns) is None
+    assert content_hash({"prompt": "b", "completion": "a"}, columns) != first
     turns = [{"role": "user", "content": "x"}]
     turned = [{"content": "x", "role": "user"}]
-    assert content_hashes([{"m": turns}], {"m"}) == content_hashes([{"m": turned}], {"m"})
+    assert content_hash({"m": turns}, {"m"}) == content_hash({"m": turned}, {"m"})
 
 
 @pytest.mark.parametrize(

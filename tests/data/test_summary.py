@@ -35,8 +35,8 @@ def test_counts() -> None:
     examples = Examples(
         [
             example(10),
-            example(10),
             example(20, dropped=20),
+            example(10),
             example(20, dropped=21),
             example(4, labelled=False),
         ],

@@ -16,7 +16,7 @@ from tiny_models import tiny_tokenizer
 from privlora.config import DataSettings, checked, settings_from
 from privlora.data.examples import IGNORED, encode_completions, encode_prompts
 from privlora.data.records import load_records
-from privlora.data.tasks import TASKS, find_task, questions, task_records
+from privlora.data.tasks import TASKS, find_task, questions
 from privlora.errors import ConfigError, DataError
 from privlora.training.inputs import tokenise
 
@@ -227,11 +227,11 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
         writer.writerows(rows)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     made = [
-        task_records(TASKS["mnli"], load_records(str(tmp_path / name)))
+        questions(TASKS["mnli"], load_records(str(tmp_path / name)))
         for name in ("a.jsonl", "a.json", "a.csv", "a.parquet")
     ]
     assert made[0] == made[1] == made[2] == made[3]
-    assert [row["completion"] for row in made[0][:3]] == [" yes", " maybe", " no"]
+    assert [row.completion for row in made[0][:3]] == [" yes", " maybe", " no"]
 
 
 @pytest.mark.skipif(not ASSETS.exists(), reason="the optional data sets are absent (set PRIVLORA_ASSETS)")

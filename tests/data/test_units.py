@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import enum
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -27,6 +30,60 @@ def test_groups_by_column() -> None:
 
 def test_integers_name_units_too() -> None:
     assert len(group_units([{"user": 5}, {"user": 0}, {"user": 5}], "user")) == 2
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - whose str() is "Name.ANN"
+    ANN = "ann"
+
+
+class Number(enum.IntEnum):
+    FIVE = 5
+
+
+class Varying(str):
+    """Shows something else whenever it is asked."""
+
+    shown = 0
+
+    def __str__(self) -> str:
+        Varying.shown += 1
+        return str(Varying.shown)
+
+
+class Alike(str):
+    def __str__(self) -> str:
+        return "somebody"
+
+
+class Odd(int):
+    def __int__(self) -> int:
+        return 7
+
+    def __format__(self, spec: str) -> str:
+        return "7"
+
+
+@pytest.mark.parametrize(
+    ("users", "units"),
+    [
+        (["ann", Name.ANN, "bob"], [[0, 1], [2]]),
+        (["ann", np.str_("ann"), "bob"], [[0, 1], [2]]),
+        ([Varying("ann"), "ann", Varying("ann")], [[0, 1, 2]]),
+        ([Alike("ann"), Alike("bob"), "bob"], [[0], [1, 2]]),
+        ([5, Number.FIVE, 6], [[0, 1], [2]]),
+        ([Odd(5), Odd(6), 5], [[0, 2], [1]]),
+        ([10**5000, 10**5000, 10**5000 + 1, -(10**5000)], [[0, 1], [2], [3]]),
+        (["\ud800", "?", "\ud800", "\ud801"], [[0, 2], [1], [3]]),
+    ],
+    ids=["enum", "numpy", "varying", "shown alike", "int enum", "odd int", "long int", "surrogates"],
+)
+def test_a_user_is_its_value_whatever_its_class_shows(users: list[Any], units: list[list[int]]) -> None:
+    assert [u.tolist() for u in group_units([{"user": user} for user in users], "user")] == units
+
+
+def test_every_block_of_records_is_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privlora.data.units._BLOCK", 2)
+    test_groups_by_column()
 
 
 def test_no_records_no_units() -> None:

@@ -31,7 +31,8 @@ from privlora.training.inputs import Data
 READ_BACKS: Mapping[str, str] = {
     "losses.py:_Run.logits": "in the model's own code: whether anything is masked",
     "geometry/bases.py:joint_bases": "once a step: whether products made bases",
-    "training/gradients.py:micro_batch_gradients": "once a micro-batch",
+    "training/step.py:Step._accumulate": "once a batch: whether all gradients are finite",
+    "training/gradients.py:micro_batch_gradients": "once a micro-batch of public texts",
     "mechanisms/nonprivate.py:MeanMechanism.accumulate": "once a micro-batch, without privacy",
     "mechanisms/gaussian.py:GaussianMechanism._take": "once a step, of adaptive clipping",
     # Spans of public gradients.
@@ -63,6 +64,7 @@ DOUBLES: Mapping[str, str] = {
     "coordinates/spectrum.py": "roots of r x r matrices",
     "coordinates/tangent.py:TangentCoordinates.norms_squared": "norms",
     "coordinates/tangent.py:TangentCoordinates.to_vector": "of the sum, once a step",
+    "geometry/bases.py:decomposed": "r x r matrices, in spectral clipping",
     "geometry/fixed_rank.py": "the projection of the sum and of the noise",
     "mechanisms/gaussian.py:GaussianMechanism._clip_weights": "one number a unit",
     "mechanisms/gaussian.py:GaussianMechanism._norms": "one number a unit",
@@ -101,6 +103,7 @@ class Case:
     quantile: float | None = None
     units: tuple[tuple[int, ...], ...] = UNITS
     wide: bool = False
+    offload: bool = False
 
     def parts(self) -> Parts:
         method = METHODS[self.row]
@@ -117,6 +120,7 @@ class Case:
             },
             "method": {"name": self.row},
             "privacy": privacy,
+            "run": {"offload": self.offload},
         }
         config = FAMILIES[self.family]()
         config.num_hidden_layers = self.layers
@@ -233,6 +237,25 @@ def test_an_evaluation_reads_back_at_its_end_beside_the_losses_labels(case: Case
     assert {place: count for place, count in found.items() if not place.startswith("losses.py:")} == {
         "evaluation/next_token.py:evaluate_next_token": 2
     }
+
+
+@pytest.mark.parametrize("row", METHODS)
+def test_what_is_remembered_is_put_away_and_taken_out_again(row: str, tmp_path: Path) -> None:
+    """Its moments of r x r numbers may stay, and the last release's scores are the CPU's anyway."""
+    for offload in (False, True):
+        folder = tmp_path / str(offload)
+        folder.mkdir()
+        with paper_device(ANSWERS) as paper:
+            parts = Case(row, wide=True, offload=offload).steps(paper, folder)
+            parts.take_states(parts.states())
+        large = {
+            part: {t.device for t in tensors.values() if t.numel() >= 16 * 512}
+            for part, tensors in parts.present().items()
+        }
+        there = {torch.device("cpu") if offload else DEVICE}
+        assert large["coordinates"] == {DEVICE}
+        assert large.get("optimizer", set()) <= there
+        assert large.get("average", set()) <= there
 
 
 def test_a_mix_of_devices_is_found() -> None:

@@ -166,6 +166,8 @@ def test_refusals() -> None:
         _refused(privacy={"private": False, "noise_multiplier": None, "delta": None})
     with pytest.raises(ConfigError, match="spectral-split"):
         _refused(adapter={"init": "spectral-split"})
+    with pytest.raises(ConfigError, match=r"auto is not for a diagnosis.*many gauges.*such as 4096"):
+        _refused(run={"tokens_per_micro_batch": "auto"})
     with pytest.raises(DataError, match="no records"):
         _refused(records=[])
 

@@ -110,24 +110,28 @@ def test_the_second_moments_of_pure_noise_are_the_same_in_every_frame() -> None:
     tau, old = 0.1, c.points
     optimizer.step(noise_release(c, tau), 1.0)
     eye = torch.eye(RANK, dtype=c.dtype)
-    for g, (before, after) in enumerate(zip(old, c.points, strict=True)):
-        noise = (1 - optimizer.beta2) * tau**2 * eye.expand(len(before.S), RANK, RANK)
-        optimizer._vl[g], optimizer._vr[g] = noise, noise
+    noise = (1 - optimizer.beta2) * tau**2 * eye
+    for before, after, *moments in zip(old, c.points, *optimizer._moments().values(), strict=True):
         assert float((before.U.mT @ after.U - eye).norm()) > 0.1  # the frame did turn
-        optimizer._follow(g, before, after, tau)
-        for moment in (optimizer._vl[g], optimizer._vr[g]):
-            torch.testing.assert_close(moment, noise, rtol=1e-10, atol=1e-15)
+        for moment in moments:
+            moment.copy_(noise)
+    optimizer._follow(old, c.points, tau)
+    for moments in optimizer._moments().values():
+        for moment in moments:
+            torch.testing.assert_close(moment, noise.expand_as(moment), rtol=1e-10, atol=1e-15)
 
 
 def test_second_moments_keep_a_signal_where_the_frame_turns_within_itself() -> None:
     c = coordinates()
     optimizer = TangentRank(c)
     optimizer.step(noise_release(c, 0.1), 0.0)
-    point = c.points[0]
-    turn = torch.linalg.qr(torch.randn(RANK, RANK, dtype=c.dtype)).Q
-    before = optimizer._vl[0]
-    optimizer._follow(0, point, Point(point.U @ turn, point.S, point.V @ turn), 0.1)
-    torch.testing.assert_close(optimizer._vl[0], turn.T @ before @ turn, rtol=1e-10, atol=1e-15)
+    turns = {name: torch.linalg.qr(torch.randn(RANK, RANK, dtype=c.dtype)).Q for name in ("vl", "vr")}
+    turned = [Point(point.U @ turns["vl"], point.S, point.V @ turns["vr"]) for point in c.points]
+    before = {name: list(moments) for name, moments in optimizer._moments().items()}
+    optimizer._follow(c.points, turned, 0.1)
+    for name, moments in optimizer._moments().items():
+        for old, new in zip(before[name], moments, strict=True):
+            torch.testing.assert_close(new, turns[name].T @ old @ turns[name], rtol=1e-10, atol=1e-15)
 
 
 def test_float32_orthonormality_does_not_drift() -> None:

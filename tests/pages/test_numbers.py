@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privlora.pages.numbers import finite, number, rounded_up
+from privlora.pages.numbers import duration, finite, number, rounded_up
 
 
 @given(st.floats(0, 1e4))
@@ -28,3 +28,8 @@ def test_what_json_does_not_have_becomes_null() -> None:
         "a": [1, None, [None, "inf"]],
         "b": 0.5,
     }
+
+
+def test_times_have_the_unit_that_reads_best() -> None:
+    given = (75.0, 2.344, 0.0084, 1.8e-4, 2.76e-9, 0.0)
+    assert [duration(seconds) for seconds in given] == ["75 s", "2.34 s", "8.4 ms", "180 µs", "2.76 ns", "0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -16,18 +17,20 @@ from typing import Any
 import pytest
 import yaml
 from cli_cases import write_records
-from study_cases import on_disk
+from study_cases import claim_in, on_disk
 
 import privlora
 from privlora.accounting import read_ledger
 from privlora.errors import ConfigError, PrivloraError
 from privlora.studies import running
 from privlora.studies.choice import job_of, selection_cells
+from privlora.studies.leases import LeaseLostError
+from privlora.studies.parts import Part
 from privlora.studies.results import Row, read_results
 from privlora.studies.settings import Cell, Study, study_from
 from privlora.studies.study import StudyReport, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
-from privlora.training import assembly
+from privlora.training import assembly, inputs
 from privlora.training.loop import Interrupted
 
 SMALL: dict[str, Any] = {
@@ -51,6 +54,9 @@ class Log:
     def on_row(self, row: Row) -> None:
         self.rows.append(row)
         self._then(row)
+
+    def on_waiting(self, parts: tuple[Part, ...], runs: int) -> None:
+        raise AssertionError("one process waits for nobody")
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +233,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(
         return found if len(calls) == 1 else replace(found, loss_per_example=float("nan"))
 
     monkeypatch.setattr(running, "evaluate_next_token", nothing)
-    job = job_of(study, selection_cells(study)[0], "selection", tmp_path)
+    job = job_of(study, selection_cells(study)[0], "selection", tmp_path, claim_in(tmp_path))
     row = running.Runner().run(job)
     assert row.error is not None
     assert "not finite" in row.error
@@ -382,7 +388,7 @@ class Bomb:
 def test_workers_give_the_same_rows_and_survive_one_that_dies(tmp_path: Path) -> None:
     study = study_from(on_disk(tmp_path, **SMALL, insecure_noise_seed="paired"))
     cells = selection_cells(study)[:4]
-    jobs = [job_of(study, cell, "selection", tmp_path / "pool") for cell in cells]
+    jobs = [job_of(study, cell, "selection", tmp_path / "pool", claim_in(tmp_path)) for cell in cells]
     bad = replace(jobs[1], folder=Bomb(), cell=replace(cells[1], seed=7))
     rows: dict[Cell, Row] = {}
     with Workers(2, 1) as pool:
@@ -390,13 +396,75 @@ def test_workers_give_the_same_rows_and_survive_one_that_dies(tmp_path: Path) ->
     assert rows.pop(bad.cell).error == "the worker process died (exit code 3); out of memory?"
     with Workers(1, 1) as here:
         here.run(
-            [job_of(study, cell, "selection", tmp_path / "here") for cell in cells],
+            [job_of(study, cell, "selection", tmp_path / "here", claim_in(tmp_path)) for cell in cells],
             lambda row: rows.update(
                 {row.cell: replace(row, facts={"same": row.scores == rows[row.cell].scores})}
             ),
         )
     assert len(rows) == 4
     assert all(row.error is None and row.facts["same"] for row in rows.values())
+
+
+def test_a_study_that_another_process_took_over_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a job that is to begin, and in one whose adapter is to be kept: what the other one wrote stays."""
+    study = study_from(on_disk(tmp_path, **SMALL, keep_runs=True))
+    claim = claim_in(tmp_path)
+    cell = next(cell for cell in selection_cells(study) if cell.method == "prism")
+    job = job_of(study, cell, "selection", tmp_path / "out", claim)
+    train = running.finish_training
+
+    def lose(*given: Any) -> None:
+        train(*given)
+        claim.path.unlink()
+
+    monkeypatch.setattr(running, "finish_training", lose)
+    with pytest.raises(LeaseLostError, match="no longer this process'"):
+        running.Runner().run(job)
+    assert not list((job.folder / "release").glob("adapter*"))
+    assert list((job.folder / "private").iterdir())
+    theirs = job.folder / "release" / "theirs"
+    theirs.touch()
+    with pytest.raises(LeaseLostError), Workers(1, 1) as here:
+        here.run([job], lambda row: None)
+    assert theirs.exists()
+    with pytest.raises(LeaseLostError, match="another one took over"), Workers(2, 1) as pool:
+        pool.run([job], lambda row: None)
+    assert theirs.exists()
+
+
+def test_tokens_are_chosen_once_for_like_cells_by_what_was_free_before_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = on_disk(tmp_path, **SMALL)
+    content["base"]["run"] = {"tokens_per_micro_batch": "auto"}
+    study, asked, taken = study_from(content), list[Any](), list[Any]()
+    cells = selection_cells(study)
+
+    def choose(given: Any, model: Any, device: Any, *, sharing: int, free: float) -> tuple[Any, None]:
+        asked.append((given.method.name, sharing, free))
+        run = given.run.model_copy(update={"tokens_per_micro_batch": 200 + len(asked)})
+        return given.model_copy(update={"run": run}), None
+
+    def train(parts: Any, *_: Any, **__: Any) -> None:
+        taken.append(parts.settings.run.tokens_per_micro_batch)
+        raise ValueError("enough")
+
+    order = list[str]()
+    read = running.load_data
+    monkeypatch.setattr(running, "free_bytes", lambda device: order.append("free") or 1e9)
+    monkeypatch.setattr(running, "load_data", lambda *a, **o: order.append("records") or read(*a, **o))
+    monkeypatch.setattr(running, "with_micro_batches", choose)
+    monkeypatch.setattr(running, "finish_training", train)
+    runner = running.Runner(workers=3)
+    for cell in cells:
+        runner.run(job_of(study, cell, "selection", tmp_path / "out", claim_in(tmp_path)))
+    kinds = {(cell.task, cell.method) for cell in cells}
+    assert len(cells) > len(kinds) == len(asked)  # rates make no difference
+    assert {given[1:] for given in asked} == {(3, 1e9)}
+    assert sorted(set(taken)) == [201, 202, 203, 204]
+    assert order == ["free", "records", "records"]  # of two tasks, with one model
 
 
 def test_numbers_of_workers() -> None:
@@ -438,3 +506,32 @@ def test_the_example_runs(tmp_path: Path) -> None:
 def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="metric"):
         study_from(on_disk(tmp_path, metric="bleu"))
+
+
+def test_cells_and_sessions_share_their_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = on_disk(tmp_path / "files", **{**SMALL, "tasks": {"one": None}})
+    given["base"]["data"]["cache"] = True
+    study = study_from(given, "tiny.yaml")
+    cell = selection_cells(study)[0]
+    made: list[int] = []
+    build = inputs._build
+
+    def counted(*named: Any) -> Any:
+        found = build(*named)
+        made.append(len(found))
+        return found
+
+    monkeypatch.setattr(inputs, "_build", counted)
+    folder = tmp_path / "study"
+    (folder / "private").mkdir(parents=True)
+    (folder / "private").chmod(0o755)
+    running.Runner().run(job_of(study, cell, "selection", folder, claim_in(tmp_path)))
+    assert sorted(made) == [10, 40]
+    made.clear()
+    running.Runner().run(
+        job_of(study, cell, "selection", folder, claim_in(tmp_path))
+    )  # as another process, or another day
+    assert made == [10]
+    (kept,) = folder.rglob("tokens.cache")
+    assert kept.is_relative_to(folder / "private")
+    assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700

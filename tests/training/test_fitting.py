@@ -67,11 +67,12 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return of
 
 
-def chosen(given: Settings, model: torch.nn.Module) -> int:
+def chosen(given: Settings, model: torch.nn.Module, because: str = "") -> int:
     found, why = with_micro_batches(given, model, CPU)
     assert why is not None
     assert found.run.max_tokens == found.run.tokens_per_micro_batch == why.tokens
     assert str(why.tokens) in why.why
+    assert why.why.endswith(because)
     return why.tokens
 
 
@@ -85,8 +86,21 @@ def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) 
     for room, tokens in ((10.3, 256), (10.2, 192), (11.6, 1536), (12.0, 1536), (12.1, 2048), (10.07, 64)):
         free(room)
         asked.clear()
-        assert chosen(settings(), tiny_llama()) == tokens
+        assert chosen(settings(), tiny_llama(), "larger ones do not fit") == tokens
         assert len(asked) <= 6
+
+
+def test_processes_share_what_is_free_or_was_before_records(
+    asked: list[int], free: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(12.1)
+    assert chosen(settings(), tiny_llama()) == 2048
+    given = {"sharing": 3, "free": 3 * fitting.free_bytes(CPU)}
+    monkeypatch.setattr(fitting, "free_bytes", lambda _: pytest.fail("known"))
+    _, found = with_micro_batches(settings(), tiny_llama(), CPU, **given)
+    assert found is not None
+    assert found.tokens == 2048
+    assert "that are free, shared by 3 processes, less the records; larger" in found.why
 
 
 def test_one_row_that_does_not_fit_is_refused_with_what_would(
@@ -106,7 +120,7 @@ def test_one_row_that_does_not_fit_is_refused_with_what_would(
 def test_no_more_than_the_rounding_was_measured_for(asked: list[int], free: Callable[[float], None]) -> None:
     free(1e6)
     rows_of_16 = settings(adapter={"r": 16})
-    assert chosen(rows_of_16, tiny_llama()) == 1024 * 16
+    assert chosen(rows_of_16, tiny_llama(), "how larger ones round was not measured") == 1024 * 16
     assert chosen(settings(adapter={"r": 2}), tiny_llama()) == 4096
     assert chosen(rows_of_16, tiny_llama().bfloat16()) == 4096
     plain = {"private": False, "steps": 3, "public_dataset_size": 100_000, "expected_batch_size": 5000}
@@ -116,7 +130,10 @@ def test_no_more_than_the_rounding_was_measured_for(asked: list[int], free: Call
 def test_no_more_than_a_batch_has(asked: list[int], free: Callable[[float], None]) -> None:
     free(1e6)
     few = {**settings().privacy.model_dump(exclude_unset=True), "expected_batch_size": 5, "max_batch_size": 9}
-    assert chosen(settings(privacy=few), tiny_llama()) == 9 * 64
+    assert chosen(settings(privacy=few), tiny_llama(), "a batch holds no more") == 9 * 64
+    long = settings(data={"path": "(in memory)", "max_length": 5000})
+    bound = "one row of data.max_length=5000 is more than others may share"
+    assert chosen(long, tiny_llama(max_position_embeddings=5000), bound) == 5000
 
 
 def test_a_model_that_is_not_loaded_takes_room_too(asked: list[int], free: Callable[[float], None]) -> None:

@@ -113,6 +113,26 @@ def test_an_evaluation_that_a_crash_lost_is_made_up_for(bench: Bench, tmp_path: 
     assert [row["step"] for row in read_lines(path)] == [0, 4, 8, STEPS]
 
 
+def test_what_a_crash_lost_is_told_on_the_screen_alone(bench: Bench, tmp_path: Path) -> None:
+    class Told(Watcher):
+        def on_warning(self, what: str) -> None:
+            warnings.append(what)
+
+    warnings: list[str] = []
+    root = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(root, observer=StopAt(4))
+    kept = (root / "private/checkpoint.safetensors").read_bytes()
+    with pytest.raises(Interrupted):
+        bench.resume(root, observer=StopAt(7))
+    (root / "private/checkpoint.safetensors").write_bytes(kept)  # as kill -9 leaves it
+    bench.resume(root, observer=Told())
+    (told,) = warnings
+    assert told.startswith("steps 5 to 7 were charged and not saved")
+    for path in (path for path in root.rglob("*") if path.is_file()):
+        assert b"not saved when the run broke off" not in path.read_bytes()
+
+
 @pytest.mark.parametrize("method", ["prism", "dp-adamw"])
 def test_empty_batches_are_full_steps(method: str, bench: Bench, tmp_path: Path) -> None:
     privacy = {

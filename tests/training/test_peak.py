@@ -138,6 +138,16 @@ def test_rows_without_a_private_step_have_none_and_rows_on_public_texts_are_not_
         peak_of_a_step(settings("pe-sgd", synthesis=written), model, CPU, max_tokens=64)
 
 
+def test_packed_weights_are_not_known_wherever_it_is_said() -> None:
+    given = settings(model={"name": "random", "quantization": "4bit"})
+    with pytest.raises(Unknown, match="packed weights"):
+        peak_of_a_step(given, tiny_llama(), CPU, max_tokens=64)
+    folder = tiny_llama()
+    folder.config.quantization_config = {"load_in_4bit": True}
+    with pytest.raises(Unknown, match="packed weights"):
+        peak_of_a_step(settings(), folder, CPU, max_tokens=64)
+
+
 def test_what_cannot_be_done_on_paper_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(vocab_size=VOCAB)
 

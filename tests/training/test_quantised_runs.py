@@ -218,7 +218,7 @@ def test_planned_gradients_are_fewer_where_activations_are_computed_again() -> N
         content = {
             "model": {"name": "m", "gradient_checkpointing": kind},
             "data": {"path": "x.jsonl", "max_length": 40},
-            "privacy": PRIVACY,
+            "privacy": {**PRIVACY, "public_dataset_size": 900, "expected_batch_size": 500},
             "adapter": {"r": 4},
             "run": {"tokens_per_micro_batch": 400},
         }
@@ -256,7 +256,10 @@ def words(given: Any) -> str:
         ({**NF4, "llm_int8_threshold": 1.0}, "llm_int8_threshold is not read with load_in_4bit"),
         ({**INT8, "llm_int8_threshold": -1}, "0 or more"),
         ({**INT8, "llm_int8_has_fp16_weight": True}, "gradients overflow in float16"),
-        (4, "must be a group of settings"),
+        ([4], "must be a group of settings"),
+        (4, "did you mean '4bit'?"),
+        ("8", "did you mean '8bit'?"),
+        (5, "known: 4bit, nf4, fp4, 8bit"),
     ],
     ids=str,
 )

@@ -20,6 +20,7 @@ from run_cases import PRIVACY, RECORDS, STEPS, Bench, check_after_crash, check_f
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 
+import privlora.api
 from privlora.accounting import PoissonSampling, read_ledger
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
@@ -340,6 +341,34 @@ def test_a_process_that_goes_on_after_an_error_leaves_nobody_waiting(bench: Benc
     assert together(2, start) == [0, 0]
 
 
+def test_one_process_reads_prepares_releases_and_moves(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others get records and states from it, and do nothing after their part of a batch."""
+    kind = METHODS["prism"].coordinates
+    for owner, name in (
+        ("privlora.api.load_data", "load_data"),
+        (kind, "prepare"),
+        (kind, "advance"),
+        (GaussianMechanism, "release"),
+    ):
+        do = getattr(privlora.api if isinstance(owner, str) else owner, name)
+
+        def noted(*args: Any, do: Any = do, name: str = name, **options: Any) -> Any:
+            with (tmp_path / f"{name} by {os.environ['RANK']}").open("a") as file:
+                file.write("x")
+            return do(*args, **options)
+
+        if isinstance(owner, str):
+            monkeypatch.setattr(owner, noted)
+        else:
+            monkeypatch.setattr(owner, name, noted)
+    run = {"privacy": {**PRIVACY, "steps": 2}}
+    assert together(2, lambda _: bench.start(tmp_path / "run", **run)) == [0, 0]
+    found = {path.name: len(path.read_text()) for path in tmp_path.iterdir() if path.is_file()}
+    assert found == {"load_data by 0": 1, "prepare by 0": 2, "advance by 0": 2, "release by 0": 2}
+
+
 def test_a_finished_run_is_asked_for_texts_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,7 +479,9 @@ def test_a_process_that_is_lost_after_a_step_loses_no_step(bench: Bench, tmp_pat
     folder, rarely = tmp_path / "run", {"checkpoint_every": 100}
     codes = start_and_signal_the_second(bench, folder, signal.SIGKILL, step=5, run=rarely)
     assert codes == [1, -signal.SIGKILL]
-    assert saved_and_charged(folder)[0] >= 5
+    assert saved_and_charged(folder)[0] >= 5  # the step after whose release it was lost, too
+    assert bench.resume(folder).steps == STEPS
+    assert read_ledger(folder / "release/ledger.jsonl").charges == STEPS
 
 
 def test_a_process_that_is_lost_in_a_batch_loses_no_step(

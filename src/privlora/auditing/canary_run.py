@@ -20,6 +20,7 @@ from privlora.methods import find_method
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.fitting import refuse_auto, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
@@ -60,8 +61,10 @@ def audit_run(
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
+    # The audit goes on with what was asked for; how many tokens that is may differ.
+    asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
     data = load_data(settings, tokenizer, records, model=model)
-    state = open_audit(folder, settings, kind, canaries)
+    state = open_audit(folder, asked, kind, canaries)
     train_with = _with_gradients if kind == "gradient" else _with_texts
     with unchanged_afterwards(model):
         train_with(_Audit(settings, folder, state, kind, model, tokenizer, observer), data)
@@ -148,6 +151,8 @@ def _refuse(settings: Settings, kind: str) -> None:
             "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
         )
     refuse_settings(settings)
+    if kind == "gradient":
+        refuse_auto(settings, "an audit by gradients", "its canaries take memory that is not counted")
 
 
 def refuse_settings(settings: Settings) -> None:

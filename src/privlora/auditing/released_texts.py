@@ -40,6 +40,7 @@ from privlora.synthesis.population import Population
 from privlora.training.assembly import Parts, PublicStart, build_parts, refuse_unused_texts, texts_evolve
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, write_atomically
+from privlora.training.fitting import with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data, text_column, tokenise
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
@@ -162,18 +163,19 @@ def audit_texts(
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
+    asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
     data = load_data(settings, tokenizer, records, model=model)
     kept = folder.private / _FILE
     public: list[str] = []
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer, generator))
         with parts.adapter:
-            same = goes_on(folder, settings, _kind(writer), canaries)
+            same = goes_on(folder, asked, _kind(writer), canaries)
             if not same:
                 refuse_another(folder, [kept])
             if not (same and kept.exists()):
                 public = _first_texts(parts, writer, tokenizer, canaries)
-            state = open_audit(folder, settings, _kind(writer), canaries, [kept])
+            state = open_audit(folder, asked, _kind(writer), canaries, [kept])
             if public:
                 wide = settings.data.model_copy(update={"max_length": 10**6})
 

@@ -36,6 +36,7 @@ from privlora.methods import find_method
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
+from privlora.training.fitting import refuse_auto
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.models import check_model, given_or_loaded
 
@@ -235,6 +236,7 @@ def _canary(kind: str, length: int, model: torch.nn.Module, tokenizer: Any, seed
 
 def _refuse(settings: Settings, adapters: int, kind: str) -> None:
     find_method(settings.method.name)  # those of votes take no steps
+    refuse_auto(settings, "shadow adapters", "many take each step together, and the memory of one is counted")
     if kind not in KINDS:
         raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
     if adapters < _FEWEST:

@@ -5,11 +5,13 @@ Commands import torch and transformers only once they need them: help, accountin
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from privlora.cli.accounting import budget, calibrate
 from privlora.cli.auditing import audit
@@ -30,6 +32,14 @@ from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class _Command(TyperCommand):
+    """Of typer, whose help of arguments and options is escaped for markup that is switched off here."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
 
 app = typer.Typer(
     name="privlora",
@@ -55,7 +65,7 @@ for command in (
     budget,
     methods,
 ):
-    app.command()(command)
+    app.command(cls=_Command)(command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -85,7 +95,8 @@ def run(argv: Sequence[str] | None) -> int:
         # Whoever stopped first says why, and the first process speaks for all.
         return 2 if isinstance(error, RankStopped) and not first_process() else _stop("error", str(error), 2)
     except _UsageError as error:
-        usage = getattr(error, "format_message", error.__str__)()
+        # Some typers hint twice.
+        usage = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
         ending = "" if usage.endswith((".", "?")) else "."

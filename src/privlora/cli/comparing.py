@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -21,10 +23,12 @@ from rich.progress import (
 
 from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.cli.training import Stopped
+from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
+    from privlora.studies.parts import Part
     from privlora.studies.results import Row
-    from privlora.studies.study import StudyReport
+    from privlora.studies.study import PartReport, StudyReport
 
 _PLAIN_SECONDS = 30.0  # between lines where there is no terminal
 
@@ -39,6 +43,14 @@ def compare(
     workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time.")] = 1,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each worker.")] = 1,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; report what is finished.")] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="K/N",
+            help="Run the K-th of N shares of the runs; other machines run the others in the same folder.",
+        ),
+    ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run the runs that failed once more.")
     ] = False,
@@ -46,19 +58,34 @@ def compare(
 ) -> None:
     """Compare methods at equal privacy, as STUDY says; the same command goes on after an interruption."""
     with quiet_libraries():
+        from privlora.studies.parts import part_from
         from privlora.studies.settings import load_study
-        from privlora.studies.study import missing_runs, output_folder, report_study, run_study
+        from privlora.studies.study import (
+            StudyReport,
+            missing_runs,
+            output_folder,
+            report_study,
+            run_part,
+            run_study,
+        )
 
+        ended: StudyReport | PartReport
+        share = None if part is None else part_from(part)
+        if table and share is not None:
+            raise ConfigError(
+                "--table runs nothing, and --part says what to run", fix="leave one of them out"
+            )
         checked = load_study(study)
         folder = output_folder(checked) if output is None else output
         if table:
-            found = report_study(checked, folder)
+            ended = report_study(checked, folder)
         else:
+            start = run_study if share is None else partial(run_part, part=share)
             try:
                 with _Watch(err()) as watch:
-                    found = run_study(
+                    ended = start(
                         checked,
-                        folder,
+                        folder=folder,
                         workers=workers,
                         threads=threads,
                         retry_failed=retry_failed,
@@ -69,7 +96,48 @@ def compare(
                 raise Stopped(
                     f"finished runs are kept, at most {left} are left. Go on with the same command"
                 ) from None
-    _show(found, as_json)
+    if isinstance(ended, StudyReport):
+        _show(ended, as_json)
+    else:
+        _show_part(
+            ended, f"privlora compare {study}" + ("" if output is None else f" --output {output}"), as_json
+        )
+
+
+def _show_part(ended: PartReport, command: str, as_json: bool) -> None:
+    """What a part has run, and which command is next."""
+    again = f"{command} --part {ended.part}"
+    waits_for = [str(part) for part in ended.waits_for]
+    following = again if waits_for else command
+    if as_json:
+        emit(
+            {
+                "part": str(ended.part),
+                "ran": ended.ran,
+                "left": ended.left,
+                "waits_for": waits_for,
+                "next": following,
+            }
+        )
+        return
+    out().print(f"part {ended.part} is through with what it can run now: {ended.ran} runs")
+    if waits_for:
+        out().print(
+            f"learning rates are chosen once the runs of {_parts(ended.waits_for)} are there, and nobody works "
+            f"at them now. Start those, then give the same command again: {again}"
+        )
+    elif ended.left:
+        out().print(
+            f"{ended.left} runs of other parts are left. When they are there, this writes the table: {command}"
+        )
+    else:
+        out().print(f"every run is there. This writes the table: {command}")
+
+
+def _parts(parts: Sequence[Part]) -> str:
+    shown = ", ".join(map(str, parts[:8]))
+    more = f" and {len(parts) - 8} more" if len(parts) > 8 else ""
+    return f"part{'s' if len(parts) > 1 else ''} {shown}{more}"
 
 
 def _show(found: StudyReport, as_json: bool) -> None:
@@ -132,3 +200,9 @@ class _Watch:
         if not self._console.is_terminal and time.monotonic() - self._printed_at >= _PLAIN_SECONDS:
             self._console.print(f"{self._words}: {self._done}/{self._total}")
             self._printed_at = time.monotonic()
+
+    def on_waiting(self, parts: tuple[Part, ...], runs: int) -> None:
+        """Others choose, too."""
+        self._console.print(
+            f"waiting for {_parts(parts)}: {runs} of their runs choose learning rates, and they run"
+        )

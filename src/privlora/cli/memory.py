@@ -13,11 +13,18 @@ from privlora.adapters.targets import feature_sizes, output_layer
 from privlora.config import Settings
 from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
+from privlora.errors import ConfigError
 from privlora.methods import Method
 from privlora.training.fitting import Fitted, with_micro_batches
-from privlora.training.footprint import row_tokens
-from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
-from privlora.training.peak import Peak, Unknown, device_of, peak_of_a_step
+from privlora.training.footprint import resident_bytes, row_tokens
+from privlora.training.models import (
+    adapter_for,
+    device_of,
+    packing_of,
+    set_checkpointing,
+    unchanged_afterwards,
+)
+from privlora.training.peak import Peak, Unknown, largest_batch, peak_of_a_step
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
 _BLOCK, _BLOCK_OF_SCALES = 64, 256  # bitsandbytes' numbers of one scale, of 4-bit weights and of their scales
@@ -37,7 +44,8 @@ class MemoryEstimate:
         gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32, as often as
             they are held at once; 0 where votes are released, since no record's gradient is taken.
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more. Of rows on public texts
-            no more than what is left beside the gradients of these.
+            no more than what is left beside the gradients of these. Never more than a batch has.
+        records_of_a_batch: as many as are in one, by the public number; in one of 10^9 steps there are more.
         gradient_bytes: per-example gradients of such a micro-batch.
         gradient_bytes_at_most: of one of as many records as fit, if they are of one token each.
         update_bytes: dense updates, float32, and the weights with them, in the model's dtype; 0 for most methods.
@@ -48,6 +56,9 @@ class MemoryEstimate:
         cache_bytes: keys and values of a batch of texts that the model writes; 0 where it writes none.
         peak: of a private step, activations and all (training.peak); None for rows without one, or where peak_unknown
             says why it cannot be told.
+        resident_bytes: what Python and its packages hold in this process, before any weight; a run's hold somewhat more
+            on top of model and step. 0 where that is not known.
+        device: the kind of device that the peak is of.
     """
 
     model_parameters: int
@@ -57,6 +68,7 @@ class MemoryEstimate:
     adapter_bytes: int
     gradient_bytes_per_record: int
     records_per_micro_batch: int
+    records_of_a_batch: int
     gradient_bytes: int
     gradient_bytes_at_most: int
     update_bytes: int
@@ -65,6 +77,8 @@ class MemoryEstimate:
     cache_bytes: int
     peak: Peak | None = None
     peak_unknown: str | None = None
+    resident_bytes: int = 0
+    device: str = "cpu"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +98,11 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     with unchanged_afterwards(model):  # short rows count for more where activations are computed again
         set_checkpointing(model, settings.model.gradient_checkpointing)
         least, tokens = row_tokens(adapter), settings.run.max_tokens
-    records, most = (max(1, tokens // max(length, least)) for length in (settings.data.max_length, 1))
+    of_user = settings.privacy.max_records_per_user if settings.privacy.unit == "user" else 1
+    of_batch = largest_batch(settings.privacy) * of_user
+    records, most = (
+        max(1, min(of_batch, tokens // max(length, least))) for length in (settings.data.max_length, 1)
+    )
     kind = method.coordinates
     votes = method.releases == "votes"
     texts = 0 if settings.synthesis is None else settings.synthesis.count
@@ -100,17 +118,18 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
             records, most = (min(rows, units_beside(entries, public, copies)) for rows in (records, most))
             # At most, where they are chosen; of them an adapter does not know.
             directions = min(int(hyper.settings.get("top_k", 0)) or texts, texts)
-    if settings.privacy.unit == "user":  # a user's records are clipped as one, so they share a micro-batch
-        records, most = (max(rows, settings.privacy.max_records_per_user) for rows in (records, most))
+    # A user's records are clipped as one, so they share a micro-batch.
+    records, most = (max(rows, of_user) for rows in (records, most))
     each = held * _GRADIENT_BYTES
     return MemoryEstimate(
         model_parameters=numbers,
-        weight_bytes=_weight_bytes(_packing(settings, model), model, dtype),
+        weight_bytes=_weight_bytes(packing_of(settings.model, model), model, dtype),
         modules=len(adapter.sites),
         trained_numbers=kind.dimension_of(adapter) + directions,
         adapter_bytes=factors * 4,
         gradient_bytes_per_record=each,
         records_per_micro_batch=records,
+        records_of_a_batch=of_batch,
         gradient_bytes=each * records,
         gradient_bytes_at_most=each * most,
         update_bytes=dense * (4 + dtype.itemsize),
@@ -118,16 +137,6 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         embedding_bytes=_embedding_bytes(settings, model) if votes else 0,
         cache_bytes=_cache_bytes(settings, model, dtype),
     )
-
-
-def _packing(settings: Settings, model: Any) -> Mapping[str, Any]:
-    """How linear layers are packed, in the names of BitsAndBytesConfig; empty where they are not."""
-    own = getattr(model.config, "quantization_config", None) or {}
-    own = own if isinstance(own, Mapping) else own.to_dict()
-    if own.get("load_in_4bit") or own.get("load_in_8bit"):  # a folder that is packed already stays as it is
-        return own
-    chosen = settings.model.quantization
-    return {} if chosen is None else chosen.model_dump()
 
 
 def _weight_bytes(packing: Mapping[str, Any], model: Any, dtype: torch.dtype) -> int:
@@ -160,23 +169,26 @@ def _is_spared(name: str, spared: Sequence[str]) -> bool:
 
 def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
     """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
-    device = device_of(settings.model)
-    return with_micro_batches(settings, model.to(_stored(settings, model)), device, loaded=False)
+    return with_micro_batches(settings, model.to(_stored(settings, model)), _device(settings), loaded=False)
 
 
 def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> MemoryEstimate:
     """The same with the peak of a step on the device that the settings name, as far as that is here."""
-    stored = _stored(settings, model)
+    device, stored = _device(settings), _stored(settings, model)
+    estimate = replace(estimate, resident_bytes=resident_bytes(), device=device.type)
     try:
-        peak = peak_of_a_step(
-            settings,
-            model.to(stored),
-            device_of(settings.model),
-            max_tokens=settings.run.max_tokens,
-        )
+        peak = peak_of_a_step(settings, model.to(stored), device, max_tokens=settings.run.max_tokens)
     except Unknown as unknown:
         return replace(estimate, peak_unknown=str(unknown))
     return replace(estimate, peak=peak)
+
+
+def _device(settings: Settings) -> torch.device:
+    """Where the model will be; the CPU in the place of a device that is not here."""
+    try:
+        return torch.device(device_of(settings.model))
+    except ConfigError:
+        return torch.device("cpu")
 
 
 def _stored(settings: Settings, model: Any) -> torch.dtype:

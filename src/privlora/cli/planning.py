@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +14,9 @@ from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions
 from privlora.cli.console import JsonOption, accounting, emit, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError, PrivacyError
+from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.randomness import aes_instructions
+from privlora.sizes import in_one_unit
 from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ def plan(
         )
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
+        refused = refused_here(settings, model)
         fitted = None
         if model is not None:
             settings, fitted = as_planned(settings, model)
@@ -92,6 +96,8 @@ def plan(
         **_facts(settings, hyper, planned),
         **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
+        "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
+        "refused_here": refused,
         "memory": memory.to_dict() if memory is not None else None,
         "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
         "not_protected": limits,
@@ -152,10 +158,39 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
 
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None
-    model = load_skeleton(settings.model)
+    try:
+        model = load_skeleton(settings.model, settings.model.attn_implementation)
+    except ModelError:  # what else is wrong is raised here; the attention is in `refused_here`
+        model = load_skeleton(settings.model)
     settings = fitted(settings, model)
     refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
     return settings, model
+
+
+def refused_here(settings: Settings, model: Any) -> list[str]:
+    """What `privlora train` would refuse on this machine, which a plan may be for another: kernels, packages, a device.
+
+    model: its skeleton, if there is one.
+    """
+    from privlora.training.models import load_skeleton, refuse_missing
+    from privlora.training.sharding import wrong_in_several
+
+    asked, found = settings.model, list[str]()
+    attention = None if model is None else asked.attn_implementation
+    looks: list[Callable[[], Any]] = [partial(refuse_missing, asked, model)]
+    if attention is not None:
+        looks.append(partial(load_skeleton, asked, attention))
+    for look in looks:
+        try:
+            look()
+        except (ConfigError, ModelError) as error:
+            found.append(str(error))
+    if asked.fully_shard:  # which is of use in several processes alone
+        found += [
+            f"in several processes, since {what}. Fix: {fix}"
+            for what, fix in wrong_in_several(settings, given=False)
+        ]
+    return found
 
 
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:
@@ -280,6 +315,10 @@ def _show(
         part = f"{content['hyperparameters']['hold_out']:.0%} of the public gradients at a time, held out"
         rows.append(("span", f"{', '.join(free)} chosen before each step on {part}; costs no epsilon"))
     rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
+    rows.append(("model", _model_line(content["model"])))
+    rows += [
+        ("here", f"`privlora train` is refused on this machine: {why}") for why in content["refused_here"]
+    ]
     if not content["aes_instructions"]:
         rows.append(
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
@@ -288,7 +327,7 @@ def _show(
     if chosen is not None:
         rows.append(("auto", chosen))
     if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
-        rows.append(("peak", _peak_line(memory)))
+        rows.append(("peak", _peak_line(memory, on_cpu=memory.device == "cpu")))
     _print(rows, content["not_protected"])
 
 
@@ -322,39 +361,88 @@ def _dropout_line(of_model: bool, of_adapter: float) -> str:
     return f"of the base model {'on' if of_model else 'off'}, of the adapter {of_adapter:g}"
 
 
+_LOADING = (
+    "dtype",
+    "quantization",
+    "attn_implementation",
+    "gradient_checkpointing",
+    "device",
+    "device_map",
+    "fully_shard",
+)
+
+
+def _model_line(model: Mapping[str, Any]) -> str:
+    """How it is loaded, in the names of the settings; what is left to transformers is not said."""
+    packing = model["quantization"]
+    asked = {
+        "dtype": model["dtype"] if model["dtype"] != "auto" else "that of its files",
+        "quantization": None if packing is None else _packing_words(packing),
+        "attn_implementation": model["attn_implementation"],
+        "gradient_checkpointing": model["gradient_checkpointing"],
+        "device_map": model["device_map"]
+        and f"{model['device_map']}, and sizes are of all its devices together",
+        "device": model["device"] if model["device_map"] is None else None,
+        "fully_shard": "true, and sizes are of one process" if model["fully_shard"] else None,
+    }
+    return "; ".join(f"{name} {words}" for name, words in asked.items() if words not in (None, "none"))
+
+
+def _packing_words(packing: Mapping[str, Any]) -> str:
+    if packing["load_in_8bit"]:
+        return "8 bits"
+    twice = ", scales packed too" if packing["bnb_4bit_use_double_quant"] else ""
+    return (
+        f"4 bits ({packing['bnb_4bit_quant_type']}, computed in {packing['bnb_4bit_compute_dtype']}{twice})"
+    )
+
+
 def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
         return "unknown: the model is not a local folder"
-    mebibyte = 2**20
+    kept = (memory.update_bytes, memory.public_bytes, memory.embedding_bytes, memory.cache_bytes)
+    gradients = (memory.gradient_bytes, memory.gradient_bytes_at_most)
+    say = in_one_unit(memory.weight_bytes, *kept, *gradients)
 
     def part(name: str, size: int, where: str = "") -> str:
-        return f"{name} {size / mebibyte:.{0 if size >= mebibyte else 2}f} MiB{where}; " if size else ""
+        return f"{name} {say(size)}{where}; " if size else ""
 
     line = (
         part("dense updates", memory.update_bytes)
         + part("public gradients", memory.public_bytes, " (on the device if twice as much is free)")
         + part("directions of records and texts", memory.embedding_bytes)
         + part("keys and values while the model writes texts, up to", memory.cache_bytes)
-        + f"weights {memory.weight_bytes / mebibyte:.0f} MiB; {memory.trained_numbers:,} trained numbers in "
+        + f"weights {say(memory.weight_bytes)}; {memory.trained_numbers:,} trained numbers in "
         f"{memory.modules} modules; "
     )
     if memory.gradient_bytes:
+        whole = memory.records_per_micro_batch == memory.records_of_a_batch
         line += (
-            f"per-example gradients {memory.gradient_bytes / mebibyte:.1f} MiB in a micro-batch of "
-            f"{memory.records_per_micro_batch} records of full length, at most "
-            f"{memory.gradient_bytes_at_most / mebibyte:.1f} MiB in one of short ones; "
+            f"per-example gradients {say(memory.gradient_bytes)} in a micro-batch of "
+            f"{memory.records_per_micro_batch} records of full length"
+            + (", the most that a batch has but for one step in 10^9" if whole else "")
+            + f", at most {say(memory.gradient_bytes_at_most)} in one of short ones; "
         )
     else:
         line += "no per-example gradients; "
     return line.removesuffix("; ")
 
 
-def _peak_line(memory: MemoryEstimate) -> str:
+def _peak_line(memory: MemoryEstimate, *, on_cpu: bool) -> str:
     if memory.peak is None:
         return f"of a step is not known: {memory.peak_unknown}"
-    peak, mebibyte = memory.peak, 2**20
-    whole = (peak.step_bytes + peak.model_bytes) / mebibyte
+    peak, python = memory.peak, memory.resident_bytes
+    whole = peak.step_bytes + peak.model_bytes
+    say = in_one_unit(peak.step_bytes, whole)
+    line = (
+        f"a step takes {say(peak.step_bytes)} at its most, {say(whole)} with the model: in a micro-batch of "
+        f"{peak.rows} rows of {peak.width} tokens, all of them labels"
+    )
+    if not python:
+        return line
+    if not on_cpu:
+        return f"{line}; on the machine, Python and its packages take {say(python)} or more"
     return (
-        f"a step takes {peak.step_bytes / mebibyte:.0f} MiB at its most, {whole:.0f} MiB with the model: in a "
-        f"micro-batch of {peak.rows} rows of {peak.width} tokens, all of them labels"
+        f"{line}; with Python and its packages ({say(python)} in this command) about {say(whole + python)}, and up to "
+        f"{say(peak.step_bytes)} more that the C library's heap may keep"
     )

@@ -10,6 +10,7 @@ import typer
 from privlora.cli import federating, training
 from privlora.cli.console import JsonOption
 from privlora.cli.processes import processes, refuse_alone
+from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 
 
@@ -17,6 +18,7 @@ def resume(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of the interrupted run.", show_default=False)
     ],
+    profile: training.ProfileOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Continue an interrupted run or federation with fresh noise; what was charged stays charged."""
@@ -25,9 +27,14 @@ def resume(
         settings = ranks.same(lambda: training.load_run_settings(folder))
         if settings.federation is not None:
             refuse_alone("resume of a federation")
+            if profile:
+                raise ConfigError(
+                    "a federation's steps are its clients', so there is nothing to profile here",
+                    fix="leave --profile out",
+                )
         if not ranks.first:
             training.go_on_beside(folder)
         elif settings.federation is None:
-            training.go_on(folder, settings, as_json)
+            training.go_on(folder, settings, as_json, profile=profile)
         else:
             federating.go_on(folder, settings, as_json)

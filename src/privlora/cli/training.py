@@ -45,7 +45,18 @@ class Stopped(Exception):
     """The user interrupted a run; the message says how to go on."""
 
 
-def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
+ProfileOption = Annotated[
+    bool,
+    typer.Option("--profile", help="Leave a page in private/ that shows where the time of a step goes."),
+]
+
+
+def train(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    profile: ProfileOption = False,
+    as_json: JsonOption = False,
+) -> None:
     """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
     with processes() as ranks:
         settings = ranks.same(partial(_settings, config, overrides))
@@ -68,6 +79,7 @@ def train(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
                     observer=observer,
                     on_data=partial(show_data, settings.privacy),
                     on_choice=show_choice,
+                    on_profile=show_profile if profile else None,
                 ),
             )
     _show(folder, result, as_json)
@@ -85,7 +97,7 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
     return settings
 
 
-def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
+def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool = False) -> None:
     """Resume a run, and show what it leaves."""
     chosen = settings.synthesis
     publish = chosen is not None and chosen.publish
@@ -95,7 +107,7 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
 
         if folder.report.exists():
             err().print("this run is over already: no step is taken, and what it leaves is written anew")
-        if chosen is not None and chosen.source is not None:
+        if chosen is not None and chosen.source is not None and not profile:
             with explained_stops(folder), counted(WRITING) as progress:
                 result = resume_run(folder.root, progress=progress)
         else:
@@ -109,9 +121,12 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
                     folder.root,
                     observer=observer,
                     on_data=partial(show_data, settings.privacy),
+                    on_profile=show_profile if profile else None,
                     progress=observer.on_texts,
                 ),
             )
+            if profile and result.profile is None:
+                err().print("no step was taken, so there is no profile")
     if publish:
         show_texts(folder, result, as_json)
     else:
@@ -191,12 +206,19 @@ def show_choice(why: str) -> None:
     err().print(f"chosen: {why}")
 
 
+def show_profile(page: Path) -> None:
+    """To whoever may see the records."""
+    err().print(f"PRIVATE, where the time of a step went: {page}")
+
+
 def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
     places = {
         "adapter": str(result.release),
         "ledger": str(folder.ledger) if folder.ledger.exists() else None,
         "report": str(result.release / "report.html"),
     }
+    if result.profile is not None:
+        places["profile"] = str(result.profile)
     statement, words = _statement(folder, result)
     if as_json:
         emit({**places, "steps": result.steps, **statement})

@@ -13,7 +13,7 @@ from privlora.config.base import Countable, Group
 from privlora.config.federation import FederationSettings
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
-from privlora.data.records import shown
+from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
 from privlora.errors import ConfigError, named, nearest
 from privlora.names import in_full
@@ -124,12 +124,14 @@ class ModelSettings(Group):
     @field_validator("quantization", mode="before")
     @classmethod
     def _in_a_word(cls, given: Any) -> Any:
-        if not isinstance(given, str):
+        if isinstance(given, bool) or not isinstance(given, str | int):
             return given
+        given, word = str(given), f"{given}bit"
         if given not in _SHORT:
+            close = f"did you mean {word!r}?" if word in _SHORT else nearest(given, _SHORT)
             raise ValueError(
                 f"unknown quantization {named(given)}. Fix: give a mapping such as {{load_in_4bit: true}}, or a word; "
-                f"{nearest(given, _SHORT)}"
+                f"{close}"
             )
         return dict(_SHORT[given])
 
@@ -207,6 +209,11 @@ class DataSettings(Group):
     against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
+    cache: bool = False
+    """Keep the tokens of the private records in the run's folder private/, so that `privlora resume` reads them there;
+    in a study, its cells and workers share them. Off by default: nothing else that a run writes holds a record, and
+    tokens are the records' texts in another spelling. They stay until the folder is removed. Methods that release
+    votes take the texts themselves, and keep nothing."""
     unchecked: bool = False
     """Train even if the records do not fit the settings: more than twice or fewer than half as many units as the public
     number, most of them without a token to train on, or most of them cut to less than half by max_length. This setting
@@ -215,7 +222,7 @@ class DataSettings(Group):
     @property
     def columns(self) -> dict[str, str | None]:
         """The arguments of data.examples.Template; the column "text" where none is named."""
-        if self.task is not None:  # what data.tasks.task_records makes
+        if self.task is not None:  # what data.tasks.task_record makes
             return {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
         named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
         return named if any(named.values()) else {**named, "text": "text"}
@@ -257,6 +264,11 @@ class DataSettings(Group):
             raise ValueError(
                 "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
                 "loss_on"
+            )
+        if self.cache and any(path == IN_MEMORY or path.startswith(HUB) for path in _strings(self.path)):
+            raise ValueError(
+                "cache keeps the tokens of files, which are known by their bytes, and these records are in none. "
+                "Fix: give local files as data.path, or remove data.cache"
             )
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
@@ -453,8 +465,11 @@ class RunSettings(Group):
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
     """Bound on rows x padded length of one pass through the model; rows that are shorter than what their gradients take
-    count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run of
-    `train`, `resume` or `synthesize` starts, by its public settings alone; elsewhere 4096."""
+    count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run
+    starts, by its public settings alone; the workers of a study share that. Federations, diagnoses, shadow adapters and
+    audits by gradients need a number."""
+    offload: bool = False
+    """Whether what the optimizer and the average remember lies in the CPU's memory while a GPU takes gradients."""
     public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
     texts apart that are nearly copies."""
@@ -576,7 +591,16 @@ class Settings(Group):
             raise ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
             )
+        if self.data.cache:
+            raise ValueError(
+                "data.cache does not go with a federation, whose clients keep no tokens. Fix: remove it"
+            )
         _refuse_what_federations_have_not(self.privacy.model_dump())  # of groups that were checked before
+        if self.run.tokens_per_micro_batch == "auto":
+            raise ValueError(
+                "run.tokens_per_micro_batch=auto does not go with a federation: all clients have one number, on unlike "
+                f"machines, and those of one process train side by side. Fix: give one, such as {MICRO_BATCH}"
+            )
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
             raise ValueError(
                 "federation.secure_aggregation=false, and each client adds only a share of the noise, which protects "
@@ -668,8 +692,11 @@ def _shared(first: str | list[str] | None, second: str | list[str] | None) -> st
 
 
 def _paths(value: str | list[str] | None) -> list[str]:
-    given = [value] if isinstance(value, str) else value or []
-    return [path for path in given if path not in (IN_MEMORY, AT_CLIENTS)]
+    return [path for path in _strings(value) if path not in (IN_MEMORY, AT_CLIENTS)]
+
+
+def _strings(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
 
 
 def _identities(path: str) -> set[Any]:

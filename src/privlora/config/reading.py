@@ -153,7 +153,9 @@ def _readable(error: ValidationError, source: str, *, federated: bool) -> Config
     if first["input"] is None:
         return ConfigError(f"{prefix} has no value", fix="give it one, or remove it")
     shown = "" if _RECORDS.intersection(first["loc"]) else f"={named(first['input'])}"
-    return ConfigError(f"{prefix}{shown}: {message}", fix=_to_mend(first))
+    literals = [e for e in errors if e["loc"][:2] == first["loc"][:2] and e["type"] == "literal_error"]
+    words = [] if first in literals else [f", or {option}" for e in literals for option in _options(e)]
+    return ConfigError(f"{prefix}{shown}: {message}", fix="".join([_to_mend(first) or "", *words]))
 
 
 _SEVERAL_OWNERS: Final = " (or, of several owners, the group federation with a path for each client)"
@@ -197,7 +199,7 @@ def _to_mend(problem: Mapping[str, Any]) -> str | None:
     """What pydantic leaves to the reader: a value that would do."""
     limits, given, kind = problem.get("ctx", {}), problem["input"], problem["type"]
     if kind == "literal_error":
-        options = re.findall(r"'([^']*)'", str(limits.get("expected", "")))
+        options = _options(problem)
         elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given))
         return elsewhere or nearest(named(given).strip("'"), options)
     if kind == "string_type":
@@ -213,6 +215,11 @@ def _to_mend(problem: Mapping[str, Any]) -> str | None:
         "list": "a list, as [a, b]",
     }
     return (found or [kinds.get(kind.partition("_")[0], "write another value")])[0]
+
+
+def _options(problem: Mapping[str, Any]) -> list[str]:
+    """The words that a setting may be."""
+    return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from privlora.geometry.bases import decomposed
+
 # Smaller singular values are treated as equal to this fraction of the largest: they may be rounding error.
 _LEAST = 1e-2
 _TINY = 1e-30
@@ -25,7 +27,7 @@ def root_factors(grams: Tensor) -> tuple[Tensor, Tensor]:
     Gram matrix holds. Entries must be finite.
     """
     # The Gram matrix's rounding in float32, 1e-7 of the largest value, is small beside _LEAST^2.
-    values, vectors = torch.linalg.eigh(grams.double())
+    values, vectors = decomposed(torch.linalg.eigh, grams.double())
     top = values[..., -1:]
     seen = top > 1e8 * torch.finfo(grams.dtype).tiny
     fourth = torch.where(seen, torch.maximum(values, _LEAST**2 * top), 1.0) ** -0.25

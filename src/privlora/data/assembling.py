@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -51,23 +52,32 @@ class Tokens:
         return sum(a.nbytes for a in (self.starts, self.edges, self.edge_starts, self.dropped, self.blank))
 
     @classmethod
-    def joined(cls, parts: Sequence[Tokens]) -> Tokens:
-        """Those of all parts, in their order."""
+    def joined(cls, parts: Iterable[Tokens]) -> Tokens:
+        """Those of all parts, in their order. Each part is let go before the next is asked for."""
+        ids, lengths, edges, edge_counts, dropped = (array("i") for _ in range(5))  # grow where they lie
+        blank = array("b")
+        for part in parts:
+            ids.frombytes(part.ids.tobytes())
+            lengths.frombytes(np.diff(part.starts).astype(np.int32).tobytes())
+            edges.frombytes(part.edges.tobytes())
+            edge_counts.frombytes(np.diff(part.edge_starts).astype(np.int32).tobytes())
+            dropped.frombytes(part.dropped.tobytes())
+            blank.frombytes(part.blank.tobytes())
         return cls(
-            np.concatenate([np.empty(0, np.int32), *(part.ids for part in parts)]),
-            starts_of(np.concatenate([np.empty(0, np.int64), *(np.diff(part.starts) for part in parts)])),
-            np.concatenate([np.empty(0, np.int32), *(part.edges for part in parts)]),
-            starts_of(
-                np.concatenate([np.empty(0, np.int64), *(np.diff(part.edge_starts) for part in parts)])
-            ),
-            np.concatenate([np.empty(0, np.int32), *(part.dropped for part in parts)]),
-            np.concatenate([np.empty(0, bool), *(part.blank for part in parts)]),
+            np.frombuffer(ids, np.int32),
+            starts_of(np.frombuffer(lengths, np.int32)),
+            np.frombuffer(edges, np.int32),
+            starts_of(np.frombuffer(edge_counts, np.int32)),
+            np.frombuffer(dropped, np.int32),
+            np.frombuffer(blank, bool),
         )
 
 
-def starts_of(lengths: Integers) -> Integers:
+def starts_of(lengths: NDArray[np.integer[Any]]) -> Integers:
     """(N + 1,) where each of pieces of these (N,) lengths starts, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 def edges_of(labelled: NDArray[np.bool_], starts: Integers) -> tuple[NDArray[np.int32], Integers]:
@@ -100,7 +110,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterat
 
 
 def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    backend = _backend(tokenizer)
+    backend = plain_backend(tokenizer)
     # verbose=False: the warning about long texts would print the length of a private one.
     whole = texts if backend is None else texts[:1]
     ids: list[list[int]] = (
@@ -111,7 +121,7 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
     return ids
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
     """What a fast tokenizer of transformers asks, where asking it oneself gives the same ids; else None."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 

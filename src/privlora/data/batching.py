@@ -10,6 +10,7 @@ import torch
 
 from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, PrivacyError
+from privlora.stages import COLLATE, staged
 
 # What a micro-batch costs beside its tokens, as so many tokens more: kernels that are started, modules that are called.
 _OVERHEAD, _OVERHEAD_OF_GPUS = 96, 1024
@@ -153,6 +154,7 @@ def micro_batches(
         yield collate([units[unit] for unit in order[start:stop]], examples)
 
 
+@staged(COLLATE)
 def _cheapest_split(
     widths: np.ndarray,
     rows: np.ndarray,
@@ -235,6 +237,7 @@ def _longest(unit: np.ndarray, examples: Examples) -> int:
     return int(examples.lengths[unit].max())
 
 
+@staged(COLLATE)
 def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
     """One micro-batch of these units, each the (k,) numbers of its records, in their order."""
     width = max(1, *(_longest(unit, examples) for unit in units))

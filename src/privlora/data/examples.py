@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -22,6 +23,7 @@ IGNORED = -100
 """The label of a position that carries no loss (the value that torch and transformers ignore)."""
 
 _CHUNK = 1000  # records handed to the tokenizer at once
+_ONE = 1 << 40  # a token more, in a sum of ids
 _OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
 
@@ -92,6 +94,12 @@ class Examples(Sequence[Example]):
         return self._tokens.blank
 
     @property
+    def tokens(self) -> Tokens:
+        """The arrays, if the labels are the ids of their own positions, as ``build_examples`` makes them."""
+        assert self._labels is None
+        return self._tokens
+
+    @property
     def bytes_beside_ids(self) -> int:
         """What all examples take beside their ids."""
         return self._tokens.beside_ids + (0 if self._labels is None else self._labels.nbytes)
@@ -100,6 +108,24 @@ class Examples(Sequence[Example]):
     def largest_id(self) -> int:
         """The largest token id; -1 if there is no token."""
         return int(self._tokens.ids.max(initial=-1))
+
+    def sums(self) -> Iterator[np.ndarray]:
+        """(n, 2) int64, of each thousand examples: a sum over the tokens of each, and one over the labelled ones
+        where `token_hashes` looks at them. Where sums differ, hashes do."""
+        tokens = self._tokens
+        for first in range(0, len(self), _CHUNK):
+            bounds = tokens.starts[first : first + _CHUNK + 1]
+            ids = tokens.ids[bounds[0] : bounds[-1]]
+            source = ids if self._labels is None else self._labels[bounds[0] : bounds[-1]]
+            bounds, runs = bounds - bounds[0], tokens.edge_starts[first : first + _CHUNK + 1]
+            edges = tokens.edges[runs[0] : runs[-1]] + np.repeat(bounds[:-1], np.diff(runs))
+            turns = np.zeros(len(ids) + 1, np.int8)
+            turns[edges[::2]] += 1
+            turns[edges[1::2]] -= 1
+            labelled = np.cumsum(turns[:-1], dtype=np.int8).astype(bool)
+            told = (ids.astype(np.int64) + _ONE, np.where(labelled, source.astype(np.int64) + _ONE, 0))
+            whole, part = (np.diff(starts_of(each)[bounds]) for each in told)
+            yield np.stack([whole, np.where(part >= _OWN_WORDS * _ONE, part, whole)], axis=1)
 
     def __len__(self) -> int:
         return len(self._tokens.starts) - 1
@@ -188,7 +214,7 @@ class Template:
 
 
 def build_examples(
-    records: Sequence[Mapping[str, Any]],
+    records: Iterable[Mapping[str, Any]],
     template: Template,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -206,7 +232,7 @@ def build_examples(
     is too long is it cut, at its end (and then its EOS with it: the text did not end there).
 
     Args:
-        records: what ``load_records`` returns.
+        records: what ``load_records`` returns or ``iterate_records`` yields; a thousand of them are held at a time.
         template: the columns.
         tokenizer: a Hugging Face tokenizer.
         max_length: most tokens of an example, at least 2.
@@ -236,15 +262,16 @@ def build_examples(
         )
     frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
 
-    render, parts = renderer(template, tokenizer, loss_on), []
-    for start in range(0, len(records), _CHUNK):
-        chunk = records[start : start + _CHUNK]
-        rendered = [render(record, number) for number, record in enumerate(chunk, start + 1)]
-        token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
-        ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
-        blank = [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
-        parts.append(assemble(ids, blank, frame))
-    return Examples.of(Tokens.joined(parts), pad_token_id=pad_token(tokenizer))
+    render, numbered = renderer(template, tokenizer, loss_on), enumerate(records, start=1)
+
+    def chunks() -> Iterator[Tokens]:
+        while rendered := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
+            token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
+            ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
+            blank = [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
+            yield assemble(ids, blank, frame)
+
+    return Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
 
 
 def pad_token(tokenizer: Any) -> int:
@@ -267,6 +294,14 @@ def token_hashes(examples: Iterable[Example]) -> set[bytes]:
         if len(labelled) >= _OWN_WORDS:
             hashes.add(sha256(labelled.tobytes()).digest())
     return hashes
+
+
+def have_shared_tokens(private: Examples, public: Examples) -> bool:
+    """Whether a hash of ``token_hashes`` is one of both."""
+    hashes, wanted = token_hashes(public), np.unique(np.concatenate([*public.sums()]))
+    numbers = (np.flatnonzero(np.isin(some, wanted).any(axis=1)) for some in private.sums())
+    alike = (block * _CHUNK + i for block, some in enumerate(numbers) for i in some.tolist())
+    return any(not hashes.isdisjoint(token_hashes([private[i]])) for i in alike)
 
 
 def encode_prompts(

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -21,6 +21,9 @@ from privlora.errors import ConfigError, DataError, named
 
 HUB = "hf://"
 """Begins the name of a hub dataset; nothing else is ever sought there."""
+
+CONTENT_BYTES = 16
+"""Of a content hash."""
 
 _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
@@ -40,7 +43,20 @@ def load_records(
     limit: int | None = None,
     broken: Broken = _refuse,
 ) -> list[Record]:
-    """Read records, one dictionary each, in the order of the files.
+    """What `iterate_records` yields, as a list. Raises what it does."""
+    return list(iterate_records(path, format=format, limit=limit, broken=broken))
+
+
+def iterate_records(
+    path: str | list[str],
+    *,
+    format: Format = "auto",
+    limit: int | None = None,
+    broken: Broken = _refuse,
+) -> Iterator[Record]:
+    """Read records, one dictionary each, in the order of the files; nothing is kept of those that were yielded.
+
+    Lines, paragraphs, CSV, Parquet and hub datasets are read piece by piece; a JSON list is one piece.
 
     Args:
         path: a local file (``.gz`` is unpacked on the fly), several of them, or a hub dataset as ``hf://name``,
@@ -52,7 +68,7 @@ def load_records(
         broken: is told what of a file that is there cannot be read as a record, and may raise. What it does not raise
             for counts as no record (`privlora.data.formats` says how far the others stay as they are).
 
-    Returns:
+    Yields:
         At least one record.
 
     Raises:
@@ -67,22 +83,22 @@ def load_records(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is below 1", fix="leave it out to read everything")
     sources = [path] if isinstance(path, str) else path
-    records = list(
-        itertools.islice(itertools.chain.from_iterable(_read(s, format, broken) for s in sources), limit)
-    )
-    if not records:
+    read = itertools.chain.from_iterable(_read(s, format, broken) for s in sources)
+    number = 0
+    for number, record in enumerate(itertools.islice(read, limit), start=1):  # noqa: B007
+        yield record
+    if not number:
         raise DataError(
             f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
             fix="give a file with at least one record, or leave this one out",
         )
-    return records
 
 
 def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:
     """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking."""
     for source in [path] if isinstance(path, str) else path:
         if not source.startswith(HUB):
-            _local(source, format)
+            local_file(source, format)
 
 
 def as_records(data: Any) -> list[Mapping[str, Any]]:
@@ -135,18 +151,15 @@ def shown(source: str) -> str:
     return source if is_data_file_name(source) or _HUB_NAME.fullmatch(source) else "the string given as data"
 
 
-def content_hashes(records: Sequence[Mapping[str, Any]], columns: Collection[str]) -> set[bytes]:
-    """SHA-256 of what each record holds in ``columns``, whatever their order; records that lack one are left out.
+def content_hash(record: Mapping[str, Any], columns: Collection[str]) -> bytes | None:
+    """16 bytes of the SHA-256 of what a record holds in ``columns``, whatever their order; None if it lacks one.
 
     Upper case and the number of blanks make no difference: copies through other programs differ in them.
     """
-    return {
-        hashlib.sha256(
-            json.dumps([_plain(record[c]) for c in sorted(columns)], sort_keys=True, default=repr).encode()
-        ).digest()
-        for record in records
-        if all(c in record for c in columns)
-    }
+    if not all(c in record for c in columns):
+        return None
+    plain = [_plain(record[c]) for c in sorted(columns)]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).digest()[:CONTENT_BYTES]
 
 
 def _plain(value: Any) -> Any:
@@ -202,11 +215,12 @@ def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
     else:
-        yield from read_file(*_local(source, format), broken)
+        yield from read_file(*local_file(source, format), broken)
 
 
-def _local(source: str, format: Format) -> tuple[Path, Format]:
-    """The file and its format. Raises DataError if there is none; nothing but the local disk is asked."""
+def local_file(source: str, format: Format) -> tuple[Path, Format]:
+    """The file of a path and its format, not ``auto``. Raises DataError if there is none; nothing but the local disk is
+    asked."""
     file = Path(source)
     try:
         file = file.expanduser()

@@ -7,6 +7,7 @@ import numpy as np
 from privlora.accounting.events import PoissonSampling, TruncatedPoissonSampling
 from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import private_generator
+from privlora.stages import DRAW, staged
 
 
 class PoissonSampler:
@@ -107,6 +108,7 @@ class PoissonSampler:
             )
         return self.sample_rate * self.dataset_size
 
+    @staged(DRAW)
     def draw(self) -> np.ndarray:
         """One logical batch: distinct unit indices, shape (realised batch size,), int64, in no fixed order.
 

@@ -46,7 +46,9 @@ class DataSummary:
 
 def summarise(examples: Examples, units: int) -> DataSummary:
     """Of at least one example; units: how many privacy units they make."""
-    distinct = {example.digest for example in examples}
+    # Eight bytes of each digest, and no set of them: one of a million has more bytes than the tokens.
+    said = np.fromiter((int.from_bytes(e.digest[:8], "big") for e in examples), np.uint64, len(examples))
+    said.sort()
     return DataSummary(
         records=len(examples),
         units=units,
@@ -55,7 +57,7 @@ def summarise(examples: Examples, units: int) -> DataSummary:
         cut=float((examples.dropped > 0).mean()),
         mostly_cut=float((examples.dropped > examples.lengths).mean()),
         empty=float(((examples.label_counts == 0) | examples.blank).mean()),
-        repeated=1 - len(distinct) / len(examples),
+        repeated=float((said[1:] == said[:-1]).sum() / len(examples)),
     )
 
 

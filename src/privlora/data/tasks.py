@@ -163,13 +163,21 @@ def questions(task: Task, records: Sequence[Mapping[str, Any]]) -> list[Question
     Raises:
         DataError: a column is missing, or a label, score or answer is none (record contents are not shown).
     """
+    return [_question(task, record, number) for number, record in enumerate(records, start=1)]
+
+
+def task_record(task: Task, record: Mapping[str, Any], number: int) -> dict[str, str]:
+    """Record ``number`` (from 1) with the columns ``prompt`` and ``completion``, for ``build_examples``.
+
+    Raises what `questions` does.
+    """
+    question = _question(task, record, number)
+    return {"prompt": question.prompt, "completion": question.completion}
+
+
+def _question(task: Task, record: Mapping[str, Any], number: int) -> Question:
     convert = {"math": _math, "mixture": _mixture}.get(task.kind, _glue)
-    return [convert(task, record, number) for number, record in enumerate(records, start=1)]
-
-
-def task_records(task: Task, records: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The records with the columns ``prompt`` and ``completion``, for ``build_examples``."""
-    return [{"prompt": q.prompt, "completion": q.completion} for q in questions(task, records)]
+    return convert(task, record, number)
 
 
 def _glue(task: Task, record: Mapping[str, Any], number: int) -> Question:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from hashlib import blake2b
+from typing import Any, Final, overload
 
 import numpy as np
 
 from privlora.data.records import missing_column
 from privlora.errors import ConfigError, DataError
+from privlora.stages import DRAW, staged
+
+_DIGEST: Final = 16  # bytes, of which no two values share all
+_BLOCK: Final = 1 << 16  # records at a time, where as many bytes as records would be in the way
 
 
 class Units(Sequence[np.ndarray]):
@@ -49,6 +54,13 @@ class Units(Sequence[np.ndarray]):
         unit = range(len(self))[unit]  # one rule for negative and out-of-range numbers
         return self._records[self._starts[unit] : self._starts[unit + 1]]
 
+    def unit_of_record(self) -> np.ndarray:
+        """(records,) int64: what they were made of."""
+        found = np.empty(len(self._records), np.int64)
+        found[self._records] = np.repeat(np.arange(len(self)), np.diff(self._starts))
+        return found
+
+    @staged(DRAW)
     def draw_records(self, drawn: Iterable[int], generator: np.random.Generator) -> list[np.ndarray]:
         """The records with which each drawn unit takes part in this step.
 
@@ -81,20 +93,63 @@ def group_units(
         DataError: a record lacks the column, or its value is not a non-empty string or an integer, or strings
             and integers are mixed (1 and "1" would split one person in two).
     """
-    if column is None:
-        return Units(np.arange(len(records)), max_records_per_unit)
-    number_of: dict[str | int, int] = {}
-    unit_of_record = np.empty(len(records), dtype=np.int64)
-    for i, record in enumerate(records):
-        value = unit_value(record, column, i + 1)
-        unit_of_record[i] = number_of.setdefault(value, len(number_of))
-    if len({type(value) for value in number_of}) > 1:
-        raise DataError(
-            f"unit column {column!r} mixes strings and integers",
-            why='1 and "1" would be two privacy units, and one person could be split in two',
-            fix="write all its values as strings",
-        )
-    return Units(unit_of_record, max_records_per_unit)
+    grouping = Grouping(column)
+    for number, record in enumerate(records, start=1):
+        grouping.add(record, number)
+    return Units(grouping.unit_of_record(), max_records_per_unit)
+
+
+class Grouping:
+    """`group_units` of records that come one after the other; of each, a digest of its unit is kept."""
+
+    def __init__(self, column: str | None) -> None:
+        self._column = column
+        self._records = 0
+        self._digests = bytearray()
+        self._kinds = set[type]()
+
+    def add(self, record: Mapping[str, Any], number: int) -> None:
+        """The next record; its ``number`` is from 1. Raises DataError, as `unit_value`."""
+        self._records += 1
+        if self._column is None:
+            return
+        value = unit_value(record, self._column, number)
+        self._kinds.add(str if isinstance(value, str) else int)
+        self._digests += blake2b(_content(value), digest_size=_DIGEST).digest()
+
+    def unit_of_record(self) -> np.ndarray:
+        """(records,) int64: units are numbered in the order of their first records.
+
+        Raises:
+            DataError: strings and integers are mixed.
+        """
+        if self._column is None:
+            return np.arange(self._records)
+        if len(self._kinds) > 1:
+            raise DataError(
+                f"unit column {self._column!r} mixes strings and integers",
+                why='1 and "1" would be two privacy units, and one person could be split in two',
+                fix="write all its values as strings",
+            )
+        digests = np.frombuffer(self._digests, f"S{_DIGEST}")
+        order = np.argsort(digests, kind="stable")  # so that each unit's records stay in their order
+        begins = np.ones(len(order), bool)
+        for start in range(1, len(order), _BLOCK):
+            here = order[start - 1 : start + _BLOCK]
+            begins[start : start + _BLOCK] = digests[here[1:]] != digests[here[:-1]]
+        first = order[begins]
+        number = np.empty(len(first), np.int32)
+        number[np.argsort(first)] = np.arange(len(first))
+        found = np.empty(len(order), np.int64)
+        found[order] = number[np.cumsum(begins, dtype=np.int32) - 1]
+        return found
+
+
+def _content(value: str | int) -> bytes:
+    """What the value is, whatever a class of its own shows in its place (as an enumeration does)."""
+    if isinstance(value, str):
+        return str.encode(value, "utf-8", "surrogatepass")
+    return int.__format__(value, "x").encode()  # decimal digits have a limit
 
 
 def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int:

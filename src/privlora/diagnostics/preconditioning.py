@@ -157,10 +157,7 @@ def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float)
             applied.append((da @ right, db @ left))
         return applied
     assert isinstance(optimizer, TangentMomentum)
-    directions = [
-        optimizer._direction(g, point, Tangent(parts[0], parts[1], parts[2]), noise_std)
-        for g, (point, parts) in enumerate(zip(points, vector, strict=True))
-    ]
+    directions = optimizer._directions([Tangent(*parts) for parts in vector], noise_std)
     return [(d.M, d.Up, d.Vp) for d in directions]
 
 

@@ -15,7 +15,7 @@ from privlora.config import Settings
 from privlora.data.examples import Template
 from privlora.data.formats import Format
 from privlora.data.records import HUB, load_records, missing_column, refuse_missing
-from privlora.data.tasks import find_task, task_records
+from privlora.data.tasks import find_task, task_record
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.federated.messages import NO_MODEL, NO_RECORDS
 from privlora.training.model_names import refuse_unknown_model
@@ -66,7 +66,9 @@ def warn_of_unreadable(
     try:
         given = records if records is not None else load_records(sources, format=format, limit=1)
         first = list(given[:1])
-        shown = first if data.task is None else task_records(find_task(data.task), first)
+        shown = [
+            record if data.task is None else task_record(find_task(data.task), record, 1) for record in first
+        ]
         needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]
         needed += [(record, privacy.user_column) for record in first if privacy.user_column is not None]
         for record, column in needed:

@@ -60,7 +60,7 @@ def joint_bases(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Basis]:
     Exact for new columns of any size and rank: those that products cannot do go through Householder QR. Pairs of equal
     shape are one batch. One value is read back from the device, for all pairs together.
     """
-    places = _alike([(first.shape[1:], new.shape[1:]) for first, new in pairs])
+    places = alike_places([(first.shape[1:], new.shape[1:]) for first, new in pairs])
     batches = [
         (torch.cat([pairs[i][0] for i in alike]), torch.cat([pairs[i][1] for i in alike])) for alike in places
     ]
@@ -74,7 +74,7 @@ def joint_bases(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Basis]:
     return [found[i] for i in range(len(pairs))]
 
 
-def _alike(shapes: Sequence[object]) -> list[list[int]]:
+def alike_places(shapes: Sequence[object]) -> list[list[int]]:
     """The places of each of the different shapes."""
     return [[i for i, each in enumerate(shapes) if each == shape] for shape in dict.fromkeys(shapes)]
 
@@ -89,7 +89,7 @@ def decomposed(function: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor)
 def singular_values(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
     """(u, s, vh) of each batch of small matrices; those of equal shape are one call."""
     found: dict[int, list[Tensor]] = {}
-    for alike in _alike([matrix.shape[-2:] for matrix in matrices]):
+    for alike in alike_places([matrix.shape[-2:] for matrix in matrices]):
         whole = decomposed(
             lambda t: torch.linalg.svd(t, full_matrices=False), torch.cat([matrices[i] for i in alike])
         )
@@ -109,14 +109,15 @@ def _by_reflections(first: Tensor, new: Tensor) -> Basis:
 
 def _by_products(first: Tensor, new: Tensor) -> Basis:
     """``sound`` says whether it worked: not where columns are zero or nearly dependent, or their squares overflow."""
-    own = _Root.of(_inner(first, first))
+    eye = torch.eye(max(first.shape[-1], new.shape[-1]), dtype=new.dtype, device=new.device)
+    own = _Root.of(_inner(first, first), eye)
     along = _inner(first, new)
     X = torch.baddbmm(new, first, along, alpha=-1)
-    rough = _Root.of(_inner(X, X))
+    rough = _Root.of(_inner(X, X), eye)
     X = X @ rough.inverse
     rest = _inner(first, X)  # by which rounding in X, now blown up, leans on the first columns
     X = torch.baddbmm(X, first, rest, alpha=-1)
-    fine = _Root.of(_inner(X, X))
+    fine = _Root.of(_inner(X, X), eye)
     return Basis(
         (first, X),
         _blocks(own.inverse, torch.zeros_like(along), fine.inverse),
@@ -133,17 +134,18 @@ class _Root:
     factor: Tensor
     inverse: Tensor
     failed: Tensor
+    eye: Tensor
 
     @classmethod
-    def of(cls, gram: Tensor) -> _Root:
+    def of(cls, gram: Tensor, eye: Tensor) -> _Root:
+        """eye: an identity of any size not below the Gram matrices'."""
+        eye = eye[: gram.shape[-1], : gram.shape[-1]]
         factor, failed = torch.linalg.cholesky_ex(gram, upper=True)
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        return cls(gram, factor, torch.linalg.solve_triangular(factor, eye, upper=True), failed)
+        return cls(gram, factor, torch.linalg.solve_triangular(factor, eye, upper=True), failed, eye)
 
     def near_identity(self) -> Tensor:
         """0-dim bool, of the whole batch; so below."""
-        eye = torch.eye(self.gram.shape[-1], dtype=self.gram.dtype, device=self.gram.device)
-        return ((self.gram - eye).square().sum(dim=(-2, -1)) < _NEAR**2).all()
+        return ((self.gram - self.eye).square().sum(dim=(-2, -1)) < _NEAR**2).all()
 
     def well_conditioned(self) -> Tensor:
         """Whether multiplying by the inverse rounds hardly more than solving; whatever the sizes of the columns."""
@@ -154,6 +156,8 @@ class _Root:
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """a^T b, summed over blocks of rows, as a product of few columns may add up all rows one after the other."""
+    if a.shape[-2] <= _ROWS:
+        return a.mT @ b
     pairs = zip(a.split(_ROWS, dim=-2), b.split(_ROWS, dim=-2), strict=True)
     return torch.stack([x.mT @ y for x, y in pairs]).sum(dim=0)
 

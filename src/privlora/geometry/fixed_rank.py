@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from privlora.errors import ModelError
-from privlora.geometry.bases import joint_bases, singular_values
+from privlora.geometry.bases import alike_places, joint_bases, singular_values
 
 # Z = A diag(s) B^T with any A (L, m, k), s (L, k), B (L, n, k).
 Product = tuple[Tensor, Tensor, Tensor]
@@ -56,17 +56,19 @@ class Point:
         """The dense Z (L, m, n)."""
         return (self.U * self.S[:, None, :]) @ self.V.mT
 
-    def to(self, like: Tensor) -> Point:
-        """In the dtype and on the device of ``like``."""
+    def to(self, like: Tensor | torch.device) -> Point:
+        """In the dtype and on the device of ``like``; of a device, in its own dtype."""
         return Point(self.U.to(like), self.S.to(like), self.V.to(like))
 
     def split(self, k: int) -> tuple[Point, Point]:
         """The k leading triplets, and the others."""
-        first, rest = (
-            Point(self.U[..., part], self.S[..., part], self.V[..., part])
-            for part in (slice(k), slice(k, None))
-        )
-        return first, rest
+        if k >= self.rank:  # nothing is cut off
+            return self, self._part(slice(k, None))
+        # Each in memory of its own: either may lie elsewhere, or be let go.
+        return self._part(slice(k)), self._part(slice(k, None))
+
+    def _part(self, columns: slice) -> Point:
+        return Point(*(t[..., columns].contiguous() for t in (self.U, self.S, self.V)))
 
     def extended(self, rank: int) -> Point:
         """Up to ``rank`` triplets of zeros more, as many as min(m, n) allows, for `retract` to fill."""
@@ -96,6 +98,10 @@ class Tangent:
         return Tangent(
             point.S.new_zeros(len(point.S), r, r), torch.zeros_like(point.U), torch.zeros_like(point.V)
         )
+
+    def to(self, device: torch.device) -> Tangent:
+        """On another device."""
+        return Tangent(self.M.to(device), self.Up.to(device), self.Vp.to(device))
 
     def scale(self, factor: float | Tensor) -> Tangent:
         """factor * xi; a tensor (L,) holds one factor a module."""
@@ -246,17 +252,22 @@ def retract(point: Point, tangent: Tangent, step: float) -> Point:
 
 def retract_all(points: Sequence[Point], tangents: Sequence[Tangent], step: float) -> list[Point]:
     """``retract`` of each point along its tangent vector. On a GPU the host waits once or twice for all of them."""
-    sums = []
-    for point, tangent in zip(points, tangents, strict=True):
+    cores: dict[int, Tensor] = {}
+    for alike in alike_places(
+        [(point.rank, t.M.shape[-1]) for point, t in zip(points, tangents, strict=True)]
+    ):
         # Z + step xi = [U Up] [[S + step M, step I], [step I, 0]] [V Vp]^T, with M and the I in the k leading places
-        R, k = point.rank, tangent.M.shape[-1]
-        core = torch.diag_embed(torch.cat([point.S, point.S.new_zeros(len(point.S), k)], dim=-1))
-        core[:, :k, :k] += step * tangent.M
-        corner = step * torch.eye(k, dtype=core.dtype, device=core.device)
-        core[:, :k, R:] = corner
-        core[:, R:, :k] = corner
-        sums.append(_Sum(point, tangent.Up, core, tangent.Vp))
-    return _best(sums)
+        S, M = (
+            torch.cat(parts) for parts in zip(*((points[i].S, tangents[i].M) for i in alike), strict=True)
+        )
+        R, k = S.shape[-1], M.shape[-1]
+        core = torch.diag_embed(torch.nn.functional.pad(S, (0, k)))
+        core[:, :k, :k].add_(M, alpha=step)
+        core[:, :k, R:].diagonal(dim1=-2, dim2=-1).fill_(step)
+        core[:, R:, :k].diagonal(dim1=-2, dim2=-1).fill_(step)
+        cores |= zip(alike, core.split([len(points[i].S) for i in alike]), strict=True)
+    each = enumerate(zip(points, tangents, strict=True))
+    return _best([_Sum(point, tangent.Up, cores[i], tangent.Vp) for i, (point, tangent) in each])
 
 
 def average(points: tuple[Point, Point], weight: float) -> Point:

@@ -22,6 +22,7 @@ from privlora.errors import PrivacyError
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.lattice import Lattice
 from privlora.mechanisms.noise import NoiseSource
+from privlora.stages import CHARGE, NOISE, staged
 
 # From a source of standard normal entries of a shape: the noise of a whole vector, of covariance I on all that the sum
 # can reach (Coordinates.standard_normal).
@@ -42,6 +43,7 @@ class Noising:
         self.ledger = ledger
         self.noise = noise
 
+    @staged(CHARGE)
     def charge(self, event: StepEvent) -> Charged:
         """What noise can be had from, once the ledger shows ``event``. Its errors pass through."""
         return Charged(self.ledger.charge(event), self.noise)
@@ -55,6 +57,7 @@ class Charged:
         self._noise = noise
         self._made: set[str] = set()
 
+    @staged(NOISE)
     def vector(
         self,
         total: Vector | None,
@@ -82,12 +85,14 @@ class Charged:
             made.append(tuple(noised(c, xi, scale, divisor, dtype).to(device) for c, xi in pairs))
         return made
 
+    @staged(NOISE)
     def tensor(self, total: Tensor, *, scale: float, divisor: float, dtype: torch.dtype) -> Tensor:
         """The same for one PRIVATE tensor of any shape whose entries all get noise."""
         self._once("tensor")
         xi = self._noise.standard_normal(tuple(total.shape)).to(float64_device(total.device))
         return noised(total, xi, scale, divisor, dtype).to(total.device)
 
+    @staged(NOISE)
     def integers(self, total: Tensor | None, *, clients: int, lattice: Lattice) -> np.ndarray:
         """(clients, entries) shares of a secure sum: rounded to the lattice, each with its client's own noise, in the
         ring. The only thing that can be had from its charge.

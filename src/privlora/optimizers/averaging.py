@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from privlora.coordinates import Coordinates
@@ -38,9 +39,14 @@ class IterateAverage:
         else:
             self._points = average_all(self._points, self.coordinates.as_products(), weight)
 
+    def place(self, device: torch.device) -> None:
+        """Let it lie on ``device``. ``update`` needs it on that of the coordinates."""
+        self._points = [point.to(device) for point in self._points]
+
     def factors(self) -> list[tuple[Tensor, Tensor]]:
-        """The averaged update as one (A (L, m, r), B (L, n, r)) a group."""
-        return [factors(point) for point in self._points]
+        """The averaged update as one (A (L, m, r), B (L, n, r)) a group, where the coordinates are."""
+        there = (A.device for A, _, _ in self.coordinates.as_products())
+        return [factors(point.to(device)) for point, device in zip(self._points, there, strict=True)]
 
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Site name -> (A (m, r), B (n, r)) of the averaged update."""

@@ -13,7 +13,7 @@ whose rank-space second moments P^T P / m and Q^T Q / n have the expectation tau
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -54,10 +54,11 @@ class TangentOptimizer(Optimizer):
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self._count = int(tensors["count"])
         for name, moments in self._moments().items():
-            moments[:] = [tensors[f"{g}.{name}"].to(t) for g, t in enumerate(moments)]
+            for g, moment in enumerate(moments):
+                moment.copy_(tensors[f"{g}.{name}"])
 
-    def _moments(self) -> dict[str, list[Tensor]]:
-        """Name -> the optimizer's own list of one tensor a group."""
+    def _moments(self) -> dict[str, Sequence[Tensor]]:
+        """Name -> the optimizer's own tensors, one a group."""
         return {}
 
 
@@ -92,12 +93,10 @@ class TangentMomentum(TangentOptimizer):
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
         space, old = self.coordinates, self.coordinates.points
-        directions = []
-        for g, (point, parts) in enumerate(zip(old, release.vector, strict=True)):
-            tangent = Tangent(*parts)
-            self._observe(g, point, tangent, release.noise_std)
-            direction = self._direction(g, point, self._mean(g, tangent), release.noise_std)
-            directions.append(space.gradient(direction))
+        tangents = [Tangent(*parts) for parts in release.vector]
+        self._observe(tangents)
+        means = [self._mean(g, tangent) for g, tangent in enumerate(tangents)]
+        directions = [space.gradient(each) for each in self._directions(means, release.noise_std)]
         self._residuals = space.move(directions, -learning_rate, self._residuals)
         self._carry(old, release.noise_std)
 
@@ -114,25 +113,29 @@ class TangentMomentum(TangentOptimizer):
     def _carry(self, old: list[Point], noise_std: float) -> None:
         """Bring moments from these points to the present ones."""
         space = self.coordinates
-        for g, (there, here) in enumerate(zip(old, space.points, strict=True)):
-            if there is here:  # a base that has not moved: rounding is all that transport would add
-                continue
-            if self._momentum:
-                self._momentum[g] = space.transport(there, here, self._momentum[g])
-            self._follow(g, there, here, noise_std)
+        if all(there is here for there, here in zip(old, space.points, strict=True)):
+            return  # a base that has not moved: rounding is all that transport would add
+        for g, momentum in enumerate(self._momentum):
+            self._momentum[g] = space.transport(old[g], space.points[g], momentum)
+        self._follow(old, space.points, noise_std)
 
     def _start(self, points: list[Point]) -> None:
         """Make the second moments, all zero."""
 
-    def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
-        """Update second moments with the released tangent of group g."""
+    def _observe(self, tangents: list[Tangent]) -> None:
+        """Update second moments with the released tangent of each group."""
 
     @abstractmethod
-    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
-        """The preconditioned tangent D of group g."""
+    def _directions(self, means: list[Tangent], noise_std: float) -> list[Tangent]:
+        """The preconditioned tangent D of each group."""
 
-    def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:
-        """Bring second moments into the frame of the new point."""
+    def _follow(self, old: list[Point], new: list[Point], noise_std: float) -> None:
+        """Bring second moments into the frames of the new points."""
+
+    def place(self, device: torch.device) -> None:
+        # Second moments are r x r, and stay.
+        self._momentum = [each.to(device) for each in self._momentum]
+        self._residuals = [each.to(device) for each in self._residuals]
 
     def state_dict(self) -> dict[str, Tensor]:
         tensors = super().state_dict()
@@ -155,8 +158,8 @@ class TangentMomentum(TangentOptimizer):
 class TangentSGD(TangentMomentum):
     """Transported momentum alone, in units of the noise: D = m / tau (D = m where there is no noise)."""
 
-    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
-        return mean.scale(1 / noise_std) if noise_std else mean
+    def _directions(self, means: list[Tangent], noise_std: float) -> list[Tangent]:
+        return [mean.scale(1 / noise_std) for mean in means] if noise_std else means
 
 
 class TangentScalar(TangentMomentum):
@@ -165,15 +168,17 @@ class TangentScalar(TangentMomentum):
     def _start(self, points: list[Point]) -> None:
         self._v = [torch.zeros_like(point.S[:, 0]) for point in points]  # (L,) each
 
-    def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
-        d = tangent_dimension(point.U.shape[1], point.V.shape[1], point.rank)
-        self._v[g] = torch.lerp(tangent.norm_squared() / d, self._v[g], self.beta2)
+    def _observe(self, tangents: list[Tangent]) -> None:
+        for g, tangent in enumerate(tangents):
+            d = tangent_dimension(tangent.Up.shape[1], tangent.Vp.shape[1], tangent.M.shape[1])
+            self._v[g] = torch.lerp(tangent.norm_squared() / d, self._v[g], self.beta2)
 
-    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
-        signal = self._corrected(self._v[g]) - noise_std**2
-        return mean.scale(signal.clamp_min(noise_std**2 + _TINY**2).rsqrt())
+    def _directions(self, means: list[Tangent], noise_std: float) -> list[Tangent]:
+        signals = (self._corrected(v) - noise_std**2 for v in self._v)
+        roots = (signal.clamp_min(noise_std**2 + _TINY**2).rsqrt() for signal in signals)
+        return [mean.scale(root) for mean, root in zip(means, roots, strict=True)]
 
-    def _moments(self) -> dict[str, list[Tensor]]:
+    def _moments(self) -> dict[str, Sequence[Tensor]]:
         return {"v": self._v}
 
 
@@ -184,37 +189,49 @@ class TangentRank(TangentMomentum):
     """
 
     def _start(self, points: list[Point]) -> None:
-        # (L, r, r) each, in the frames U and V
-        self._vl, self._vr = ([torch.zeros_like(torch.diag_embed(p.S)) for p in points] for _ in "lr")
+        self._sizes = [len(point.S) for point in points]
+        # (2 L, r, r) of all modules, so that one decomposition does for all: in the frames U, then in the frames V.
+        self._v = torch.cat([torch.zeros_like(torch.diag_embed(point.S)) for point in [*points, *points]])
+        self._rows = torch.cat(  # n for the frames U, m for the frames V
+            [p.S.new_full((len(p.S), 1, 1), len(basis[0])) for basis, p in _sides(points, "VU")]
+        )
 
-    def _observe(self, g: int, point: Point, tangent: Tangent, noise_std: float) -> None:
-        M, Up, Vp = tangent.M, tangent.Up, tangent.Vp
-        m, n = Up.shape[1], Vp.shape[1]
-        self._vr[g] = torch.lerp((M.mT @ M + Up.mT @ Up) / m, self._vr[g], self.beta2)
-        self._vl[g] = torch.lerp((M @ M.mT + Vp.mT @ Vp) / n, self._vl[g], self.beta2)
+    def _observe(self, tangents: list[Tangent]) -> None:
+        M = torch.cat([tangent.M for tangent in tangents])
+        cores = torch.cat([M @ M.mT, M.mT @ M])
+        grams = torch.cat([X.mT @ X for name in ("Vp", "Up") for X in (getattr(t, name) for t in tangents)])
+        self._v = torch.lerp((cores + grams) / self._rows, self._v, self.beta2)
 
-    def _direction(self, g: int, point: Point, mean: Tangent, noise_std: float) -> Tangent:
-        left, left_root = self._inverse_roots(self._vl[g], noise_std)
-        right, right_root = self._inverse_roots(self._vr[g], noise_std)
-        return Tangent(left_root @ mean.M @ right_root, mean.Up @ right, mean.Vp @ left)
+    def _directions(self, means: list[Tangent], noise_std: float) -> list[Tangent]:
+        halves, fourths = self._inverse_roots(noise_std)
+        (left, right), (left_root, right_root) = (self._by_side(t) for t in (halves, fourths))
+        return [
+            Tangent(left_root[g] @ mean.M @ right_root[g], mean.Up @ right[g], mean.Vp @ left[g])
+            for g, mean in enumerate(means)
+        ]
 
-    def _inverse_roots(self, moment: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
-        """The powers -1/2 and -1/4 of the debiased, floored second moment."""
-        w, e = decomposed(torch.linalg.eigh, self._corrected(moment))
+    def _inverse_roots(self, noise_std: float) -> tuple[Tensor, Tensor]:
+        """The powers -1/2 and -1/4 of the debiased, floored second moments."""
+        w, e = decomposed(torch.linalg.eigh, self._corrected(self._v))
         w = w - noise_std**2
         # Without noise, gradients of deficient rank leave eigenvalues of rounding only, which must not be inverted.
         least = (_LEAST * w[:, -1:]).clamp_min(noise_std**2 + _TINY**2)
         w = torch.maximum(w, least)[:, None, :]
         return (e * w**-0.5) @ e.mT, (e * w**-0.25) @ e.mT
 
-    def _follow(self, g: int, old: Point, new: Point, noise_std: float) -> None:
+    def _follow(self, old: list[Point], new: list[Point], noise_std: float) -> None:
+        pairs = zip(_sides(old, "UV"), _sides(new, "UV"), strict=True)
+        overlap = torch.cat([before.mT @ after for (before, _), (after, _) in pairs])
         # What the new frame has outside the old one has only been seen as noise.
         prior = (1 - self.beta2**self._count) * noise_std**2
-        self._vl[g] = _turn(self._vl[g], old.U.mT @ new.U, prior)
-        self._vr[g] = _turn(self._vr[g], old.V.mT @ new.V, prior)
+        self._v = _turn(self._v, overlap, prior)
 
-    def _moments(self) -> dict[str, list[Tensor]]:
-        return {"vl": self._vl, "vr": self._vr}
+    def _by_side(self, t: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+        """Views of what is in one for all modules: of the frames U and V, for each group."""
+        return tuple(side.split(self._sizes) for side in t.chunk(2))
+
+    def _moments(self) -> dict[str, Sequence[Tensor]]:
+        return dict(zip(("vl", "vr"), self._by_side(self._v), strict=True))
 
 
 class TangentPaper(TangentOptimizer):
@@ -264,6 +281,10 @@ class TangentPaper(TangentOptimizer):
             directions.append(direction)
         self.coordinates.move(directions, -learning_rate)
 
+    def place(self, device: torch.device) -> None:
+        for moments in (self._ma, self._mb):
+            moments[:] = [each.to(device) for each in moments]
+
     def _mean(self, moments: list[Tensor], g: int, new: Tensor) -> Tensor:
         """The first moment of group g with this gradient, freed from the bias of an average that started at zero."""
         if not self.beta1:
@@ -271,7 +292,7 @@ class TangentPaper(TangentOptimizer):
         moments[g] = torch.lerp(new, moments[g], self.beta1)
         return moments[g] / (1 - self.beta1**self._count)
 
-    def _moments(self) -> dict[str, list[Tensor]]:
+    def _moments(self) -> dict[str, Sequence[Tensor]]:
         return {"ma": self._ma, "mb": self._mb, "va": self._va, "vb": self._vb}
 
 
@@ -281,6 +302,11 @@ TANGENT_OPTIMIZERS: dict[str, type[TangentOptimizer]] = {
     "rank": TangentRank,
     "paper": TangentPaper,
 }
+
+
+def _sides(points: list[Point], names: str) -> list[tuple[Tensor, Point]]:
+    """Each group's first basis of the two, then each group's second."""
+    return [(getattr(point, name), point) for name in names for point in points]
 
 
 def _turn(moment: Tensor, overlap: Tensor, prior: float) -> Tensor:

@@ -18,6 +18,14 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e+")
 
 
+def duration(seconds: float) -> str:
+    """A time for reading, with three digits: 2.34 s, 8.4 ms, 180 µs, 12 ns."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{number(seconds / size, 3)} {unit}"
+    return f"{number(seconds * 1e9, 3)} ns" if seconds else "0"
+
+
 def nats(loss: float | None) -> str:
     """A loss for reading."""
     return "–" if loss is None else f"{loss:.3f}"

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from privlora.pages.figures import COLOURS
-from privlora.pages.numbers import number
+from privlora.pages.numbers import duration, number
 
 
 def fill(template: str, package: str, *, title: str, banner: tuple[str, str] | None, **content: Any) -> str:
@@ -22,5 +22,5 @@ def fill(template: str, package: str, *, title: str, banner: tuple[str, str] | N
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number)
+    environment.filters.update(number=number, duration=duration)
     return environment.get_template(template).render(title=title, banner=banner, colours=COLOURS, **content)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from privlora.errors import RunError
+from privlora.studies.leases import Claim
 from privlora.studies.results import Role, Row
 from privlora.studies.running import Job
 from privlora.studies.settings import Arm, Cell, Place, Rule, Study
@@ -33,7 +34,8 @@ class Choice:
 class Progress:
     """What is there of a study: its rows by cell, those of other settings left out.
 
-    Of rows for the same cell, the last one counts.
+    Of rows for the same cell, the last one counts, but none that failed beside one that ended well: they may come from
+    several files.
     """
 
     def __init__(self, study: Study, rows: Iterable[Row]) -> None:
@@ -46,7 +48,9 @@ class Progress:
         self._untouched: dict[tuple[str, Role], Mapping[str, Any]] = {}
         for row in rows:
             if row.fingerprint in wanted:
-                self.rows[row.cell] = row
+                known = self.rows.get(row.cell)
+                if row.error is None or known is None or known.error is not None:
+                    self.rows[row.cell] = row
                 if row.before:
                     self._untouched[row.cell.task, row.role] = row.before
             else:
@@ -205,13 +209,20 @@ def _order(study: Study) -> Callable[[Cell], Any]:
     )
 
 
-def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
-    """The run of a cell, in ``folder``."""
+def job_of(study: Study, cell: Cell, role: Role, folder: Path, claim: Claim) -> Job:
+    """The run of a cell, in ``folder``, for the process whose ``claim`` it is."""
     settings = study.run_settings(cell)
     root = folder / "runs" / cell.folder
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
     return Job(
-        cell, role, study.fingerprint(cell, role), settings, study.records, root, study.settings.keep_runs
+        cell,
+        role,
+        study.fingerprint(cell, role),
+        settings,
+        study.records,
+        root,
+        study.settings.keep_runs,
+        claim,
     )
 
 

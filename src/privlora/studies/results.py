@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from privlora.errors import RunError
 from privlora.studies.settings import Cell
+
+if TYPE_CHECKING:
+    from privlora.studies.leases import Lease
 
 Role = Literal["selection", "report"]
 
@@ -47,27 +49,22 @@ class Row:
 
 
 class Results:
-    """The file, held by one process at a time; as a context manager. A line torn by a crash is cut off.
+    """The file of one process, which has its lease; as a context manager. A line torn by a crash is cut off.
 
-    Raises RunError if another process holds it, it cannot be written, or it is not such a file.
+    before: files of other processes, whose rows count as well, earlier than its own.
+
+    Raises RunError if it cannot be written, or is not such a file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lease: Lease, before: Callable[[], Sequence[Path]] = tuple) -> None:
         self.path = path
+        self._lease, self._before = lease, before
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
         except OSError as error:
             raise RunError(
                 f"cannot write {str(path)!r}: {error.strerror}", fix="give another folder with --output"
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise RunError(
-                f"{str(path)!r} is in use by another process",
-                fix="wait for that study, or give another --output",
             ) from None
         self._file.seek(0)
         content = self._file.read()
@@ -82,19 +79,34 @@ class Results:
         self._file.close()
 
     def append(self, row: Row) -> None:
-        """Write and sync. Raises RunError (disk full)."""
+        """Write and sync. Raises RunError (disk full, or another process has the lease or took the file's rows)."""
+        self._lease.check()
+        try:
+            if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
+                raise FileNotFoundError
+        except FileNotFoundError:
+            raise RunError(
+                f"{str(self.path)!r} is no longer the file that this process opened",
+                why="its rows are in the file of the whole study, and one written here would be lost",
+                fix="run the same command again, which runs what is missing",
+            ) from None
+        except OSError as error:
+            raise self._unwritable(error) from None
         try:
             self._file.write(row.to_line())
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise RunError(
-                f"cannot write {str(self.path)!r}: {error.strerror}",
-                fix="free space, then run the same command",
-            ) from None
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"cannot write {str(self.path)!r}: {error.strerror}", fix="free space, then run the same command"
+        )
 
     def rows(self) -> list[Row]:
-        return read_results(self.path)
+        others = [row for path in self._before() if path != self.path for row in read_results(path)]
+        return others + read_results(self.path)
 
 
 def read_results(path: Path) -> list[Row]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import shutil
 import time
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,10 +23,13 @@ from privlora.data.records import load_records
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import evaluate_next_token, evaluate_task
 from privlora.methods import find_row
+from privlora.studies.leases import Claim, LeaseLostError
 from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.files import RunFolder, set_times, write_atomically
+from privlora.training.fitting import with_micro_batches
+from privlora.training.footprint import free_bytes
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
 from privlora.training.models import check_model, load_model, unchanged_afterwards
@@ -33,7 +38,8 @@ from privlora.version import __version__
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run. ``records``: which share of the evaluation records its role may see."""
+    """A cell to run. ``records``: which share of the evaluation records its role may see. ``claim``: of the process
+    whose study it is, which may lose the folder to another one."""
 
     cell: Cell
     role: Role
@@ -42,6 +48,7 @@ class Job:
     records: Records
     folder: Path
     keep: bool
+    claim: Claim
 
 
 class LoadingError(PrivloraError):
@@ -60,9 +67,15 @@ class _Loaded:
 
 
 class Runner:
-    """Runs cells one after the other in this process and keeps the model and data that the last one used."""
+    """Runs cells one after the other in this process and keeps the model and data that the last one used.
 
-    def __init__(self) -> None:
+    workers: processes like this one, which share the machine's memory, and ``gpus`` if it has any.
+    """
+
+    def __init__(self, workers: int = 1, gpus: int = 1) -> None:
+        self._workers, self._gpus = workers, gpus
+        self._free = 0.0
+        self._tokens: dict[str, int] = {}
         self._model_key: str | None = None
         self._model: Any = None
         self._tokenizer: Any = None
@@ -72,10 +85,11 @@ class Runner:
     def run(self, job: Job) -> Row:
         """The finished run's row; what fails in training is recorded in it.
 
-        Raises LoadingError if the task cannot be loaded or scored, Interrupted on a signal.
+        Raises LoadingError if the task cannot be loaded or scored, LeaseLostError if another process took the study
+        over, Interrupted on a signal.
         """
         try:
-            loaded = self._load(job.settings)
+            loaded = self._load(job)
             share = _share(job, len(loaded.raw))
             before = self._before(loaded, job, share)
         except PrivloraError as error:
@@ -87,7 +101,7 @@ class Runner:
         try:
             scores, more = self._train(loaded, job, share)
             facts |= more
-        except Interrupted:
+        except (Interrupted, LeaseLostError):
             raise
         except Exception as problem:  # noqa: BLE001 - one failed run must not end a study of thousands
             text = " ".join(str(problem).split())[:300]
@@ -98,9 +112,11 @@ class Runner:
             "machine": machine(str(getattr(self._model, "device", "cpu"))),
             "versions": versions(),
         }
+        job.claim.check()
         return Row(job.cell, job.role, job.fingerprint, failure, scores, before, facts)
 
-    def _load(self, settings: Settings) -> _Loaded:
+    def _load(self, job: Job) -> _Loaded:
+        settings = job.settings
         model_key = settings.model.model_dump_json()
         privacy = settings.privacy.model_dump(
             include={"unit", "user_column", "max_records_per_user", "delta", "private"}
@@ -110,13 +126,16 @@ class Runner:
         if self._model_key != model_key:
             self._model_key = self._loaded = self._model = None  # the old one's memory first
             self._model, self._tokenizer = load_model(settings.model)
+            self._free, self._tokens = free_bytes(self._model.device), {}  # before records are read
             self._model_key, self._start = model_key, PublicStart(self._tokenizer)
         if self._loaded is None or self._loaded.key != key:
             evaluation = settings.data.evaluation
             assert evaluation is not None
             raw = load_records(evaluation, format=settings.data.format)
             given = fitted(settings, self._model)
-            data = load_data(given, self._tokenizer, evaluation=raw, model=self._model, all_public=True)
+            data = load_data(
+                given, self._tokenizer, evaluation=raw, model=self._model, all_public=True, cache=_cache(job)
+            )
             self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 
@@ -155,11 +174,13 @@ class Runner:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Scores and facts of the run; leaves the model as it was, and nothing private."""
         folder = RunFolder(job.folder)
+        job.claim.check()  # what is cleared away may be another process' run
         _clear(folder)
         settings = fitted(job.settings, self._model)
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
         data = replace(loaded.data, evaluation=loaded.data.evaluation[:0])  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)
+        settings = self._with_micro_batches(settings)
         try:
             with unchanged_afterwards(self._model):
                 parts = build_parts(settings, self._model, self._start)
@@ -171,17 +192,67 @@ class Runner:
                     scores = self._score(loaded, job, share)
                     # Only an adapter that may be published is kept.
                     if job.keep and plan is not None and not plan.insecure_noise:
+                        job.claim.check()
                         parts.write_adapter(folder.release)
         finally:
-            _remove_private(folder, keep_settings=job.keep)
+            if job.claim.held():  # else they may be another process'
+                _remove_private(folder, keep_settings=job.keep)
         if plan is None:
             return scores, {"noise_multiplier": None, "ledger": None}
         set_times(folder.release, read_ledger(folder.ledger).created)
         return scores, {
             "noise_multiplier": plan.event.noise_multiplier,
             "event": plan.event.to_dict(),
-            "ledger": str(folder.ledger.relative_to(job.folder.parents[3])),
+            "ledger": str(folder.ledger.relative_to(_root(job))),
         }
+
+    def _with_micro_batches(self, settings: Settings) -> Settings:
+        """Chosen once for cells that differ in nothing that takes memory."""
+        if settings.run.tokens_per_micro_batch != "auto":
+            return settings
+        key = settings.model_dump_json(exclude=_NO_MEMORY)
+        if key not in self._tokens:
+            device = self._model.device
+            sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
+            chosen, _ = with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)
+            self._tokens[key] = chosen.run.max_tokens
+        run = settings.run.model_copy(update={"tokens_per_micro_batch": self._tokens[key]})
+        return settings.model_copy(update={"run": run})
+
+
+_NO_MEMORY: Final[Any] = {
+    "run": True,
+    "method": {"learning_rate"},
+    "privacy": {"target_epsilon", "noise_multiplier", "delta", "steps", "clip_norm", "insecure_noise_seed"},
+}
+"""Settings that make no difference to what a step takes."""
+
+
+def _cache(job: Job) -> Path | None:
+    """Where cells of one task keep their tokens, whichever process and session of the study they are of.
+
+    Raises RunError.
+    """
+    settings = job.settings
+    if not settings.data.cache:
+        return None
+    of = [settings.model.model_dump_json(), settings.data.model_dump_json(), settings.privacy.user_column]
+    private = _root(job) / "private"
+    folder = private / sha256(repr(of).encode()).hexdigest()[:16]
+    try:
+        for place in (private, folder):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.chmod(0o700)  # one that was there
+    except OSError as error:
+        raise RunError(
+            f"cannot create {str(folder)!r}: {error.strerror}", fix="give permission, or remove data.cache"
+        ) from None
+    return folder / "tokens.cache"
+
+
+def _root(job: Job) -> Path:
+    """The study's folder."""
+    return job.folder.parents[3]
 
 
 def _share(job: Job, count: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ Records = Literal["first half of evaluation", "every second of evaluation", "all
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
-_WITHOUT_EFFECT: Any = {"run": True, "data": {"unchecked"}}
+_WITHOUT_EFFECT: Any = {"run": True, "data": {"cache", "unchecked"}}
 # What an axis decides, so that nothing else may.
 _BY_AXIS = {
     "privacy.target_epsilon": "epsilon",

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from privlora.errors import RunError
+from privlora.studies.leases import LeaseLostError
 from privlora.studies.results import Row
 from privlora.studies.running import Job, LoadingError, Runner
 from privlora.training.loop import Interrupted
@@ -55,7 +56,8 @@ class Workers:
     def run(self, jobs: Sequence[Job], on_row: Callable[[Row], None]) -> None:
         """Run all jobs and hand each row over as it comes.
 
-        Raises LoadingError if a task cannot be loaded, RunError if a worker cannot start, KeyboardInterrupt on ctrl-C.
+        Raises LoadingError if a task cannot be loaded, LeaseLostError if another process took the study over, RunError
+        if a worker cannot start, KeyboardInterrupt on ctrl-C.
         """
         if self._pool is not None:
             self._pool.run(jobs, on_row)
@@ -110,7 +112,8 @@ class _Pool:
         context = get_context("spawn")  # a forked torch with threads or a GPU may hang
         here, there = context.Pipe()
         device = self._devices[self._started % len(self._devices)] if self._devices else None
-        process = context.Process(target=_work, args=(there, self._threads, device), daemon=True)
+        sharing = (self._count, max(1, len(self._devices)))
+        process = context.Process(target=_work, args=(there, self._threads, device, sharing), daemon=True)
         process.start()
         there.close()
         self._workers.append(_Worker(process, here))
@@ -132,8 +135,8 @@ class _Pool:
                 worker.job = None
                 on_row(said)
             else:
-                what, why, fix = said
-                raise LoadingError(what, why=why, fix=fix)
+                kind, what, why, fix = said
+                raise kind(what, why=why, fix=fix)
 
     def _bury(self, worker: _Worker, on_row: Callable[[Row], None]) -> None:
         """A worker is gone: its job failed, and another worker takes its place."""
@@ -174,8 +177,8 @@ def _devices() -> list[str]:
     return (visible or [str(i) for i in range(count)]) if count > 1 else []
 
 
-def _work(connection: Connection, threads: int, device: str | None) -> None:
-    """A worker process: jobs in, rows out, until the other end is closed or gone."""
+def _work(connection: Connection, threads: int, device: str | None, sharing: tuple[int, int]) -> None:
+    """A worker process: jobs in, rows out, until the other end is closed or gone. sharing: workers and GPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's, which then ends the workers
     _die_with_parent()
     if device is not None:
@@ -188,15 +191,15 @@ def _work(connection: Connection, threads: int, device: str | None) -> None:
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    runner = Runner()
+    runner = Runner(*sharing)
     with contextlib.suppress(EOFError, BrokenPipeError, Interrupted):
         connection.send(_READY)
         while True:
             job = connection.recv()
             try:
                 connection.send(runner.run(job))
-            except LoadingError as error:
-                connection.send((error.what, error.why, error.fix))
+            except (LoadingError, LeaseLostError) as error:
+                connection.send((type(error), error.what, error.why, error.fix))
 
 
 def _die_with_parent() -> None:

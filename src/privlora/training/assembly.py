@@ -316,6 +316,7 @@ def build_parts(
         settings=settings,
         hyper=hyper,
         adaptive=adaptive,
+        offload=settings.run.offload,
         texts=own,
         ballot=ballot,
     )

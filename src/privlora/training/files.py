@@ -53,12 +53,22 @@ class RunFolder:
         return self.private / "checkpoint.safetensors"
 
     @property
+    def tokens(self) -> Path:
+        """Of the private records, where data.cache asks for them."""
+        return self.private / "tokens.cache"
+
+    @property
     def private_losses(self) -> Path:
         return self.private / "training_loss.jsonl"
 
     @property
     def data_summary(self) -> Path:
         return self.private / "data_summary.json"
+
+    @property
+    def profile(self) -> Path:
+        """A folder: where the time of steps went."""
+        return self.private / "profile"
 
     @property
     def identity(self) -> Path:
@@ -103,7 +113,8 @@ class RunFolder:
             raise RunError(
                 f"{str(self.root)!r} holds a run already",
                 why="its ledger must not be forgotten",
-                fix=f"continue it with `privlora resume {self.root}`, or set run.output to another folder",
+                fix=f"continue it with `privlora resume {self.root}` (records in memory: privlora.resume_run), or set "
+                "run.output to another folder",
             )
 
     def create(self, *, protects: bool = True, releases: bool = True) -> None:
@@ -181,6 +192,11 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> 
             file.write(data)
 
     replace_atomically(path, write)
+
+
+def for_owner(name: str, flags: int) -> int:
+    """What `open` takes as ``opener`` for a file that nobody else may read, from its first byte on."""
+    return os.open(name, flags, 0o600)
 
 
 def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -17,6 +17,7 @@ from privlora.config import Settings
 from privlora.config.groups import MICRO_BATCH
 from privlora.errors import ConfigError
 from privlora.methods import CHOICES, find_row
+from privlora.sizes import in_one_unit
 from privlora.training.footprint import free_bytes
 from privlora.training.models import adapter_for
 from privlora.training.peak import (
@@ -45,29 +46,41 @@ class Fitted:
     why: str
 
 
+def refuse_auto(settings: Settings, what: str, why: str) -> None:
+    """Raise ConfigError where the number is left to a run and ``what`` takes other steps than those that count."""
+    if settings.run.tokens_per_micro_batch == "auto":
+        raise ConfigError(
+            f"run.tokens_per_micro_batch=auto is not for {what}",
+            why=why,
+            fix=f"set run.tokens_per_micro_batch to a number, such as {MICRO_BATCH}",
+        )
+
+
 def with_micro_batches(
     settings: Settings,
     model: torch.nn.Module,
     device: torch.device,
     *,
     loaded: bool = True,
-    processes: int = 1,
+    sharing: int = 1,
+    free: float | None = None,
 ) -> tuple[Settings, Fitted | None]:
     """The settings with a number in the place of ``auto``, and why; as they are where they have one.
 
     model: the base model, not adapted. loaded: whether it lies on the device already; else that takes memory, too.
-    processes: of the run, which share the memory of a machine without a GPU.
+    sharing: processes that share the device's memory. free: bytes that it has left, from before records were read; None
+    for those that it has now.
     Raises ConfigError where not even a single row of data.max_length fits.
     """
     if settings.run.tokens_per_micro_batch != "auto":
         return settings, None
-    found = _fitted(settings, model, device, loaded, processes)
+    found = _fitted(settings, model, device, loaded, sharing, free_bytes(device) if free is None else free)
     run = settings.run.model_copy(update={"tokens_per_micro_batch": found.tokens})
     return settings.model_copy(update={"run": run}), found
 
 
 def _fitted(
-    settings: Settings, model: torch.nn.Module, device: torch.device, loaded: bool, processes: int
+    settings: Settings, model: torch.nn.Module, device: torch.device, loaded: bool, sharing: int, free: float
 ) -> Fitted:
     if settings.method.name in CHOICES or find_row(settings.method.name).releases != "gradients":
         return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens")
@@ -76,9 +89,8 @@ def _fitted(
             MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens: the base is spread over processes"
         )
     length = longest_row(settings, model)
-    free = free_bytes(device) / (processes if device.type == "cpu" else 1)
     part = _PART.get(device.type, _PART["cpu"])
-    room = part * (free - (0 if loaded else model_bytes(model)))
+    room = part * (free / sharing - (0 if loaded else model_bytes(model)))
     if device.type == "cpu":
         room -= settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * length)
 
@@ -88,18 +100,26 @@ def _fitted(
         return found
 
     try:
-        candidates = _candidates(settings, model, length)
+        candidates, bound = _candidates(settings, model, length)
         tokens = largest_fitting(lambda n: peak(n).step_bytes, room, candidates)
         if tokens is None:
-            raise _too_large(settings, length, room, free, part, peak)
+            raise _too_large(settings, length, room, free / sharing, part, peak)
         takes = peak(tokens).step_bytes
     except Unknown as unknown:
         return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens: {unknown}")
-    gibibyte = 2**30
+    if tokens < candidates[-1]:
+        bound = "larger ones do not fit"
+    if free == float("inf"):
+        return Fitted(tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}")
+    say = in_one_unit(takes, room, free)
+    kept = [*([] if loaded else ["the model"]), *(["the records"] if device.type == "cpu" else [])]
     return Fitted(
         tokens,
-        f"micro-batches of {tokens} tokens, whose steps take {takes / gibibyte:.2g} GiB; "
-        f"{max(0.0, free) / gibibyte:.2g} GiB are free",
+        f"micro-batches of {tokens} tokens: a step takes {say(takes)} at its most and may take {say(room)}, "
+        f"{part:.0%} of the {say(free)} that are free"
+        + (f", shared by {sharing} processes" if sharing > 1 else "")
+        + (f", less {' and '.join(kept)}" if kept else "")
+        + f"; {bound}",
     )
 
 
@@ -127,8 +147,9 @@ def largest_fitting(size: Callable[[int], int], room: float, candidates: Sequenc
     return candidates[least]
 
 
-def _candidates(settings: Settings, model: torch.nn.Module, length: int) -> list[int]:
-    """Powers of two and halves between them: from what one row takes to what a whole batch does, or was measured."""
+def _candidates(settings: Settings, model: torch.nn.Module, length: int) -> tuple[list[int], str]:
+    """Powers of two and halves between them: from what one row takes to what a whole batch does, or was measured; and
+    which of these ends them."""
     adapter = adapter_for(settings, model)
     least = tokens_of_a_row(settings, adapter)
     ceiling = MICRO_BATCH
@@ -137,9 +158,19 @@ def _candidates(settings: Settings, model: torch.nn.Module, length: int) -> list
     elif not adapter.reduced_precision:
         ceiling = max(ceiling, min(_TOKENS, _ROWS * least))
     of_units = settings.privacy.max_records_per_user if settings.privacy.unit == "user" else 1
-    most = max(length, min(ceiling, largest_batch(settings.privacy) * of_units * max(length, least)))
+    of_a_batch = largest_batch(settings.privacy) * of_units * max(length, least)
+    most = max(length, min(ceiling, of_a_batch))
     steps = {part << power for power in range(20) for part in (2, 3)}
-    return [length, *sorted(n for n in steps if length < n < most), *([most] if most > length else [])]
+    bound = "a batch holds no more"
+    if ceiling < of_a_batch:
+        bound = (
+            f"one row of data.max_length={length} is more than others may share"
+            if most == length
+            else "larger ones were not measured"
+            if not settings.privacy.private
+            else "how larger ones round was not measured"
+        )
+    return [length, *sorted(n for n in steps if length < n < most), *([most] if most > length else [])], bound
 
 
 def _too_large(
@@ -151,12 +182,12 @@ def _too_large(
     less = peak(half, shorter).step_bytes
     each = (takes - less) / max(1, length - half)
     fits = int(length - (takes - room) / each) if each > 0 else 0
-    gibibyte = 2**30
+    say = in_one_unit(takes, free)
     return ConfigError(
-        f"a step takes {takes / gibibyte:.2g} GiB with a single row of data.max_length={length} tokens, and of the "
-        f"{max(0.0, free) / gibibyte:.2g} GiB that are free {max(0.0, room) / gibibyte:.2g} can be used",
+        f"a step takes {say(takes)} with a single row of data.max_length={length} tokens, and of the "
+        f"{say(max(0.0, free))} that are free {say(max(0.0, room))} can be used",
         why="it would end before it is charged, and only where a long record is drawn",
         fix=(f"set data.max_length to at most {fits}, " if fits >= 1 else "")
         + "set model.gradient_checkpointing=non-reentrant or model.dtype=bfloat16, lower adapter.r, or free "
-        f"{(takes - room) / part / gibibyte:.2g} GiB",
+        f"{say((takes - room) / part)}",
     )

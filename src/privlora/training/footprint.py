@@ -61,6 +61,15 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> float:
     return min(1024.0 * int(lines["MemAvailable"].split()[0]), _left_in_group(root))
 
 
+def resident_bytes(root: Path = Path("/")) -> int:
+    """What this process holds of the machine's memory; 0 where that is not known. root: as of ``free_bytes``."""
+    told = root / "proc/self/status"
+    if not told.exists():
+        return 0
+    lines = dict(line.split(":", 1) for line in told.read_text(encoding="utf-8").splitlines() if ":" in line)
+    return 1024 * int(lines.get("VmRSS", "0 kB").split()[0])
+
+
 def _left_in_group(root: Path) -> float:
     """What the process' control groups leave it: a container may have less than its machine."""
     left, own = float("inf"), root / "proc/self/cgroup"

@@ -10,6 +10,7 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.data.batching import MicroBatch
 from privlora.losses import label_states, weighted_cross_entropy
+from privlora.stages import BACKWARD, CAPTURE, FORWARD, LOSS, listener, stage
 from privlora.training.model_checks import positions_of, routes_tokens
 
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
@@ -17,19 +18,32 @@ _COLUMNS = 32
 
 
 def micro_batch_gradients(
-    adapter: LowRankAdapter, batch: MicroBatch, *, summed: bool = False, public: bool = False
+    adapter: LowRankAdapter,
+    batch: MicroBatch,
+    *,
+    summed: bool = False,
+    public: bool = False,
+    sound: list[Tensor] | None = None,
 ) -> tuple[Captured, Tensor]:
     """Gradients of each privacy unit, and its loss (units,); both are private, unless the records are ``public``.
 
     A unit's loss is the mean over its drawn records of the mean over each record's label tokens, so it depends on
     that unit alone. ``summed`` gives one gradient, added up over all units (non-private mode). In models that route
     tokens each unit is computed by itself (`model_checks.routes_tokens`), and where coordinates want it
-    (`LowRankAdapter.one_by_one`); public texts go through together, since nobody is hidden among them.
+    (`LowRankAdapter.one_by_one`); public texts go through together, since nobody is hidden among them. So is each unit
+    of a micro-batch in which one is not finite; with ``sound`` nobody waits for the device to say so: it gets a 0-dim
+    bool, and unless that is true the gradients must not be used.
     """
     if summed or public or not (adapter.one_by_one or routes_tokens(adapter.model)):
         captured, losses = _run(adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
-        if summed or batch.unit_count == 1 or bool(captured.finite().all()):
+        if summed or batch.unit_count == 1:
+            return captured, losses
+        finite = captured.finite().all()
+        if sound is not None:
+            sound.append(finite)
+            return captured, losses
+        if bool(finite):
             return captured, losses
     each = list[Tensor]()
 
@@ -58,15 +72,23 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
 
 
 def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
-    batch = steadied(adapter, batch).to(adapter.device)
+    batch = steadied(adapter, batch)
+    if (heard := listener()) is not None:
+        rows, width = batch.attention_mask.shape
+        heard.micro_batch(rows, width, int(batch.attention_mask.sum()))
     with adapter.capture(batch.record_index, summed=summed):
-        found = label_states(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
-        total, losses = weighted_cross_entropy(found, batch.token_weight, is_root=True)
-        row_losses = found.per_row(losses * found.at_labels(batch.token_weight))
-        del found  # frees the logits before the backward pass
-        total.backward()
-    unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
-    unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
-    if summed:
-        return adapter.captured(), unit_losses
-    return adapter.captured(batch.unit_index, batch.unit_count), unit_losses
+        with stage(FORWARD):
+            batch = batch.to(adapter.device)
+            found = label_states(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
+        with stage(LOSS):
+            total, losses = weighted_cross_entropy(found, batch.token_weight, is_root=True)
+            row_losses = found.per_row(losses * found.at_labels(batch.token_weight))
+            unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
+            unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
+            del found  # frees the logits before the backward pass
+        with stage(BACKWARD):
+            total.backward()
+    with stage(CAPTURE):
+        if summed:
+            return adapter.captured(), unit_losses
+        return adapter.captured(batch.unit_index, batch.unit_count), unit_losses

@@ -48,7 +48,7 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
     for name, size in (sizes or {}).items():
         digests = sorted(data.examples[i].digest for i in range(first, first + size))
         clients[name], first = sha256(b"".join(digests)).hexdigest(), first + size
-    return Identity(_of_records(data), _of_model(model), clients)
+    return Identity(data.proof, _of_model(model), clients)
 
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:
@@ -127,14 +127,6 @@ def _whose(kept: Identity, found: Identity) -> str:
     others = [name for name, digest in found.clients.items() if kept.clients.get(name) != digest]
     told = kept.clients and 0 < len(others) < len(found.clients)
     return f" of client {', '.join(others)}" if told else ""
-
-
-def _of_records(data: Data) -> str:
-    """The order of units, and of the records of one, makes no difference."""
-    units = sorted(
-        sha256(b"".join(sorted(data.examples[i].digest for i in unit))).digest() for unit in data.units
-    )
-    return sha256(b"".join(units)).hexdigest()
 
 
 def _all_of_model(model: torch.nn.Module) -> str:

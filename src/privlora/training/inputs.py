@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
-from privlora.data.examples import Examples, Template, build_examples, token_hashes
-from privlora.data.records import as_records, content_hashes, load_records, refuse_missing, text_of
+from privlora.data.examples import Examples, Template, build_examples, have_shared_tokens, pad_token
+from privlora.data.records import (
+    CONTENT_BYTES,
+    as_records,
+    content_hash,
+    iterate_records,
+    load_records,
+    refuse_missing,
+    text_of,
+)
 from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
-from privlora.data.tasks import find_task, task_records
-from privlora.data.units import Units, group_units
+from privlora.data.tasks import find_task, task_record
+from privlora.data.units import Grouping, Units, group_units
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.methods import VOTE_METHODS
 from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
 )
+from privlora.training.token_cache import Kept, held, keep, kept_in, key_of
 
 
 @dataclass
 class Data:
     """Tokenised private records, their units, and the public evaluation records (empty if none).
 
-    texts: PRIVATE, what each record says, for rows that release votes; else none.
+    texts: PRIVATE, what each record says, for rows that release votes; else none. source: what a token cache needs to
+    know beside these, where there is to be one: its key, and (N, 16) uint8 hashes of what each record holds.
     """
 
     examples: Examples
     units: Units
     evaluation: Examples
     texts: Sequence[str] = ()
+    source: tuple[str, np.ndarray] | None = None
 
     @cached_property
     def summary(self) -> DataSummary:
         """Of the private records; private itself."""
         return summarise(self.examples, len(self.units))
+
+    @cached_property
+    def proof(self) -> str:
+        """SHA-256 of the private records and their units, in whatever order both are; private itself."""
+        units = np.empty(len(self.units), "S32")
+        for number, unit in enumerate(self.units):
+            units[number] = sha256(b"".join(sorted(self.examples[i].digest for i in unit))).digest()
+        units.sort()
+        return sha256(units.view(np.uint8).data).hexdigest()
+
+    def keep_tokens(self, path: Path) -> None:
+        """Write the private records' tokens to a file of a private folder, if data.cache asks for it."""
+        if self.source is not None:
+            key, contents = self.source
+            facts = {"summary": self.summary.to_dict(), "proof": self.proof}
+            keep(path, key, Kept(self.examples.tokens, self.units.unit_of_record(), contents, facts))
 
 
 def fitted(settings: Settings, model: torch.nn.Module) -> Settings:
@@ -79,60 +109,43 @@ def load_data(
     *,
     model: torch.nn.Module | None = None,
     all_public: bool = False,
+    cache: Path | None = None,
 ) -> Data:
     """Read, check, tokenise and group the records.
 
     records, evaluation: what stands for data.path and data.evaluation (Python callers), see ``as_records``. model: the
     one that is to read them, so that tokens that it does not know are refused. all_public: of studies, whose records
-    are public all, so that any of them may be evaluated on.
+    are public all, so that any of them may be evaluated on. cache: with data.cache, a file whose tokens are taken if
+    they are of these records and settings, and which else is written.
 
     Raises DataError for records that cannot be used or cannot be what was said of them (data.unchecked), PrivacyError
     for public ones among the private.
     """
     data, privacy = settings.data, settings.privacy
-    if records is None:
-        records = load_records(data.path, format=data.format, limit=data.limit)
+    if records is not None:
+        records = as_records(records)
     if evaluation is None and data.evaluation is not None:
         evaluation = load_records(data.evaluation, format=data.format)
-    records = as_records(records)
     evaluation = [] if evaluation is None else as_records(evaluation)
-    units = group_units(
-        records,
-        privacy.user_column,
-        max_records_per_unit=privacy.max_records_per_user if privacy.unit == "user" else None,
-    )
-    if privacy.private and privacy.delta is not None and privacy.delta >= 1 / max(1, len(units)):
-        raise PrivacyError(
-            f"privacy.delta={privacy.delta:g} is not below 1 / number of units",
-            why="publishing one whole unit would satisfy it",
-            fix="set it to a tenth of 1 / number of units, or less",
-        )
-    sampler(privacy, len(units))  # refuses more units than the cap was accounted for, before the run exists
     public = _public(settings, evaluation) if privacy.private and not all_public else {}
-    if public:
-        columns = Template(**data.columns).used
-        _refuse_shared(
-            content_hashes(_of_task(records, data), columns),
-            {name: content_hashes(_of_task(given, data), columns) for name, given in public.items()},
-            f"in {', '.join(sorted(columns))}",
-        )
-    loaded = Data(
-        tokenise(records, data, tokenizer),
-        units,
-        tokenise(evaluation, data, tokenizer),
-        _voting(settings, records),
-    )
-    if public:
-        # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
-        tokens = {
-            name: loaded.evaluation if given is evaluation else tokenise(given, data, tokenizer)
-            for name, given in public.items()
-        }
-        _refuse_shared(
-            token_hashes(loaded.examples),
-            {name: token_hashes(given) for name, given in tokens.items()},
-            "once they are tokenised",
-        )
+    columns = Template(**data.columns).used
+    hashes = {
+        name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
+        for name, given in public.items()
+    }
+    held_out = tokenise(evaluation, data, tokenizer)
+    tokens = {
+        name: held_out if given is evaluation else tokenise(given, data, tokenizer)
+        for name, given in public.items()
+    }
+    if records is not None:
+        loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
+    else:
+        loaded = _of_files(settings, tokenizer, hashes, held_out, cache)
+    # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
+    for name, given in tokens.items():
+        if have_shared_tokens(loaded.examples, given):
+            raise _shared(name, "once they are tokenised")
     if model is not None:
         refuse_unknown_tokens(model, loaded.examples, loaded.evaluation)
     if not data.unchecked:
@@ -144,6 +157,107 @@ def load_data(
             at_clients=data.path == AT_CLIENTS,
         )
     return loaded
+
+
+def _of_files(
+    settings: Settings,
+    tokenizer: Any,
+    public: Mapping[str, Set[bytes]],
+    held_out: Examples,
+    cache: Path | None,
+) -> Data:
+    """The records that data.path names, or their tokens in ``cache``; for the rest see `_Reader`."""
+    data, privacy = settings.data, settings.privacy
+
+    def key() -> str | None:
+        return key_of(data, privacy.user_column, tokenizer) if data.cache else None
+
+    def read() -> Data:
+        loaded = reader.read(iterate_records(data.path, format=data.format, limit=data.limit), held_out)
+        if of is not None and of == key():  # else the files changed meanwhile
+            loaded.source = of, np.frombuffer(reader.contents, np.uint8).reshape(-1, CONTENT_BYTES)
+        return loaded
+
+    of = key() if settings.method.name not in VOTE_METHODS else None  # votes take the texts themselves
+    reader = _Reader(settings, tokenizer, public, keeps=of is not None)
+    if of is None or cache is None:
+        return read()
+    with held(cache):
+        kept = kept_in(cache, of)
+        if kept is None:
+            loaded = read()
+            loaded.keep_tokens(cache)
+            return loaded
+    if public:
+        for some in np.array_split(kept.contents, 1 + len(kept.contents) // _BLOCK):
+            whole = some.tobytes()
+            for start in range(0, len(whole), CONTENT_BYTES):
+                reader.compare(whole[start : start + CONTENT_BYTES])
+    loaded = reader.data(
+        Examples.of(kept.tokens, pad_token_id=pad_token(tokenizer)), kept.unit_of_record, held_out
+    )
+    loaded.summary, loaded.proof = DataSummary(**kept.facts["summary"]), kept.facts["proof"]
+    return loaded
+
+
+class _Reader:
+    """Private records on their way from where they lie to tokens. They pass by one after the other; what else is asked
+    of them is asked then: whose they are, whether they are public, what votes."""
+
+    def __init__(
+        self, settings: Settings, tokenizer: Any, public: Mapping[str, Set[bytes]], *, keeps: bool = False
+    ) -> None:
+        """public: content hashes of public records, by the setting that names them. keeps: hashes, in ``contents``."""
+        self._settings, self._tokenizer, self._public = settings, tokenizer, public
+        self._columns = Template(**settings.data.columns).used
+        self._votes = text_column(settings.data) if settings.method.name in VOTE_METHODS else None
+        self._keeps = keeps
+        self._texts: list[str] = []
+        self.contents = bytearray()
+
+    def read(self, records: Iterable[Mapping[str, Any]], held_out: Examples) -> Data:
+        """Raises DataError, and PrivacyError for what is public."""
+        grouping = Grouping(self._settings.privacy.user_column)
+        examples = _build(self._passing(records, grouping), self._settings.data, self._tokenizer)
+        return self.data(examples, grouping.unit_of_record(), held_out)
+
+    def data(self, examples: Examples, unit_of_record: np.ndarray, held_out: Examples) -> Data:
+        """Raises PrivacyError for another number of units than was accounted for."""
+        privacy = self._settings.privacy
+        units = Units(unit_of_record, privacy.max_records_per_user if privacy.unit == "user" else None)
+        if privacy.private and privacy.delta is not None and privacy.delta >= 1 / max(1, len(units)):
+            raise PrivacyError(
+                f"privacy.delta={privacy.delta:g} is not below 1 / number of units",
+                why="publishing one whole unit would satisfy it",
+                fix="set it to a tenth of 1 / number of units, or less",
+            )
+        sampler(
+            privacy, len(units)
+        )  # refuses more units than the cap was accounted for, before the run exists
+        return Data(examples, units, held_out, self._texts)
+
+    def compare(self, content: bytes) -> None:
+        """Raise PrivacyError if a private record's hash is that of a public one."""
+        for name, hashes in self._public.items():
+            if content in hashes:
+                raise _shared(name, f"in {', '.join(sorted(self._columns))}")
+
+    def _passing(
+        self, records: Iterable[Mapping[str, Any]], grouping: Grouping
+    ) -> Iterator[Mapping[str, Any]]:
+        """The records as they are tokenised."""
+        for number, record in enumerate(records, start=1):
+            grouping.add(record, number)
+            shown = _of_task(record, number, self._settings.data)
+            if self._public or self._keeps:
+                content = content_hash(shown, self._columns)
+                if content is not None:
+                    self.compare(content)
+                    if self._keeps:
+                        self.contents += content
+            if self._votes is not None:
+                self._texts.append(text_of(shown, self._votes, number))
+            yield shown
 
 
 def load_clients(
@@ -184,6 +298,7 @@ def _load_alone(settings: Settings, tokenizer: Any, records: Sequence[Mapping[st
         refuse_implausible(found, public_units=found.units, unit=privacy.unit, max_length=data.max_length)
 
 
+_BLOCK: Final = 1 << 16  # records
 _REVEALED: Final = {
     "data.evaluation": "their held-out loss would be published",
     "adapter.public_text": "the start of the training would reveal them",
@@ -211,14 +326,6 @@ def _public(
     return public
 
 
-def _voting(settings: Settings, records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts that vote, where the method releases votes."""
-    if settings.method.name not in VOTE_METHODS:
-        return []
-    column = text_column(settings.data)
-    return [text_of(record, column, number) for number, record in enumerate(records, 1)]
-
-
 def text_column(data: DataSettings) -> str:
     """The column in whose place a generated text stands. Raises ConfigError for records of several parts."""
     template = Template(**data.columns)
@@ -231,21 +338,23 @@ def text_column(data: DataSettings) -> str:
     )
 
 
-def _refuse_shared(private: Set[bytes], public: Mapping[str, Set[bytes]], how: str) -> None:
-    """Raise PrivacyError if a public hash is that of a private record; which and how many is not told."""
-    for name, hashes in public.items():
-        if not private.isdisjoint(hashes):
-            raise PrivacyError(
-                f"some records of {name} are the same as private ones {how}",
-                why=_REVEALED[name],
-                fix="remove them from the public records; give others, or none",
-            )
+def _shared(name: str, how: str) -> PrivacyError:
+    """The error for public records that are private ones; which and how many is not told."""
+    return PrivacyError(
+        f"some records of {name} are the same as private ones {how}",
+        why=_REVEALED[name],
+        fix="remove them from the public records; give others, or none",
+    )
 
 
 def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
     """The records as examples; ``data`` says which columns and how long."""
+    return _build(_of_tasks(records, data), data, tokenizer)
+
+
+def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
     return build_examples(
-        _of_task(records, data),
+        records,
         Template(**data.columns),
         tokenizer,
         max_length=data.max_length,
@@ -254,8 +363,12 @@ def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer
     )
 
 
-def _of_task(records: Sequence[Mapping[str, Any]], data: DataSettings) -> Sequence[Mapping[str, Any]]:
-    return records if data.task is None else task_records(find_task(data.task), records)
+def _of_tasks(records: Iterable[Mapping[str, Any]], data: DataSettings) -> Iterator[Mapping[str, Any]]:
+    return (_of_task(record, number, data) for number, record in enumerate(records, start=1))
+
+
+def _of_task(record: Mapping[str, Any], number: int, data: DataSettings) -> Mapping[str, Any]:
+    return record if data.task is None else task_record(find_task(data.task), record, number)
 
 
 def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:

@@ -20,6 +20,7 @@ from privlora.config import RunSettings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.mechanisms import Mechanism
+from privlora.stages import CHECKPOINT, EVALUATION, PROCESSES, listener, stage
 from privlora.training.assembly import Parts, build_step
 from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_checkpoint
 from privlora.training.evidence import refuse_lost_charges
@@ -59,7 +60,12 @@ class Observer(Protocol):
         """Only called in runs with a group synthesis: how far the work on their public texts is, also within a step."""
 
     def on_warning(self, what: str) -> None:
-        """Only called where something public is odd that does not stop the run, as public texts that are copies."""
+        """Only called where something is odd that does not stop the run: public texts that are copies, steps that were
+        charged and lost."""
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first} was" if first == last else f"steps {first} to {last} were"
 
 
 class Interrupted(Exception):
@@ -106,6 +112,12 @@ def train(
             why="the ledger accepts the plan's events in their order only",
             fix="make the releases of the earlier phases first",
         )
+    warn = getattr(observer, "on_warning", None)  # observers of old have none
+    if warn is not None and done > saved and parts.ballot is None:
+        warn(
+            f"{_steps(saved + 1, done)} charged and not saved when the run broke off: they count for epsilon and train "
+            "nothing. run.checkpoint_every and run.checkpoint_minutes bound how many that may be"
+        )
     if not saved:
         warm_start(parts)  # also where a crash lost all steps, which stay charged
     if parts.ballot is not None and ledger is not None:
@@ -116,7 +128,7 @@ def train(
     take = (lambda: one.take().losses) if shared is None else shared.take
 
     def evaluate(step: int) -> None:
-        with nullcontext() if shared is None else shared.waiting():
+        with stage(EVALUATION), nullcontext() if shared is None else shared.waiting():
             _evaluate(parts, data, folder, step, observer)
 
     if _evaluated(run, done):
@@ -130,12 +142,15 @@ def train(
 
     def save(step: int) -> None:
         nonlocal kept, saved_at
-        save_checkpoint(folder.checkpoint, parts.present(), mark(step))
+        with stage(CHECKPOINT):
+            save_checkpoint(folder.checkpoint, parts.present(), mark(step))
         kept, saved_at = step, time.monotonic()
 
     with stop_on_signal() as stop:
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
+            if (heard := listener()) is not None:
+                heard.step_begins(step)
             try:
                 with _stops_among_texts(parts, stop, step - 1 if kept == step - 1 else None):
                     losses = take()
@@ -150,7 +165,8 @@ def train(
                 observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
             last = step == privacy.steps
             try:
-                stopping = ranks.any(stop.is_set())
+                with stage(PROCESSES):
+                    stopping = ranks.any(stop.is_set())
             except RankStopped:
                 save(step)
                 raise

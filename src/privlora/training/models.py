@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits, hold, let_go
-from privlora.config import ModelSettings, QuantizationSettings, Settings
+from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, named, reason_of
 from privlora.training.model_checks import (
     public_logits,
@@ -32,12 +32,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
+    refuse_missing(settings)
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
     options, device = dict[str, Any](), device_of(settings)
     if settings.attn_implementation is not None:
         options["attn_implementation"] = settings.attn_implementation
     if settings.quantization is not None:
-        options["quantization_config"] = _packing(settings.quantization)
+        options["quantization_config"] = BitsAndBytesConfig(**settings.quantization.model_dump())
     if settings.quantization is not None or settings.device_map is not None:
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
@@ -85,14 +86,50 @@ def _refuse_offloaded(model: torch.nn.Module) -> None:
         )
 
 
-def _packing(settings: QuantizationSettings) -> BitsAndBytesConfig:
-    """What transformers is told of it. Raises ConfigError without bitsandbytes."""
-    if find_spec("bitsandbytes") is None:
+def refuse_missing(settings: ModelSettings, model: Any = None) -> None:
+    """Raise ConfigError for a device, a package or a kernel that the model needs and this machine lacks.
+
+    Nothing is loaded. model: its skeleton, if there is one, whose configuration may say that its folder is packed.
+    """
+    device = torch.device(device_of(settings))
+    packed = settings.quantization is not None or bool(model is not None and packing_of(settings, model))
+    if packed and find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "model.quantization needs the package bitsandbytes",
-            fix="pip install 'privlora[quantized]', or remove model.quantization",
+            "model.quantization needs the package bitsandbytes"
+            if settings.quantization is not None
+            else f"the packed weights of {settings.name!r} need the package bitsandbytes",
+            fix="pip install 'privlora[quantized]'"
+            + (", or remove model.quantization" if settings.quantization is not None else ""),
         )
-    return BitsAndBytesConfig(**settings.model_dump())
+    if settings.attn_implementation == "flex_attention" and device.type == "cpu":
+        _refuse_flex(device)
+
+
+def _refuse_flex(device: torch.device) -> None:
+    """Raise ConfigError where flex_attention has no backward pass."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    row = torch.zeros(1, 1, 16, 16, device=device, requires_grad=True)
+    try:
+        flex_attention(row, row, row)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"model.attn_implementation=flex_attention does not train here: {reason_of(error)}",
+            fix="set model.attn_implementation to sdpa or eager, or model.device to a GPU",
+        ) from None
+
+
+def packing_of(settings: ModelSettings, model: Any) -> Mapping[str, Any]:
+    """How linear layers are packed, in the names of BitsAndBytesConfig; empty where they are not.
+
+    model: the base model, or its skeleton.
+    """
+    own = getattr(getattr(model, "config", None), "quantization_config", None) or {}
+    own = own if isinstance(own, Mapping) else own.to_dict()
+    if own.get("load_in_4bit") or own.get("load_in_8bit"):  # a folder that is packed already stays as it is
+        return own
+    chosen = settings.quantization
+    return {} if chosen is None else chosen.model_dump()
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:
@@ -178,14 +215,22 @@ def refuse_other_logits(settings: Settings, model: torch.nn.Module, ranks: Ranks
     ranks.same(compare)
 
 
-def load_skeleton(settings: ModelSettings) -> Any:
-    """The base model without weights, from its configuration alone. Raises ModelError in one line."""
+def load_skeleton(settings: ModelSettings, attention: str | None = None) -> Any:
+    """The base model without weights, from its configuration alone. attention: as model.attn_implementation.
+
+    Raises ModelError in one line; with ``attention`` also for one that is not installed or not made for the model.
+    """
     source = model_source(settings)
     try:
         config = AutoConfig.from_pretrained(**source)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        if attention is not None:
+            raise ModelError(
+                f"model {settings.name!r} cannot have attn_implementation={attention} here: {reason_of(error)}",
+                fix="set model.attn_implementation to sdpa or eager, or install what it needs",
+            ) from None
         raise ModelError(
             f"cannot read the configuration of model {settings.name!r}: {reason_of(error)}",
             fix="check its config.json",

@@ -22,7 +22,7 @@ from torch._subclasses import fake_tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
-from privlora.config import ModelSettings, PrivacySettings, Settings
+from privlora.config import PrivacySettings, Settings
 from privlora.coordinates.starts import SPECTRAL_SPLIT
 from privlora.data.examples import Example, Examples
 from privlora.errors import reason_of
@@ -33,7 +33,7 @@ from privlora.training.assembly import Parts, build_parts
 from privlora.training.footprint import row_tokens
 from privlora.training.inputs import sampler
 from privlora.training.model_checks import positions_of, routes_tokens
-from privlora.training.models import adapter_for, set_checkpointing, unchanged_afterwards
+from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
 from privlora.training.paper import Paper
 from privlora.training.step import Step
 
@@ -90,7 +90,7 @@ def peak_of_a_step(
         return None
     if row.public_texts:
         raise Unknown(f"method {row.name!r} also takes gradients of public texts")
-    if settings.model.quantization is not None:
+    if packing_of(settings.model, model):
         raise Unknown("packed weights are unpacked by kernels that nothing counts")
     adapter = adapter_for(settings, model)
     batches = worst_batches(
@@ -110,13 +110,6 @@ def peak_of_a_step(
         quiet.disabled = before
     worst = max(batches, key=lambda batch: found[batch])
     return Peak(found[worst], model_bytes(model), worst.count, worst.width)
-
-
-def device_of(settings: ModelSettings) -> torch.device:
-    """Where the model will be; the CPU in the place of a device that is not here."""
-    if settings.device.startswith("cuda") or settings.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device("cpu")
 
 
 def tokens_of_a_row(settings: Settings, adapter: LowRankAdapter) -> int:

@@ -95,7 +95,7 @@ class RichObserver:
             self._printed_at = time.monotonic()
 
     def on_warning(self, what: str) -> None:
-        """Show what is odd about the run, which is public."""
+        """Show what is odd about the run."""
         self._console.print(Text(f"WARNING: {what}", style="bold yellow"))
 
     def on_texts(self, done: int, total: int) -> None:

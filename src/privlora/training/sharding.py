@@ -67,6 +67,12 @@ def shard(model: Any, mesh: Any) -> None:
 
 def refuse_in_several(settings: Settings, *, given: bool) -> None:
     """Raise ConfigError for what several processes cannot do together. given: whether the caller gave the model."""
+    for what, fix in wrong_in_several(settings, given=given):
+        raise ConfigError(f"several processes were started: {what}", fix=fix)
+
+
+def wrong_in_several(settings: Settings, *, given: bool) -> Iterator[tuple[str, str]]:
+    """(what several processes cannot do together, how to mend it), for all that is asked of them."""
     name, model = settings.method.name, settings.model
     method = METHODS.get(name)
     spread = "model.fully_shard is set, and"
@@ -104,7 +110,7 @@ def refuse_in_several(settings: Settings, *, given: bool) -> None:
         ),
     ):
         if wrong:
-            raise ConfigError(f"several processes were started: {what}", fix=fix)
+            yield what, fix
 
 
 def is_sharded(model: torch.nn.Module) -> bool:

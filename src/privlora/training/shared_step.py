@@ -11,6 +11,7 @@ from torch import Tensor
 
 from privlora.data.batching import nobody
 from privlora.errors import ConfigError
+from privlora.stages import PROCESSES, stage
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.ranks import Ranks, deal
@@ -43,12 +44,14 @@ class SharedStep:
 
     def take(self) -> Tensor:
         """One step; PRIVATE: in the first process the losses of all units (units,), elsewhere of those here."""
-        own = self._ranks.dealt(self._shares)
+        with stage(PROCESSES):
+            own = self._ranks.dealt(self._shares)
         # Of a spread base each pass is a collective, which ends where another process does.
         with self._in_step(backward=True), nullcontext() if self._passes is None else explained():
             found = self._step.accumulate(own)
-        losses = torch.cat(self._ranks.gathered(found.cpu()))
-        total = self._step.mechanism.take_all(self._ranks)
+        with stage(PROCESSES):
+            losses = torch.cat(self._ranks.gathered(found.cpu()))
+            total = self._step.mechanism.take_all(self._ranks)
         # Last: whoever loses another process knows that nothing was released of this batch.
         if self._ranks.first:
             self._step.release(total)
@@ -92,7 +95,8 @@ class SharedStep:
             clipped = {} if adaptive is None else adaptive.state_dict()
             return found | {_CLIP_NORM + name: t for name, t in clipped.items()}
 
-        given = self._ranks.copied(own)
+        with stage(PROCESSES):
+            given = self._ranks.copied(own)
         if not self._ranks.first:
             coordinates.take_shared(_below(_COORDINATES, given))
             if adaptive is not None:

@@ -15,6 +15,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import Mechanism, PrivateSum, Release
 from privlora.randomness import private_generator
+from privlora.stages import ACCUMULATE, PREPARE, stage
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
@@ -30,6 +31,11 @@ class Taken:
 
     release: Release
     losses: Tensor
+
+
+def asks_late(device: torch.device) -> bool:
+    """Whether gradients on ``device`` are asked once a batch, and not in each micro-batch, if all are finite."""
+    return device.type != "cpu"
 
 
 @dataclass(kw_only=True)
@@ -109,7 +115,8 @@ class Step:
                 why="they would count twice, or be released with a draw that is not theirs",
                 fix="release them, take() their sum, or discard() it first",
             )
-        (self.prepare or self.state.coordinates.prepare)()
+        with stage(PREPARE):
+            (self.prepare or self.state.coordinates.prepare)()
         while True:
             try:
                 return self._accumulate(drawn)
@@ -129,6 +136,15 @@ class Step:
         return True
 
     def _accumulate(self, drawn: Drawn) -> Tensor:
+        # To ask a GPU is to wait for it: it is done once a batch, which is taken again if some unit spoils it.
+        sound: list[Tensor] | None = [] if asks_late(self.state.adapter.device) else None
+        losses = self._gathered(drawn, sound)
+        if sound and not bool(torch.stack(sound).all()):
+            self.mechanism.discard()
+            losses = self._gathered(drawn, None)
+        return losses
+
+    def _gathered(self, drawn: Drawn, sound: list[Tensor] | None) -> Tensor:
         adapter = self.state.adapter
         least = row_tokens(adapter) if self.mechanism.needs_examples else 0
         losses = []
@@ -147,9 +163,10 @@ class Step:
                     count, width = batch.input_ids.shape
                     self._units, self._tokens = batch.unit_count, count * max(width, least)
                     captured, unit_losses = micro_batch_gradients(
-                        adapter, batch, summed=not self.mechanism.needs_examples
+                        adapter, batch, summed=not self.mechanism.needs_examples, sound=sound
                     )
-                    self.mechanism.accumulate(captured)
+                    with stage(ACCUMULATE):
+                        self.mechanism.accumulate(captured)
                     del captured  # before the next ones are made
                     losses.append(unit_losses)
         except BaseException:

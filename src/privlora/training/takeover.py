@@ -56,9 +56,12 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     """The files to remove, in their order; inside, no process can go on with what is there. Empty: nothing is."""
     ledger = folder.ledger
     used = f"{str(folder.root)!r} holds {'a run already' if go_on is None else 'another run'}"
-    go_on = go_on or f"continue it with `privlora resume {folder.root}`, or set run.output to another folder"
+    go_on = go_on or (
+        f"continue it with `privlora resume {folder.root}` (records in memory: privlora.resume_run), or set run.output "
+        "to another folder"
+    )
     # The ledger last: until it is gone, nobody else begins or goes on here.
-    first = [folder.settings, folder.identity, folder.data_summary, folder.choice, *also]
+    first = [folder.settings, folder.identity, folder.data_summary, folder.choice, folder.tokens, *also]
     left = [*first, *map(temporary, first), folder.evaluations, ledger]
     if not (folder.settings.exists() or ledger.exists()):
         kept = [folder.checkpoint, folder.private_losses, folder.sampled, folder.texts, folder.report]

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privlora.errors import PrivacyError, RunError
-from privlora.training.files import temporary
+from privlora.training.files import for_owner, temporary
 
 KEY: Final = 32
 """Bytes of a public or private key of either kind, of a derived key and of a digest."""
@@ -160,7 +160,7 @@ class Identity:
         half = temporary(path)
         try:
             try:
-                with open(half, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                with open(half, "wb", opener=for_owner) as file:
                     file.write(self._seed + self._agreement)
                     file.flush()
                     os.fsync(file.fileno())
