@@ -33,6 +33,7 @@ from privlora.mechanisms import (
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.training.classifier import head_of, refuse_other_rows
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
@@ -128,6 +129,7 @@ def plan_privacy(
             f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
+    refuse_other_rows(settings, method)
     if method.releases == "votes":
         refuse_what_votes_have_not(settings, method)
     if method.coordinates.dense and settings.model.quantization is not None:
@@ -139,7 +141,8 @@ def plan_privacy(
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
-        return adapter_for(settings, load_skeleton(settings.model) if model is None else model)
+        skeleton = load_skeleton(settings.model, head=head_of(settings)) if model is None else model
+        return adapter_for(settings, skeleton)
 
     projections = method.coordinates.event_layers_of(skeleton)
     if privacy.clip_quantile is not None and projections:
@@ -257,6 +260,7 @@ def build_parts(
     Raises ConfigError where such texts are missing, or would not be used.
     """
     method = find_row(settings.method.name)
+    refuse_other_rows(settings, method)
     votes = method.releases == "votes"
     if votes:
         refuse_what_votes_have_not(settings, method)
