@@ -288,10 +288,11 @@ def _load(
     from privlora.training.models import load_model
 
     model, tokenizer = load_model(settings, head)
-    return (model if adapter is None else _with_adapter(model, adapter)), tokenizer
+    return (model if adapter is None else with_adapter(model, adapter)), tokenizer
 
 
-def _with_adapter(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """The model under an adapter's files, as peft loads them. Raises ModelError."""
     from peft import PeftModel
 
     for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing

@@ -641,6 +641,11 @@ class Settings(Group):
         federation = self.federation
         if federation is None:
             return
+        if self.data.label is not None:
+            raise ValueError(
+                "data.label does not go with a federation, whose rules know the factors of adapters alone. Fix: remove "
+                "either"
+            )
         steps = sum(federation.steps_of_a_client)
         if self.privacy.steps != steps:
             raise ValueError(
@@ -723,6 +728,14 @@ class Settings(Group):
                 "these settings have a group federation, so their records stay with several owners",
                 fix="use `privlora federate` (in Python `privlora.federate`), or remove the group to train in one "
                 "place",
+            )
+
+    def refuse_labels(self, what: str) -> None:
+        """Raise ConfigError for settings of a classifier, where one does not go. what: does not know them."""
+        if self.data.label is not None:
+            raise ConfigError(
+                f"{what} knows texts that a model writes, and data.label asks for a classifier",
+                fix="remove data.label, or use `privlora train`, `plan`, `evaluate` or `compare`",
             )
 
     def located(self) -> Settings:

@@ -50,7 +50,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "## Use",
         "",
         "```python",
-        *(_USE_MERGED if merged else _use(report)),
+        *(_use_merged(report) if merged else _use(report)),
         "```",
         "",
         "## Training",
@@ -86,15 +86,18 @@ def _federation(report: Report) -> list[str]:
     ]
 
 
-_USE_MERGED = (
-    "from transformers import AutoModelForCausalLM",
-    'model = AutoModelForCausalLM.from_pretrained(".")  # this folder',
-)
+def _use_merged(report: Report) -> list[str]:
+    kind = _kind(report)
+    return [f"from transformers import {kind}", f'model = {kind}.from_pretrained(".")  # this folder']
+
+
+def _kind(report: Report) -> str:
+    return "AutoModelForCausalLM" if "classes" not in report else "AutoModelForSequenceClassification"
 
 
 def _use(report: Report) -> list[str]:
     packed, classes = report["adapter"].get("base_quantization"), report.get("classes")
-    kind = "AutoModelForCausalLM" if classes is None else "AutoModelForSequenceClassification"
+    kind = _kind(report)
     more = "" if packed is None else ", quantization_config=packed"
     if classes is not None:
         names = dict(enumerate(classes["names"]))

@@ -16,6 +16,7 @@ from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
 from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
@@ -31,7 +32,7 @@ from privlora.mechanisms import (
     NoiseSource,
 )
 from privlora.methods import Hyperparameters, Method, build, find_row
-from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
+from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.classifier import head_of, refuse_other_rows
 from privlora.training.files import write_atomically
@@ -307,7 +308,8 @@ def build_parts(
         lean_on(
             own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients, dtype=kept
         )
-    average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
+    kind: Any = HeadedAverage if isinstance(adapter, HeadedAdapter) else IterateAverage
+    average = kind(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
     ballot = public.ballot(settings, model, adapter) if votes and public is not None else None
