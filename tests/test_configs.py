@@ -26,6 +26,10 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     path = settings.data.path
     suffix = Path(path if isinstance(path, str) else path[0]).suffix or ".jsonl"
     make = record if settings.data.task is None else task_record
+    if settings.data.label is not None:
+        labels = settings.data.labels
+        assert isinstance(labels, list)
+        make = lambda number: {**record(number), "label": labels[number % len(labels)]}  # noqa: E731
     small: dict[str, object] = {
         "model.name": model,
         "data.max_length": min(settings.data.max_length, 128),  # the small model's positions

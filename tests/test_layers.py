@@ -16,7 +16,7 @@ LAYERS = (
     {"ranges"},
     {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
-    {"config", "losses", "mechanisms"},
+    {"config", "losses", "class_losses", "mechanisms"},
     {"evaluation", "optimizers", "wishart"},
     {"methods", "synthesis"},
     {"training"},

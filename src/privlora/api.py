@@ -25,6 +25,7 @@ from privlora.reporting.texts import publish_texts
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.checkpoint import NO_RUN
+from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.identity import (
@@ -502,7 +503,9 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     if settings.model.fully_shard and ranks.size > 1:
         model, tokenizer = load_sharded(settings.model, ranks)
     else:
-        model, tokenizer = ranks.each(lambda: given_or_loaded(settings.model, given.model, given.tokenizer))
+        model, tokenizer = ranks.each(
+            lambda: given_or_loaded(settings.model, given.model, given.tokenizer, head_of(settings))
+        )
     refuse_unlike_processes(model, ranks)
     settings = fitted(settings, model)
     folder = RunFolder(Path(settings.run.output))
@@ -542,6 +545,8 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     settings, plan, data, chosen, identity = ranks.same(prepare)
     peak = told_peak(settings, model) if ranks.first and given.on_profile is not None else ""
     with unchanged_afterwards(model):
+        if settings.data.label is not None:
+            padded_as(model, tokenizer)
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
         with parts.adapter:

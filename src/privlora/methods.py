@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from privlora.adapters import LowRankAdapter
+from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings
 from privlora.coordinates import (
@@ -26,6 +27,7 @@ from privlora.coordinates import (
     TangentSpanCoordinates,
     WishartCoordinates,
 )
+from privlora.coordinates.headed import HeadedCoordinates
 from privlora.coordinates.starts import (
     PUBLIC_GRADIENT,
     Subspaces,
@@ -45,6 +47,7 @@ from privlora.optimizers import (
     FactorRiemannian,
     FactorRite,
     FactorSGD,
+    HeadedOptimizer,
     Optimizer,
     ProjectedAdamW,
     ProjectedSGD,
@@ -569,11 +572,16 @@ def build(
     complete = method.optimizer_settings(chosen, settings or {}, init)
     scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
     space = SPACES[method.space]
+    body = adapter.body if isinstance(adapter, HeadedAdapter) else adapter
     of_space = {name: complete.get(name) for name in space.optimizers[chosen].space_settings}  # None: chosen
     coordinates = space.start(
-        adapter, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces, **of_space
+        body, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces, **of_space
     )
-    return coordinates, make_optimizer(method.space, chosen, coordinates, complete)
+    rule = make_optimizer(method.space, chosen, coordinates, complete)
+    if not isinstance(adapter, HeadedAdapter):
+        return coordinates, rule
+    both = HeadedCoordinates(adapter, coordinates)
+    return both, HeadedOptimizer(both, rule)
 
 
 def make_optimizer(

@@ -243,6 +243,21 @@ def test_a_column_is_bit_by_bit_its_units_own(dtype: torch.dtype) -> None:
     assert all(torch.equal(column, seen[0]) for column in seen)
 
 
+def test_units_go_through_the_model_one_by_one() -> None:
+    """On some processors company rounds nothing, and bits show nothing."""
+    space = space_of(dtype=torch.float32, targets="all-linear", ridge=0.0)
+    rng = np.random.default_rng(3)
+    records = [random_example(rng, n) for n in (5, 9, 2)]
+    rows: list[int] = []
+    handle = space.adapter.model.register_forward_pre_hook(
+        lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True
+    )
+    for batch in micro_batches([np.array([0, 1]), 2], Examples(records, pad_token_id=0), max_tokens=10**6):
+        micro_batch_gradients(space.adapter, batch)
+    handle.remove()
+    assert sorted(rows[-2:]) == [1, 2]  # a unit of one record, and one of two
+
+
 @pytest.mark.parametrize("alpha", [1.0, 0.0])
 @pytest.mark.parametrize("copies", [1e-5, 1e-7])
 def test_near_copies_among_the_texts_cost_no_sensitivity(alpha: float, copies: float) -> None:

@@ -18,10 +18,11 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.config import Settings
 from privlora.errors import ConfigError
+from privlora.federated import reading
 from privlora.federated.plans import public_settings, with_local_method
 from privlora.federated.readiness import warn_of_unreadable
 from privlora.federated.reading import own_data
-from privlora.training.inputs import Data
+from privlora.training.inputs import Data, load_data
 
 SECRET = "Zanzibar"
 GOOD: dict[str, Any] = {
@@ -181,3 +182,22 @@ def test_records_in_any_container_are_read_one_by_one() -> None:
     for records in (deque([*base()[:2], None, *base()[2:]]), (*base(), 7)):
         assert_unmoved(own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=records), TERMS["text"])
     assert len(own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=deque()).examples) == 0
+
+
+def test_a_library_that_raises_on_one_record_is_not_quoted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises: all other records count, and the log says of what kind the error was."""
+
+    def load(*args: Any, **options: Any) -> Data:
+        if any(record["text"] == SECRET for record in args[2]):
+            raise RuntimeError(f"cannot read {SECRET}")
+        return load_data(*args, **options)
+
+    monkeypatch.setattr(reading, "load_data", load)
+    records = [*base(), {**GOOD, "text": SECRET}]
+    with caplog.at_level(logging.ERROR):
+        found = own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=records)
+    assert [example.digest for example in found.examples] == plain(TERMS["text"])
+    assert SECRET not in caplog.text
+    assert "RuntimeError" in caplog.text

@@ -140,6 +140,8 @@ class LowRankAdapter:
     """Which columns of P and of Q are kept, where coordinates need some of them alone."""
     in_order: bool = field(default=False, init=False)
     """Whether P and Q lie in memory row by row, not transposed: for coordinates that take them as long rows."""
+    pooled: frozenset[str] = field(default=frozenset(), init=False)
+    """Names of sites that may be given one state a row, (rows, features): of classifiers, behind the pooled text."""
     one_by_one: bool = field(default=False, init=False)
     """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others; always
     where layers of 8 bits look at all rows at once (`quantised.mixes_rows`)."""
@@ -183,6 +185,11 @@ class LowRankAdapter:
     def sizes(self) -> list[int]:
         """Sites of each group."""
         return [len(group.sites) for group in self.groups]
+
+    @property
+    def parts(self) -> tuple[LowRankAdapter, ...]:
+        """Those of one rank each that it consists of."""
+        return (self,)
 
     @property
     def attached(self) -> bool:
@@ -400,6 +407,8 @@ class LowRankAdapter:
                 why="its gradients would escape clipping",
                 fix="compute losses inside `with adapter.capture(records):`",
             )
+        if x.dim() == 2 and site.name in self.pooled:
+            x, xr, e, el = (t.unsqueeze(1) for t in (x, xr, e, el))
         if x.dim() != 3 or x.shape[0] != self._rows:
             raise PrivacyError(
                 f"module {site.name!r} got input of shape {tuple(x.shape)}, not ({self._rows}, tokens, features)",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from privlora.adapters.headed import NEW_MODULES, HeadedAdapter
 from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.quantised import bits
 from privlora.adapters.targets import find_targets
@@ -52,15 +53,19 @@ def write_adapter(
 
     rank = next(iter(factors.values()))[0].shape[-1]
     scale = lora_scaling(lora_alpha, rank, use_rslora)
-    tensors: dict[str, Tensor] = {}
+    whole = _whole_modules(adapter)
+    tensors = _whole_weights(adapter.model, whole, factors)
     for name, (a, b) in factors.items():
+        if _is_within(name, whole):
+            continue
         root = scale**0.5
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = (a / root).float().contiguous().cpu()
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = (b.T / root).float().contiguous().cpu()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config = LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if whole else "CAUSAL_LM",
+        modules_to_save=whole or None,
         base_model_name_or_path=published_name(base_model),
         r=rank,
         lora_alpha=lora_alpha,
@@ -70,7 +75,7 @@ def write_adapter(
         inference_mode=True,
     )
     # peft makes a set of it, whose order would be another one in every process.
-    config.target_modules = sorted(_short_names(adapter))
+    config.target_modules = sorted(_short_names(adapter, whole))
     config.save_pretrained(str(folder))
 
 
@@ -133,9 +138,39 @@ def merge(model: torch.nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) 
             weight.copy_((weight.float() + update.to(weight.device)).to(weight.dtype))
 
 
-def _short_names(adapter: LowRankAdapter) -> list[str]:
-    """Last name components where they select the very same sites, else whole names."""
-    names = sorted(site.name for site in adapter.sites)
+def _whole_modules(adapter: LowRankAdapter) -> list[str]:
+    """Of a classifier: the modules that are written whole, since the base model's files do not hold them: all that its
+    last layer is a part of outside the text model, and what was new when it was loaded. Else []."""
+    if not isinstance(adapter, HeadedAdapter):
+        return []
+    base = f"{getattr(adapter.model, 'base_model_prefix', '') or ' '}."
+    new = [adapter.head.sites[0].name, *getattr(adapter.model, NEW_MODULES, ())]
+    return sorted({name if name.startswith(base) else name.split(".")[0] for name in new})
+
+
+def _is_within(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _whole_weights(
+    model: torch.nn.Module, modules: Sequence[str], factors: Mapping[str, tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Every parameter of the modules, with what was learned of it, float32 on the CPU."""
+    found: dict[str, Tensor] = {}
+    for module in modules:
+        for name, parameter in model.get_submodule(module).named_parameters(prefix=module):
+            value = parameter.detach().float().cpu().clone()
+            learned = factors.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+            if learned is not None:
+                a, b = (t.float().cpu() for t in learned)
+                value = value + a @ b.T
+            found[f"{_PREFIX}{name}"] = value
+    return found
+
+
+def _short_names(adapter: LowRankAdapter, whole: Sequence[str] = ()) -> list[str]:
+    """Last name components where they select the very same sites, else whole names. whole: modules left out."""
+    names = sorted(site.name for site in adapter.sites if not _is_within(site.name, whole))
     short = sorted({name.rsplit(".", 1)[-1] for name in names})
     try:
         same = sorted(find_targets(adapter.model, short)) == names

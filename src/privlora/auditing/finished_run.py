@@ -165,6 +165,7 @@ def audit_finished(
             fix=f"finish it with `privlora resume {root}`",
         )
     settings = load_settings(folder.settings)
+    settings.refuse_labels("an audit")
     summary = read_ledger(folder.ledger) if settings.privacy.private else None
     stated = summary is not None and not summary.plan.insecure_noise
     delta = summary.plan.delta if summary is not None else _DELTA

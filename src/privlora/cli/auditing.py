@@ -92,6 +92,7 @@ def audit(
     rounds = {"--attacker": attacker, "--trials": trials, "--sampled": sampled or None}
     if not one_run and shadows is None and target.is_file():
         settings = load_settings(target, overrides or ())
+        settings.refuse_labels("an audit")
         if settings.federation is not None:
             _refuse({**files, "--kind": kind, "--canaries": canaries}, "does not go with a federation")
             folder = Path(f"{settings.run.output}-audit") if output is None else output
@@ -340,6 +341,7 @@ def _refuse_folder_of_a_federation(target: Path) -> None:
 def _settings(config: Path, overrides: list[str] | None, output: Path | None, suffix: str) -> Settings:
     """Of an audit: a folder of its own, and no evaluation."""
     settings = load_settings(config, overrides or ())
+    settings.refuse_labels("an audit")
     if settings.federation is not None:
         option = "--one-run" if suffix == "audit" else "--shadows"
         raise ConfigError(

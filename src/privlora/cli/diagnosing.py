@@ -53,6 +53,8 @@ def diagnose(
 ) -> None:
     """Measure what gauges, noise and preconditioning do to DP-AdamW and to PRISM; trains nothing to keep."""
     settings = load_settings(config, overrides or ()) if config is not None else None
+    if settings is not None:
+        settings.refuse_labels("a diagnosis")
     with quiet_libraries():
         from privlora.diagnostics.experiments import chosen_figures, chosen_rows
         from privlora.diagnostics.experiments import diagnose as run

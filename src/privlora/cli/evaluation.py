@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     import torch
 
     from privlora.evaluation import TaskResult
+    from privlora.training.classifier import Head
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_FORMS = ("task", "text", "prompt", "completion", "messages")
+_FORMS = ("task", "text", "prompt", "completion", "messages", "label", "labels", "text_pair")
 
 
 def evaluate(
@@ -61,6 +62,16 @@ def evaluate(
     ] = None,
     completion: Annotated[str | None, typer.Option(help="Column of completions.", show_default=False)] = None,
     messages: Annotated[str | None, typer.Option(help="Column of chat messages.", show_default=False)] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of the class of a text, as data.label.", show_default=False)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="All labels, as a,b,c; how many; or score. As data.labels.", show_default=False),
+    ] = None,
+    text_pair: Annotated[
+        str | None, typer.Option(help="Column of a pair's second text.", show_default=False)
+    ] = None,
     loss_on: Annotated[str | None, typer.Option(help="all or completion.", show_default=False)] = None,
     max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default=False)] = None,
     add_eos: Annotated[bool | None, typer.Option(help="End texts with EOS.", show_default=False)] = None,
@@ -75,8 +86,14 @@ def evaluate(
 
     Several --data of a task are parts: each is scored, and the score is their mean.
     """
-    stored, adapter, run_data = _resolve(target, base)
-    given = {"task": task, "text": text, "prompt": prompt, "completion": completion, "messages": messages}
+    stored, adapter, run_data, seed = _resolve(target, base)
+    given: dict[str, Any] = {
+        "task": task,
+        "text": text,
+        "prompt": prompt,
+        "completion": completion,
+        "messages": messages,
+    }
     others = {
         "format": format,
         "loss_on": loss_on,
@@ -84,6 +101,9 @@ def evaluate(
         "add_eos": add_eos,
         "limit": limit,
     }
+    if label is not None:
+        chosen_labels = labels if labels == "score" else None if labels is None else _labels(labels)
+        given |= {"label": label, "labels": chosen_labels, "text_pair": text_pair}
     if any(given.values()):  # another form of records replaces the run's
         run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on")}
     chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
@@ -92,12 +112,18 @@ def evaluate(
     model_settings = checked(ModelSettings, {**stored, **wanted}, "evaluate")
     asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
     asked = {k: v for k, v in asking.items() if v is not None}
+    if settings.label is not None and (asked or per_example):
+        raise ConfigError(
+            "a classifier is not asked, it gives a number a class", fix="remove the options of asked tasks"
+        )
     if settings.task is None and (asked or per_example):
         raise ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
     if per_example and not as_json:
         raise ConfigError("--per-example is printed with --json only", fix="add --json")
     with quiet_libraries():
-        if settings.task is None:
+        if settings.label is not None:
+            result = _classes(model_settings, adapter, settings, seed)
+        elif settings.task is None:
             result = _next_token(model_settings, adapter, settings)
         else:
             scored = _task(model_settings, adapter, settings, asked)
@@ -105,11 +131,18 @@ def evaluate(
     if as_json:
         emit({"target": target, "data": data, **result})
         return
-    for line in _loss_lines(result) if settings.task is None else _task_lines(result):
+    lines = (
+        _class_lines if settings.label is not None else _loss_lines if settings.task is None else _task_lines
+    )
+    for line in lines(result):
         out().print(line)
     out().print(
         "These numbers describe the records they were computed on: if those are private, so are these."
     )
+
+
+def _labels(told: str) -> list[str] | int:
+    return int(told) if told.isdigit() else [name.strip() for name in told.split(",")]
 
 
 def _loss_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -117,6 +150,13 @@ def _loss_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"loss per token   {result['loss_per_token']:.4f} nats"
     yield f"accuracy         {result['accuracy']:.2%}"
     yield f"measured on      {result['tokens']} tokens of {result['examples']} records"
+
+
+def _class_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield f"loss per record  {result['loss_per_example']:.4f} ± {result['standard_error']:.4f}"
+    for name in sorted(set(result) - {"loss_per_example", "standard_error", "examples"}):
+        yield f"{name.replace('_', ' '):<20} {result[name]:.4f}"
+    yield f"measured on      {result['examples']} records"
 
 
 def _task_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -133,8 +173,8 @@ def _task_lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"unreadable       {result['unparsable']} answers, counted as wrong"
 
 
-def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None, dict[str, Any]]:
-    """Model settings, the adapter's folder if there is one, and the data settings of a run."""
+def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None, dict[str, Any], int]:
+    """Model settings, the adapter's folder if there is one, and the data settings and the public seed of a run."""
     folder = Path(target).expanduser()
     run = RunFolder(folder)
     if run.settings.exists():
@@ -143,15 +183,15 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         model = settings.model.model_dump()
         # Where and how far the run read says nothing about other records.
         data = settings.data.model_dump(exclude={"path", "evaluation", "limit"})
-        return {**model, **({"name": base} if base else {})}, run.release, data
+        return {**model, **({"name": base} if base else {})}, run.release, data, settings.run.seed
     if (folder / ADAPTER_FILES[0]).exists():
-        return {"name": base or _base_of(folder)}, folder, {}
+        return {"name": base or _base_of(folder)}, folder, {}, 0
     if base is not None:
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
         )
     refuse_unknown_model(target, owner=True)
-    return {"name": target}, None, {}
+    return {"name": target}, None, {}, 0
 
 
 def _base_of(adapter: Path) -> str:
@@ -210,6 +250,22 @@ def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataS
     return evaluate_next_token(model, tokenise(records, data, tokenizer)).to_dict()
 
 
+def _classes(
+    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int
+) -> dict[str, Any]:
+    from privlora.data.records import load_records
+    from privlora.evaluation import evaluate_classes
+    from privlora.training.classifier import Head, padded_as
+    from privlora.training.inputs import tokenise
+
+    classes = data.classes
+    assert classes is not None
+    records = load_records(data.path, format=data.format, limit=data.limit)
+    model, tokenizer = _load(model_settings, adapter, Head(classes.outputs, classes.names, seed))
+    padded_as(model, tokenizer)
+    return evaluate_classes(model, tokenise(records, data, tokenizer)).to_dict()
+
+
 def _task(
     model_settings: ModelSettings, adapter: Path | None, data: DataSettings, asked: dict[str, Any]
 ) -> TaskResult:
@@ -226,14 +282,17 @@ def _task(
     return evaluate_task(model, tokenizer, data.task, records, max_length=data.max_length, **asked)
 
 
-def _load(settings: ModelSettings, adapter: Path | None) -> tuple[torch.nn.Module, Any]:
+def _load(
+    settings: ModelSettings, adapter: Path | None, head: Head | None = None
+) -> tuple[torch.nn.Module, Any]:
     from privlora.training.models import load_model
 
-    model, tokenizer = load_model(settings)
-    return (model if adapter is None else _with_adapter(model, adapter)), tokenizer
+    model, tokenizer = load_model(settings, head)
+    return (model if adapter is None else with_adapter(model, adapter)), tokenizer
 
 
-def _with_adapter(model: torch.nn.Module, adapter: Path) -> torch.nn.Module:
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """The model under an adapter's files, as peft loads them. Raises ModelError."""
     from peft import PeftModel
 
     for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing

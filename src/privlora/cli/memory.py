@@ -93,7 +93,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     adapter = adapter_for(settings, model)
     dtype = _stored(settings, model)
     numbers = sum(p.numel() for p in model.parameters())
-    factors = sum(lora.r * (site.m + site.n) for site in adapter.sites)
+    factors = sum(part.rank * (site.m + site.n) for part in adapter.parts for site in part.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
     with unchanged_afterwards(model):  # short rows count for more where activations are computed again
         set_checkpointing(model, settings.model.gradient_checkpointing)
@@ -121,11 +121,13 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     # A user's records are clipped as one, so they share a micro-batch.
     records, most = (max(rows, of_user) for rows in (records, most))
     each = held * _GRADIENT_BYTES
+    body, *beside = adapter.parts  # of a classifier, its last layer, which is trained as a whole
+    trained = kind.dimension_of(body) + directions + sum(s.m * s.n for part in beside for s in part.sites)
     return MemoryEstimate(
         model_parameters=numbers,
         weight_bytes=_weight_bytes(packing_of(settings.model, model), model, dtype),
         modules=len(adapter.sites),
-        trained_numbers=kind.dimension_of(adapter) + directions,
+        trained_numbers=trained,
         adapter_bytes=factors * 4,
         gradient_bytes_per_record=each,
         records_per_micro_batch=records,

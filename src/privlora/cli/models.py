@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 
 from privlora.accounting import read_ledger
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
-from privlora.cli.evaluation import ADAPTER_FILES, require_adapter
+from privlora.cli.evaluation import ADAPTER_FILES, require_adapter, with_adapter
 from privlora.cli.training import load_run_settings
-from privlora.config import ModelSettings
+from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, set_times
 
@@ -45,7 +45,7 @@ def export(
     with _new_folder(output) as temporary:
         if merge:
             with quiet_libraries():
-                _write_merged(settings.model, folder, temporary)
+                _write_merged(settings, folder, temporary)
         for name in kept:
             if (folder.release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(folder.release / name, temporary / name)
@@ -58,16 +58,22 @@ def export(
         out().print(f"{form} in {output}")
 
 
-def _write_merged(settings: ModelSettings, run: RunFolder, folder: Path) -> None:
+def _write_merged(settings: Settings, run: RunFolder, folder: Path) -> None:
     from privlora.adapters.peft_files import merge, read_adapter
     from privlora.reporting.card import card
     from privlora.reporting.publication import CARD_NAME, read_report
+    from privlora.training.classifier import head_of
     from privlora.training.models import load_model
 
-    report, factors = read_report(run.report), read_adapter(run.release)
+    report, head = read_report(run.report), head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.
-    model, tokenizer = load_model(settings.model_copy(update={"device": "cpu", "quantization": None}))
-    merge(model, factors)
+    unpacked = settings.model.model_copy(update={"device": "cpu", "quantization": None})
+    factors = read_adapter(run.release) if head is None else {}
+    model, tokenizer = load_model(unpacked, head)
+    if head is None:
+        merge(model, factors)
+    else:  # its last layers are whole in the adapter's files
+        model = with_adapter(model, run.release).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / CARD_NAME).write_text(card(report, merged=True), encoding="utf-8")

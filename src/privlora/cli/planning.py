@@ -152,6 +152,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
 
     Also the settings, as far as they follow from the model.
     """
+    from privlora.training.classifier import head_of
     from privlora.training.inputs import fitted
     from privlora.training.model_checks import refuse_out_of_reach
     from privlora.training.models import load_skeleton, load_tokenizer
@@ -159,9 +160,9 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None
     try:
-        model = load_skeleton(settings.model, settings.model.attn_implementation)
+        model = load_skeleton(settings.model, settings.model.attn_implementation, head_of(settings))
     except ModelError:  # what else is wrong is raised here; the attention is in `refused_here`
-        model = load_skeleton(settings.model)
+        model = load_skeleton(settings.model, head=head_of(settings))
     settings = fitted(settings, model)
     refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
     return settings, model
@@ -172,6 +173,7 @@ def refused_here(settings: Settings, model: Any) -> list[str]:
 
     model: its skeleton, if there is one.
     """
+    from privlora.training.classifier import head_of
     from privlora.training.models import load_skeleton, refuse_missing
     from privlora.training.sharding import wrong_in_several
 
@@ -179,7 +181,7 @@ def refused_here(settings: Settings, model: Any) -> list[str]:
     attention = None if model is None else asked.attn_implementation
     looks: list[Callable[[], Any]] = [partial(refuse_missing, asked, model)]
     if attention is not None:
-        looks.append(partial(load_skeleton, asked, attention))
+        looks.append(partial(load_skeleton, asked, attention, head_of(settings)))
     for look in looks:
         try:
             look()

@@ -13,6 +13,7 @@ from privlora.config.base import Countable, Group
 from privlora.config.federation import FederationSettings
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
+from privlora.data.labels import Classes, classes_of
 from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
 from privlora.errors import ConfigError, named, nearest
@@ -200,6 +201,15 @@ class DataSettings(Group):
     completion: str | None = None
     messages: str | None = None
     """Column of chat messages, rendered by the tokenizer's chat template."""
+    label: str | None = None
+    """Column of a label. The run then trains a classifier (AutoModelForSequenceClassification) on text, or on the pair
+    text and text_pair: the model's last layer learns with the adapter, under the same clipping and noise. With task,
+    write label: texts and labels are the task's own."""
+    labels: list[str] | int | Literal["score"] | None = None
+    """All labels that there can be: their names in order, how many if records hold the numbers from 0 on, or score for
+    a number that is to be predicted. PUBLIC, since a label that a single record has would show that record."""
+    text_pair: str | None = None
+    """Column or format of the second text of a pair, with label."""
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
@@ -222,15 +232,36 @@ class DataSettings(Group):
     @property
     def columns(self) -> dict[str, str | None]:
         """The arguments of data.examples.Template; the column "text" where none is named."""
+        if self.task is not None and self.label is not None:  # what data.tasks.labelled_record makes
+            return {"text": "text", "prompt": None, "completion": None, "messages": None}
         if self.task is not None:  # what data.tasks.task_record makes
             return {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
         named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
         return named if any(named.values()) else {**named, "text": "text"}
 
+    @property
+    def pair(self) -> str | None:
+        """Column or format of the second text, where labels are of pairs."""
+        if self.task is None or self.label is None:
+            return self.text_pair
+        return "text_pair" if len(TASKS[self.task].columns[0]) > 1 else None
+
+    @property
+    def classes(self) -> Classes | None:
+        """What is to be predicted of each record, where that is a label."""
+        if self.label is None:
+            return None
+        if self.task is None:
+            assert self.labels is not None
+            return classes_of(self.label, self.labels)
+        return Classes("label", TASKS[self.task].names, numbered=True)
+
     @model_validator(mode="before")
     @classmethod
     def _answers_of_a_task(cls, values: Any) -> Any:
-        is_task = isinstance(values, Mapping) and values.get("task") is not None
+        is_task = (
+            isinstance(values, Mapping) and values.get("task") is not None and values.get("label") is None
+        )
         return {"loss_on": "completion", **values} if is_task else values
 
     @field_validator("task")
@@ -247,7 +278,8 @@ class DataSettings(Group):
             raise ValueError(
                 f"task={self.task} brings its own prompt and completion. Fix: remove {', '.join(own)}, or task"
             )
-        if self.task is not None and self.loss_on != "completion":
+        self._refuse_other_than_labels()
+        if self.task is not None and self.label is None and self.loss_on != "completion":
             raise ValueError(f"task={self.task} trains on the answers. Fix: remove loss_on, or task")
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms.append(self.messages is not None)
@@ -277,6 +309,46 @@ class DataSettings(Group):
                 "Fix: give public records, or none"
             )
         return self
+
+    def _refuse_other_than_labels(self) -> None:
+        if self.label is None:
+            given = [name for name in ("labels", "text_pair") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(
+                    f"{given[0]} is read with label only. Fix: name the column of the label, or remove {given[0]}"
+                )
+            return
+        if self.prompt is not None or self.completion is not None or self.messages is not None:
+            raise ValueError(
+                "label is the class of a text, and these records are prompts or chats. Fix: name the text's column "
+                "with text, or remove label"
+            )
+        if self.loss_on != "all" or not self.add_eos:
+            raise ValueError(
+                "loss_on and add_eos are of texts that the model learns to write. Fix: remove them, or label"
+            )
+        if self.cache:
+            raise ValueError("cache keeps tokens, and no labels beside them. Fix: remove data.cache")
+        if self.task is None:
+            if self.labels is None:
+                raise ValueError(
+                    "label needs labels: a label that only private records have would show them. Fix: give all that "
+                    "there can be, as labels: [negative, positive], how many there are, or score"
+                )
+            try:
+                classes_of(self.label, self.labels)
+            except ConfigError as error:
+                raise ValueError(f"{error.what}. Fix: {error.fix}") from None
+            return
+        if TASKS[self.task].kind not in ("label", "score"):
+            raise ValueError(
+                f"task={self.task} has no labels to classify. Fix: remove label, or choose a task of GLUE"
+            )
+        if self.label != "label" or self.labels is not None or self.text_pair is not None:
+            raise ValueError(
+                f"task={self.task} brings its own texts and labels. Fix: write label: label, and remove labels and "
+                "text_pair"
+            )
 
 
 class PrivacySettings(Group):
@@ -569,6 +641,11 @@ class Settings(Group):
         federation = self.federation
         if federation is None:
             return
+        if self.data.label is not None:
+            raise ValueError(
+                "data.label does not go with a federation, whose rules know the factors of adapters alone. Fix: remove "
+                "either"
+            )
         steps = sum(federation.steps_of_a_client)
         if self.privacy.steps != steps:
             raise ValueError(
@@ -651,6 +728,14 @@ class Settings(Group):
                 "these settings have a group federation, so their records stay with several owners",
                 fix="use `privlora federate` (in Python `privlora.federate`), or remove the group to train in one "
                 "place",
+            )
+
+    def refuse_labels(self, what: str) -> None:
+        """Raise ConfigError for settings of a classifier, where one does not go. what: does not know them."""
+        if self.data.label is not None:
+            raise ConfigError(
+                f"{what} knows texts that a model writes, and data.label asks for a classifier",
+                fix="remove data.label, or use `privlora train`, `plan`, `evaluate` or `compare`",
             )
 
     def located(self) -> Settings:

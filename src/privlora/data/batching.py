@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from privlora.data.examples import IGNORED, Examples
+from privlora.data.examples import IGNORED, Answers, Examples
 from privlora.errors import ConfigError, PrivacyError
 from privlora.stages import COLLATE, staged
 
@@ -40,6 +40,12 @@ class MicroBatch:
     """(b,) int64: which example each row is."""
     unit_count: int
     """Number of units (private)."""
+    pad_token_id: int
+    """What rows are filled up with."""
+    answers: torch.Tensor | None = None
+    """(b,) float64, of labelled texts: each one's class number or score."""
+    token_type_ids: torch.Tensor | None = None
+    """(b, T) int64, of labelled pairs whose texts the model tells apart: 1 on tokens of the second."""
 
     def each_unit(self) -> Iterator[MicroBatch]:
         """One micro-batch a unit, in unit order, padded to the unit's own longest row: a function of the unit alone."""
@@ -56,6 +62,8 @@ class MicroBatch:
                 token_weight=self.token_weight[rows, :width],
                 record_index=self.record_index[rows],
                 unit_count=1,
+                answers=None if self.answers is None else self.answers[rows],
+                token_type_ids=None if self.token_type_ids is None else self.token_type_ids[rows, :width],
             )
 
     def widened(self, width: int) -> MicroBatch:
@@ -69,11 +77,12 @@ class MicroBatch:
 
         return replace(
             self,
-            # Each row's last token again: no other is known to be one of the vocabulary.
-            input_ids=torch.cat([self.input_ids, self.input_ids[:, -1:].expand(-1, more)], dim=1),
+            # No other token: classifiers find a text's end by it.
+            input_ids=padded(self.input_ids, self.pad_token_id),
             attention_mask=padded(self.attention_mask, 0),
             labels=padded(self.labels, IGNORED),
             token_weight=padded(self.token_weight, 0),
+            token_type_ids=None if self.token_type_ids is None else padded(self.token_type_ids, 0),
         )
 
     def to(self, device: torch.device | str) -> MicroBatch:
@@ -86,6 +95,9 @@ class MicroBatch:
             self,
             input_ids=self.input_ids.to(device, non_blocking=True),
             attention_mask=self.attention_mask.to(device, non_blocking=True),
+            token_type_ids=None
+            if self.token_type_ids is None
+            else self.token_type_ids.to(device, non_blocking=True),
         )
 
 
@@ -230,6 +242,7 @@ def nobody(pad_token_id: int) -> MicroBatch:
         token_weight=torch.zeros(1, 2),
         record_index=zero,
         unit_count=1,
+        pad_token_id=pad_token_id,
     )
 
 
@@ -268,4 +281,15 @@ def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
         token_weight=torch.from_numpy(token_weight.astype(np.float32)),
         record_index=torch.from_numpy(records),
         unit_count=len(units),
+        pad_token_id=examples.pad_token_id,
+        answers=None if examples.answers is None else torch.from_numpy(examples.answers.values[records]),
+        token_type_ids=_types(examples.answers, records, attention_mask),
     )
+
+
+def _types(answers: Answers | None, records: np.ndarray, mask: np.ndarray) -> torch.Tensor | None:
+    """None where no example has a second text that the model tells apart."""
+    if answers is None or not answers.typed:
+        return None
+    later = np.arange(mask.shape[1]) >= answers.seconds[records][:, None]
+    return torch.from_numpy((later & (mask == 1)).astype(np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
@@ -39,11 +39,30 @@ class Example:
     """Tokens of the record that did not fit into max_length."""
     blank: bool = False
     """Whether the trained part is empty: only blanks and the end of the text."""
+    answer: float | None = None
+    """Of a labelled text: its class's number, or its score."""
+    second: int = 0
+    """Of a labelled pair whose texts the model tells apart: where the second one begins; else 0."""
 
     @property
     def digest(self) -> bytes:
         """SHA-256 of tokens and labels; private."""
-        return sha256(self.input_ids.tobytes() + self.labels.tobytes()).digest()
+        told = b"" if self.answer is None else np.float64(self.answer).tobytes()
+        return sha256(self.input_ids.tobytes() + self.labels.tobytes() + told).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Labels of N examples; private."""
+
+    values: np.ndarray
+    """(N,) float64: the number of each one's class, or its score."""
+    seconds: np.ndarray
+    """(N,) int32: where each one's second text begins, for a model that tells texts apart; else its length."""
+    outputs: int
+    """PUBLIC. How many numbers the model gives: one a class, or 1 for a score."""
+    typed: bool = False
+    """PUBLIC. Whether examples are pairs of texts that the model tells apart."""
 
 
 class Examples(Sequence[Example]):
@@ -62,13 +81,14 @@ class Examples(Sequence[Example]):
             )
         self.pad_token_id = pad_token_id
         self._labels: np.ndarray | None = None  # (T,) int32 where labels are other tokens than the ids
+        self.answers: Answers | None = None
         self._tokens = self._flat(list(examples))
 
     @classmethod
-    def of(cls, tokens: Tokens, *, pad_token_id: int) -> Examples:
-        """Those in the arrays, which are kept."""
+    def of(cls, tokens: Tokens, *, pad_token_id: int, answers: Answers | None = None) -> Examples:
+        """Those in the arrays, which are kept. answers: of labelled texts."""
         examples = cls((), pad_token_id=pad_token_id)
-        examples._tokens = tokens
+        examples._tokens, examples.answers = tokens, answers
         return examples
 
     @cached_property
@@ -145,8 +165,14 @@ class Examples(Sequence[Example]):
         return self._example(number % len(self))
 
     def like(self, examples: Iterable[Example]) -> Examples:
-        """Others of the same tokenizer."""
-        return Examples(examples, pad_token_id=self.pad_token_id)
+        """Others of the same tokenizer, labelled if these are."""
+        given = list(examples)
+        found = Examples(given, pad_token_id=self.pad_token_id)
+        if self.answers is not None:
+            values = np.array([example.answer for example in given], np.float64)
+            seconds = np.array([example.second for example in given], np.int32)
+            found.answers = replace(self.answers, values=values, seconds=seconds)
+        return found
 
     def _example(self, number: int) -> Example:
         tokens = self._tokens
@@ -157,7 +183,12 @@ class Examples(Sequence[Example]):
         edges = tokens.edges[slice(*tokens.edge_starts[number : number + 2])].tolist()
         for first, last in zip(edges[::2], edges[1::2], strict=True):
             labels[first:last] = source[first:last]
-        return Example(ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]))
+        told = (None, 0) if self.answers is None else self._answer(self.answers, number)
+        return Example(ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]), *told)
+
+    @staticmethod
+    def _answer(answers: Answers, number: int) -> tuple[float, int]:
+        return float(answers.values[number]), int(answers.seconds[number])
 
     def _flat(self, examples: Sequence[Example]) -> Tokens:
         ids, labels = (

@@ -175,6 +175,25 @@ def task_record(task: Task, record: Mapping[str, Any], number: int) -> dict[str,
     return {"prompt": question.prompt, "completion": question.completion}
 
 
+def labelled_record(task: Task, record: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Record ``number`` (from 1) as a classifier reads it: ``text``, ``text_pair`` of pairs, and ``label``, a number.
+
+    task: of GLUE, with the data set's own columns. Raises DataError.
+    """
+    chosen = next((names for names in task.columns if all(name in record for name in names)), None)
+    if chosen is None:
+        raise missing_column(next(n for n in task.columns[0] if n not in record), record, number)
+    if "label" not in record:
+        raise missing_column("label", record, number)
+    texts = {place: text_of(record, name, number) for place, name in zip(_PLACES, chosen, strict=False)}
+    if task.kind == "score":
+        return {**texts, "label": _score(record["label"], "label", number)}
+    return {**texts, "label": _label(task, record, "label", number)}
+
+
+_PLACES = ("text", "text_pair")
+
+
 def _question(task: Task, record: Mapping[str, Any], number: int) -> Question:
     convert = {"math": _math, "mixture": _mixture}.get(task.kind, _glue)
     return convert(task, record, number)

@@ -29,6 +29,10 @@ class Release:
     step: int
     clip_norm: float = float("inf")
 
+    def of(self, groups: slice) -> Release:
+        """What was released in some groups of the vector alone."""
+        return replace(self, vector=self.vector[groups])
+
     def plus(self, public: Vector) -> Release:
         """The same release with a PUBLIC gradient added, in the release's coordinates: post-processing.
 

@@ -12,6 +12,7 @@ from privlora.optimizers.factor_torch import (
     FactorRiemannian,
     FactorSGD,
 )
+from privlora.optimizers.headed import HeadedAverage, HeadedOptimizer
 from privlora.optimizers.projected import ProjectedAdamW, ProjectedSGD
 from privlora.optimizers.schedules import SCHEDULES, learning_rate_at
 from privlora.optimizers.span import SpanOptimizer, span_optimizers
@@ -28,6 +29,8 @@ __all__ = [
     "FactorRiemannian",
     "FactorRite",
     "FactorSGD",
+    "HeadedAverage",
+    "HeadedOptimizer",
     "IterateAverage",
     "Optimizer",
     "ProjectedAdamW",

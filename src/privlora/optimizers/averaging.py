@@ -30,14 +30,15 @@ class IterateAverage:
         self._points: list[Point] = self.coordinates.as_points()
         self._count = 0
 
-    def update(self) -> None:
-        """Take in the coordinates' state after a step."""
+    def update(self) -> float:
+        """Take in the coordinates' state after a step; returns its weight w."""
         self._count += 1
         weight = max(1.0 - self.decay, 10.0 / (9.0 + self._count))
         if weight >= 1:
             self._points = self.coordinates.as_points()
         else:
             self._points = average_all(self._points, self.coordinates.as_products(), weight)
+        return weight
 
     def place(self, device: torch.device) -> None:
         """Let it lie on ``device``. ``update`` needs it on that of the coordinates."""

@@ -10,7 +10,15 @@ from privlora.names import HUB_NAME
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
 from privlora.reporting.markdown import plain, table
-from privlora.reporting.wording import Report, is_private, method_table, privacy_table, sentence
+from privlora.reporting.wording import (
+    Report,
+    is_private,
+    loss_unit,
+    method_table,
+    metrics,
+    privacy_table,
+    sentence,
+)
 
 
 def card(report: Report, *, merged: bool = False) -> str:
@@ -42,7 +50,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "## Use",
         "",
         "```python",
-        *(_USE_MERGED if merged else _use(report)),
+        *(_use_merged(report) if merged else _use(report)),
         "```",
         "",
         "## Training",
@@ -78,20 +86,27 @@ def _federation(report: Report) -> list[str]:
     ]
 
 
-_USE_MERGED = (
-    "from transformers import AutoModelForCausalLM",
-    'model = AutoModelForCausalLM.from_pretrained(".")  # this folder',
-)
+def _use_merged(report: Report) -> list[str]:
+    kind = _kind(report)
+    return [f"from transformers import {kind}", f'model = {kind}.from_pretrained(".")  # this folder']
+
+
+def _kind(report: Report) -> str:
+    return "AutoModelForCausalLM" if "classes" not in report else "AutoModelForSequenceClassification"
 
 
 def _use(report: Report) -> list[str]:
-    packed = report["adapter"].get("base_quantization")
+    packed, classes = report["adapter"].get("base_quantization"), report.get("classes")
+    kind = _kind(report)
     more = "" if packed is None else ", quantization_config=packed"
+    if classes is not None:
+        names = dict(enumerate(classes["names"]))
+        more += f", num_labels={classes['num_labels']}" + (f", id2label={names!r}" if names else "")
     return [
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM" + ("" if packed is None else ", BitsAndBytesConfig"),
+        f"from transformers import {kind}" + ("" if packed is None else ", BitsAndBytesConfig"),
         *([] if packed is None else [f"packed = BitsAndBytesConfig({_arguments(packed)})  # as in training"]),
-        f"base = AutoModelForCausalLM.from_pretrained({_base(report)}{more})",
+        f"base = {kind}.from_pretrained({_base(report)}{more})",
         'model = PeftModel.from_pretrained(base, ".")  # this folder',
     ]
 
@@ -104,7 +119,8 @@ def _front_matter(report: Report, merged: bool) -> dict[str, object]:
     name, local = report["adapter"]["base_model"], report["adapter"]["base_is_local"]
     tags = ["lora", "privlora", "differential-privacy" if is_private(report) else "not-private"]
     library = "transformers" if merged else "peft"
-    front: dict[str, object] = {"library_name": library, "pipeline_tag": "text-generation", "tags": tags}
+    pipeline = "text-generation" if "classes" not in report else "text-classification"
+    front: dict[str, object] = {"library_name": library, "pipeline_tag": pipeline, "tags": tags}
     if not local and HUB_NAME.fullmatch(name):  # hubs take this for one of their models
         front = {"base_model": name, **front}
     return front
@@ -122,15 +138,16 @@ def _evaluation(report: Report) -> list[str]:
     rows = report["evaluation"]
     if not rows:
         return []
+    shown = metrics(report)
+    head = ["step", "loss", "standard error", *(name.replace("_", " ") for name in shown)]
     lines = [
-        "Loss per example on public evaluation records, in nats:",
+        f"Loss per example on public evaluation records, {loss_unit(report)}:",
         "",
-        "| step | loss | standard error |",
-        "|---|---|---|",
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
     ]
     ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
     for row in ends:
-        lines.append(
-            f"| {row['step']} | {nats(row['loss_per_example'])} | {number(row['standard_error'], 2)} |"
-        )
+        cells = [str(row["step"]), nats(row["loss_per_example"]), number(row["standard_error"], 2)]
+        lines.append(f"| {' | '.join([*cells, *(number(row[name], 3) for name in shown)])} |")
     return [*lines, ""]

@@ -19,6 +19,7 @@ from torch import Tensor
 from privlora.accounting import LedgerSummary, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
 from privlora.adapters import LowRankAdapter, Site
+from privlora.config import Settings
 from privlora.config.synthesis import OF_METHOD
 from privlora.mechanisms import clipping_slack, split_noise_multiplier
 from privlora.names import is_local, published_name
@@ -58,7 +59,16 @@ def gather(
             privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None
         ),
         **({} if federation is None else {"federation": dict(federation)}),
+        **_classes(parts.settings),
     }
+
+
+def _classes(settings: Settings) -> dict[str, Any]:
+    """What a classifier gives, in the words of transformers' configurations."""
+    classes = settings.data.classes
+    return (
+        {} if classes is None else {"classes": {"num_labels": classes.outputs, "names": list(classes.names)}}
+    )
 
 
 def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
@@ -105,8 +115,7 @@ def _curve(summary: LedgerSummary, total: float) -> list[dict[str, float | None]
 
 def evaluation_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Held-out results on public records, by step; numbers that are not finite become None."""
-    names = ("loss_per_example", "standard_error", "loss_per_token", "accuracy", "examples", "tokens")
-    found = {row["step"]: {"step": row["step"], **{n: finite(row[n]) for n in names}} for row in rows}
+    found = {row["step"]: {name: finite(value) for name, value in row.items()} for row in rows}
     return [found[step] for step in sorted(found)]
 
 
@@ -149,7 +158,8 @@ def _phase(event: StepEvent, planned: int, charged: int) -> dict[str, Any]:
 def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None:
     if summary is None:
         return None
-    plan, rank = summary.plan, parts.adapter.rank
+    plan = summary.plan
+    rank = {site.name: part.rank for part in parts.adapter.parts for site in part.sites}
     adaptive, sigma = parts.adaptive, plan.phases[-1][0].noise_multiplier  # the last phase trains
     if adaptive is not None:
         sigma, _ = split_noise_multiplier(sigma)
@@ -175,7 +185,13 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
         "law": parts.coordinates.noise_law,
         "draws": effect["draws"],
         "modules": [
-            {"name": site.name, "m": site.m, "n": site.n, "r": rank, **finite(effect["modules"][site.name])}
+            {
+                "name": site.name,
+                "m": site.m,
+                "n": site.n,
+                "r": rank[site.name],
+                **finite(effect["modules"][site.name]),
+            }
             for site in _in_model_order(parts.adapter)
         ],
     }

@@ -82,4 +82,13 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
                 f"± {number(after['standard_error'], 2)} on {number(after['examples'])} public examples",
             )
         )
+        shown = wording.metrics(report)
+        if shown:
+            figures.append(
+                (
+                    f"{number(before[shown[0]], 3)} → {number(after[shown[0]], 3)}",
+                    shown[0],
+                    ", ".join(f"{name.replace('_', ' ')} {number(after[name], 3)}" for name in shown[1:]),
+                )
+            )
     return figures

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFo
 
 from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, inline_svg
 from privlora.pages.numbers import nats, number, rounded_up
-from privlora.reporting.wording import Report
+from privlora.reporting.wording import Report, loss_unit
 
 _HALF = 5.0  # inches
 _LONGEST_LABEL = 34
@@ -72,7 +72,7 @@ def loss_plot(report: Report) -> Markup | None:
         axes.annotate(label, place, offset, textcoords="offset points", ha=side, va="center")
     margin = max(steps[-1], 1) * 0.04
     unit = "round" if "federation" in report else "step"
-    axes.set(xlabel=unit, ylabel="nats per token", xlim=(-margin, steps[-1] + margin))
+    axes.set(xlabel=unit, ylabel=loss_unit(report).removeprefix("in "), xlim=(-margin, steps[-1] + margin))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.margins(y=0.2)
     return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")

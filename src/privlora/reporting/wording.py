@@ -234,6 +234,30 @@ def seeds(report: Report) -> str:
     return f"noise and sampling use keys of the operating system, never stored; {start}"
 
 
+def loss_unit(report: Report) -> str:
+    """Of the held-out loss."""
+    classes = report.get("classes")
+    if classes is None:
+        return "in nats per token"
+    return "in nats" if classes["num_labels"] > 1 else "squared"
+
+
+def metrics(report: Report) -> list[str]:
+    """Names of what a classifier's held-out records were measured by beside the loss."""
+    if "classes" not in report or not report["evaluation"]:
+        return []
+    beside = {"step", "loss_per_example", "standard_error", "examples"}
+    return [name for name in report["evaluation"][-1] if name not in beside]
+
+
+def _predicted(report: Report) -> list[tuple[str, str]]:
+    classes = report.get("classes")
+    if classes is None:
+        return []
+    names = ", ".join(classes["names"])
+    return [("Predicts", f"{classes['num_labels']} classes: {names}" if names else "a score")]
+
+
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
@@ -258,7 +282,12 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Exported", adapter["exported"] + decay),
         ("Adapter", f"{lora}, start {adapter['init']}"),
         ("Targets", targets if isinstance(targets, str) else ", ".join(targets)),
-        ("Text", f"at most {method['max_length']} tokens, loss on {method['loss_on']}"),
+        *_predicted(report),
+        (
+            "Text",
+            f"at most {method['max_length']} tokens, loss on "
+            + ("the label" if "classes" in report else method["loss_on"]),
+        ),
     ]
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))

@@ -20,13 +20,15 @@ import torch
 from privlora.accounting import read_ledger
 from privlora.config import Settings
 from privlora.data.records import load_records
+from privlora.data.tasks import find_task
 from privlora.errors import DataError, PrivloraError, RunError
-from privlora.evaluation import evaluate_next_token, evaluate_task
+from privlora.evaluation import ClassResult, evaluate_classes, evaluate_next_token, evaluate_task
 from privlora.methods import find_row
 from privlora.studies.leases import Claim, LeaseLostError
 from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.fitting import with_micro_batches
 from privlora.training.footprint import free_bytes
@@ -117,7 +119,8 @@ class Runner:
 
     def _load(self, job: Job) -> _Loaded:
         settings = job.settings
-        model_key = settings.model.model_dump_json()
+        head = head_of(settings)
+        model_key = f"{settings.model.model_dump_json()} {head}"
         privacy = settings.privacy.model_dump(
             include={"unit", "user_column", "max_records_per_user", "delta", "private"}
         )
@@ -125,7 +128,9 @@ class Runner:
         key = f"{model_key} {settings.data.model_dump_json()} {privacy} {votes}"
         if self._model_key != model_key:
             self._model_key = self._loaded = self._model = None  # the old one's memory first
-            self._model, self._tokenizer = load_model(settings.model)
+            self._model, self._tokenizer = load_model(settings.model, head)
+            if head is not None:
+                padded_as(self._model, self._tokenizer)
             self._free, self._tokens = free_bytes(self._model.device), {}  # before records are read
             self._model_key, self._start = model_key, PublicStart(self._tokenizer)
         if self._loaded is None or self._loaded.key != key:
@@ -147,7 +152,10 @@ class Runner:
     def _score(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
         """Of the model as it stands now, on these evaluation records."""
         evaluation = loaded.data.evaluation
-        found = evaluate_next_token(self._model, evaluation.like(evaluation[i] for i in share))
+        chosen = evaluation.like(evaluation[i] for i in share)
+        if chosen.answers is not None:
+            return _of_classes(evaluate_classes(self._model, chosen), job.settings.data.task)
+        found = evaluate_next_token(self._model, chosen)
         scores: dict[str, Any] = {
             "loss": found.loss_per_example,
             "accuracy": found.accuracy,
@@ -308,3 +316,16 @@ def machine(device: str) -> str:
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as file:
         name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     return f"{name}, {os.cpu_count()} cores"
+
+
+def _of_classes(found: ClassResult, task: str | None) -> dict[str, Any]:
+    """Of a classifier; its task's metric is the mean of those that GLUE names."""
+    scores: dict[str, Any] = {"loss": found.loss_per_example, "records": found.examples}
+    scores |= {name: value for name, value in found.metrics.items() if name == "accuracy"}
+    if task is not None:
+        names = find_task(task).metrics
+        mean = sum(found.metrics[name] for name in names) / len(names)
+        scores |= {"task": mean, "task_metric": " and ".join(names)}
+    if not all_finite(scores):
+        raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
+    return scores

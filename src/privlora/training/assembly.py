@@ -16,6 +16,7 @@ from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
 from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
@@ -31,8 +32,9 @@ from privlora.mechanisms import (
     NoiseSource,
 )
 from privlora.methods import Hyperparameters, Method, build, find_row
-from privlora.optimizers import IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
+from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.training.classifier import head_of, refuse_other_rows
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
@@ -128,6 +130,7 @@ def plan_privacy(
             f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
+    refuse_other_rows(settings, method)
     if method.releases == "votes":
         refuse_what_votes_have_not(settings, method)
     if method.coordinates.dense and settings.model.quantization is not None:
@@ -139,7 +142,8 @@ def plan_privacy(
     phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
-        return adapter_for(settings, load_skeleton(settings.model) if model is None else model)
+        skeleton = load_skeleton(settings.model, head=head_of(settings)) if model is None else model
+        return adapter_for(settings, skeleton)
 
     projections = method.coordinates.event_layers_of(skeleton)
     if privacy.clip_quantile is not None and projections:
@@ -257,6 +261,7 @@ def build_parts(
     Raises ConfigError where such texts are missing, or would not be used.
     """
     method = find_row(settings.method.name)
+    refuse_other_rows(settings, method)
     votes = method.releases == "votes"
     if votes:
         refuse_what_votes_have_not(settings, method)
@@ -303,7 +308,8 @@ def build_parts(
         lean_on(
             own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients, dtype=kept
         )
-    average = IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None
+    kind: Any = HeadedAverage if isinstance(adapter, HeadedAdapter) else IterateAverage
+    average = kind(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
     adaptive = None if quantile is None else AdaptiveClipNorm(privacy.clip_norm, quantile)
     ballot = public.ballot(settings, model, adapter) if votes and public is not None else None

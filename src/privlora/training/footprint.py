@@ -17,8 +17,10 @@ _GRADIENT_BYTES = 4  # P and Q are float32, or float64 beside activations of tha
 
 def gradient_bytes(adapter: LowRankAdapter) -> int:
     """P (m, r) and Q (n, r) of one row over all modules, as they are captured."""
-    p, q = (len(range(adapter.rank)[kept]) for kept in adapter.columns)
-    numbers = sum(p * site.m + q * site.n for site in adapter.sites)
+    numbers = 0
+    for part in adapter.parts:
+        p, q = (len(range(part.rank)[kept]) for kept in part.columns)
+        numbers += sum(p * site.m + q * site.n for site in part.sites)
     return numbers * max(_GRADIENT_BYTES, _item_size(adapter.model))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.class_losses import batch_logits, class_losses
 from privlora.data.batching import MicroBatch
 from privlora.losses import label_states, weighted_cross_entropy
 from privlora.stages import BACKWARD, CAPTURE, FORWARD, LOSS, listener, stage
@@ -77,18 +78,36 @@ def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Capt
         rows, width = batch.attention_mask.shape
         heard.micro_batch(rows, width, int(batch.attention_mask.sum()))
     with adapter.capture(batch.record_index, summed=summed):
-        with stage(FORWARD):
-            batch = batch.to(adapter.device)
-            found = label_states(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
+        total, row_losses = _of_texts(adapter, batch) if batch.answers is None else _of_labels(adapter, batch)
         with stage(LOSS):
-            total, losses = weighted_cross_entropy(found, batch.token_weight, is_root=True)
-            row_losses = found.per_row(losses * found.at_labels(batch.token_weight))
             unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
             unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
-            del found  # frees the logits before the backward pass
         with stage(BACKWARD):
             total.backward()
     with stage(CAPTURE):
         if summed:
             return adapter.captured(), unit_losses
         return adapter.captured(batch.unit_index, batch.unit_count), unit_losses
+
+
+def _of_texts(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """The loss to call backward on, and each row's weighted part of it (rows,)."""
+    with stage(FORWARD):
+        batch = batch.to(adapter.device)
+        found = label_states(adapter.model, batch.input_ids, batch.attention_mask, batch.labels)
+    with stage(LOSS):
+        total, losses = weighted_cross_entropy(found, batch.token_weight, is_root=True)
+        return total, found.per_row(losses * found.at_labels(batch.token_weight))
+
+
+def _of_labels(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """The same of texts with a label, whose loss is one number a record."""
+    answers = batch.answers
+    assert answers is not None
+    with stage(FORWARD):
+        batch = batch.to(adapter.device)
+        logits = batch_logits(adapter.model, batch)
+    with stage(LOSS):
+        weights = batch.row_weight.to(logits.device, logits.dtype, non_blocking=True)
+        losses = weights * class_losses(logits, answers)
+        return losses.sum(), losses.detach()

@@ -14,6 +14,7 @@ import torch
 
 from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
 from privlora.data.examples import Examples, Template, build_examples, have_shared_tokens, pad_token
+from privlora.data.labelled import build_labelled
 from privlora.data.records import (
     CONTENT_BYTES,
     as_records,
@@ -25,7 +26,7 @@ from privlora.data.records import (
 )
 from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
-from privlora.data.tasks import find_task, task_record
+from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.methods import VOTE_METHODS
@@ -128,7 +129,7 @@ def load_data(
         evaluation = load_records(data.evaluation, format=data.format)
     evaluation = [] if evaluation is None else as_records(evaluation)
     public = _public(settings, evaluation) if privacy.private and not all_public else {}
-    columns = Template(**data.columns).used
+    columns = _columns(data)
     hashes = {
         name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
         for name, given in public.items()
@@ -209,7 +210,7 @@ class _Reader:
     ) -> None:
         """public: content hashes of public records, by the setting that names them. keeps: hashes, in ``contents``."""
         self._settings, self._tokenizer, self._public = settings, tokenizer, public
-        self._columns = Template(**settings.data.columns).used
+        self._columns = _columns(settings.data)
         self._votes = text_column(settings.data) if settings.method.name in VOTE_METHODS else None
         self._keeps = keeps
         self._texts: list[str] = []
@@ -353,6 +354,12 @@ def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer
 
 
 def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
+    classes = data.classes
+    if classes is not None:
+        pair = None if data.pair is None else Template(text=data.pair)
+        return build_labelled(
+            records, Template(**data.columns), pair, classes, tokenizer, max_length=data.max_length
+        )
     return build_examples(
         records,
         Template(**data.columns),
@@ -368,7 +375,16 @@ def _of_tasks(records: Iterable[Mapping[str, Any]], data: DataSettings) -> Itera
 
 
 def _of_task(record: Mapping[str, Any], number: int, data: DataSettings) -> Mapping[str, Any]:
-    return record if data.task is None else task_record(find_task(data.task), record, number)
+    if data.task is None:
+        return record
+    shown = task_record if data.label is None else labelled_record
+    return shown(find_task(data.task), record, number)
+
+
+def _columns(data: DataSettings) -> frozenset[str]:
+    """Those that say what a record is; its label does not."""
+    pair = frozenset[str]() if data.pair is None else Template(text=data.pair).used
+    return Template(**data.columns).used | pair
 
 
 def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:

@@ -18,7 +18,7 @@ import torch
 from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.config import RunSettings
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.evaluation import evaluate_next_token
+from privlora.evaluation import evaluate_held_out
 from privlora.mechanisms import Mechanism
 from privlora.stages import CHECKPOINT, EVALUATION, PROCESSES, listener, stage
 from privlora.training.assembly import Parts, build_step
@@ -340,7 +340,7 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
         return
     if step:
         parts.install_result()
-    result = evaluate_next_token(parts.adapter.model, data.evaluation)
+    result = evaluate_held_out(parts.adapter.model, data.evaluation)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **result.to_dict()})
     if observer is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits, computes_in, hold, let_go, precisions
 from privlora.adapters.targets import output_layer
+from privlora.class_losses import class_logits
 from privlora.data.examples import IGNORED, Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
@@ -178,6 +179,44 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
     _refuse_other_labels(adapter, torch.where(mask, rows, pad), mask, first, allowed)
 
 
+def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
+    """`refuse_coupled` of a classifier, whose tokens may see each other: a record's logits, and the gradient of its
+    loss, must be the same whatever stands beside it and however far it is filled up. Raises ModelError.
+
+    adapter: detached; its model is in evaluation mode, and pads by the tokenizer's token.
+    """
+    known, pad = torch.tensor(_ordinary_tokens(adapter.model, tokenizer)), pad_token(tokenizer)
+    generator = torch.Generator().manual_seed(0)
+    tokens = known[torch.randint(len(known), (_ROWS + 1, _TOKENS), generator=generator)]
+
+    def logits(rows: Tensor, lengths: Tensor, width: int = _TOKENS) -> Tensor:
+        mask = torch.arange(width) < lengths[:, None]
+        filled = torch.nn.functional.pad(rows, (0, width - _TOKENS), value=pad)
+        return _logits(adapter, torch.where(mask, filled, pad), mask.long())
+
+    rows = tokens[:_ROWS]
+    with _rows_come_first(adapter):
+        first = logits(rows, _LENGTHS)
+    other = logits(tokens[[1, 2, _ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
+    order = torch.tensor([2, _ROWS, 0])
+    moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], _TOKENS + _HALF)
+    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
+    if any(bits(module) == 8 for module in adapter.model.modules()):
+        rounding = _OUTLIERS
+    # As a part of what other tokens in the same row do to its logits.
+    allowed = rounding * float(_distance(other[:2], first[:2]).median())
+    company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
+    mask = torch.arange(_TOKENS) < _LENGTHS[:, None]
+    leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
+    if float(company.max()) > allowed or leaked > rounding:
+        raise ModelError(
+            "the model couples the rows of a batch: a record's logits depend on the records beside it, or on how far "
+            "it is filled up",
+            why="one record then changes the gradients of others, and no clipping bounds that",
+            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
+        )
+
+
 def public_logits(adapter: LowRankAdapter) -> Tensor:
     """(1, tokens, vocabulary) float32 on the CPU, of fixed tokens. Raises ModelError for whatever goes wrong."""
     model: Any = adapter.model
@@ -204,7 +243,9 @@ def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
     try:
         logits = _logits(adapter, input_ids, mask.long(), graph=True)
         generator = torch.Generator().manual_seed(0)
-        weights = torch.randn(logits.shape[1:], generator=generator) * mask[1][:, None]
+        weights = torch.randn(logits.shape[1:], generator=generator)
+        if logits.dim() == 3:
+            weights = weights * mask[1][:, None]
         total = (logits[1].double() * weights.to(logits.device).double()).sum()
         gradient = torch.autograd.grad(total, seen[0], allow_unused=True)[0] if seen else None
     except (ModelError, torch.OutOfMemoryError):
@@ -272,6 +313,7 @@ def _frozen_head(model: torch.nn.Module) -> Iterator[None]:
 def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
     """Raise ModelError, after the forward pass inside, if an adapted layer's input is not (rows, tokens, features)."""
     shapes: dict[str, list[tuple[int, ...]]] = {site.name: [] for site in adapter.sites}
+    pooled = frozenset[str]().union(*(part.pooled for part in adapter.parts))
 
     def keep(name: str) -> Any:
         return lambda _, args: shapes[name].append(tuple(args[0].shape) if args else ())
@@ -289,7 +331,8 @@ def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
                 why="its update would be pure noise",
                 fix="exclude it with adapter.exclude_modules",
             )
-        wrong = [shape for shape in seen if len(shape) != 3 or shape[0] != _ROWS]
+        widths = (2, 3) if name in pooled else (3,)
+        wrong = [shape for shape in seen if len(shape) not in widths or shape[0] != _ROWS]
         if wrong:
             raise ModelError(
                 f"module {name!r} gets input of shape {wrong[0]} for {_ROWS} rows of {_TOKENS} tokens",
@@ -302,12 +345,16 @@ def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
 def _logits(
     adapter: LowRankAdapter, input_ids: Tensor, attention_mask: Tensor, *, graph: bool = False
 ) -> Tensor:
-    """(rows, tokens, vocabulary), as the model computes them. Raises ModelError for whatever goes wrong."""
+    """(rows, tokens, vocabulary), of a classifier (rows, outputs), as the model computes them. Raises ModelError for
+    whatever goes wrong."""
     ids, mask = input_ids.to(adapter.device), attention_mask.to(adapter.device)
     held = hold(adapter.model)
     try:
         with torch.set_grad_enabled(graph):
-            logits: Tensor = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            if len(adapter.parts) > 1:
+                logits = class_logits(adapter.model, ids, mask)
+            else:
+                logits = adapter.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a model raises anything; the tokens are random, so the cause may be shown
@@ -318,7 +365,8 @@ def _logits(
         ) from None
     finally:
         let_go(held)
-    if logits.shape[:2] != ids.shape or bool(logits.isnan().any()):
+    known = logits.shape[:1] if len(adapter.parts) > 1 else logits.shape[:2]
+    if known != ids.shape[: len(known)] or bool(logits.isnan().any()):
         raise ModelError(
             f"the model gives no numbers for every token (logits of shape {tuple(logits.shape)})",
             fix="use a causal language model, and check that its weights are finite",

@@ -9,16 +9,25 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+)
 
 from privlora.adapters import LowRankAdapter
+from privlora.adapters.headed import NEW_MODULES
 from privlora.adapters.quantised import bits, hold, let_go
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, named, reason_of
+from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
 from privlora.training.model_checks import (
     public_logits,
     refuse_adapted,
     refuse_coupled,
+    refuse_coupled_texts,
     refuse_float16,
     refuse_out_of_reach,
     refuse_too_short,
@@ -30,8 +39,9 @@ _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(settings: ModelSettings) -> tuple[Any, Any]:
-    """The base model and its tokenizer. Raises ModelError in one line for whatever cannot be loaded."""
+def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, Any]:
+    """The base model and its tokenizer; with ``head`` as a classifier. Raises ModelError in one line for whatever
+    cannot be loaded."""
     refuse_missing(settings)
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
     options, device = dict[str, Any](), device_of(settings)
@@ -44,7 +54,7 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
         options["device_map"] = settings.device_map or {"": device}
     tokenizer = load_tokenizer(settings)
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, **options)
+        model = _from_files(source | {"dtype": dtype} | options, head)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
             f"cannot load model {settings.name!r}: {reason_of(error)}",
@@ -54,6 +64,17 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     refuse_float16(model)
     hold(model)
     return model if "device_map" in options else model.to(device), tokenizer
+
+
+def _from_files(options: Mapping[str, Any], head: Head | None) -> Any:
+    if head is None:
+        return AutoModelForCausalLM.from_pretrained(**options)
+    options = {**options, **head.options(), "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, told = AutoModelForSequenceClassification.from_pretrained(**options)
+    # A head of another number of classes is as good as none.
+    missing = {*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}
+    setattr(model, NEW_MODULES, fill_new_weights(model, missing, head.seed))
+    return model
 
 
 def _refuse_other_loading(settings: ModelSettings, model: Any) -> None:
@@ -146,15 +167,15 @@ def load_tokenizer(settings: ModelSettings) -> Any:
 
 
 def given_or_loaded(
-    settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any
+    settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    """A caller's model and its tokenizer, or those of the settings.
+    """A caller's model and its tokenizer, or those of the settings; ``head``: of a classifier.
 
     Raises ConfigError if the tokenizer is missing or the caller's model is not packed as the settings say, ModelError
     for a model that cannot be loaded, holds an adapter, is in float16 or is not in memory as a whole.
     """
     if model is None:
-        model, tokenizer = load_model(settings)
+        model, tokenizer = load_model(settings, head)
     _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
@@ -174,7 +195,11 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
     adapter = adapter_for(settings, model)
     with unchanged_afterwards(model):
         model.eval()
-        refuse_coupled(adapter, tokenizer)
+        if head_of(settings) is None:
+            refuse_coupled(adapter, tokenizer)
+        else:
+            padded_as(model, tokenizer)
+            refuse_coupled_texts(adapter, tokenizer)
         refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
 
 
@@ -215,16 +240,18 @@ def refuse_other_logits(settings: Settings, model: torch.nn.Module, ranks: Ranks
     ranks.same(compare)
 
 
-def load_skeleton(settings: ModelSettings, attention: str | None = None) -> Any:
-    """The base model without weights, from its configuration alone. attention: as model.attn_implementation.
+def load_skeleton(settings: ModelSettings, attention: str | None = None, head: Head | None = None) -> Any:
+    """The base model without weights, from its configuration alone. attention: as model.attn_implementation. head: of a
+    classifier.
 
     Raises ModelError in one line; with ``attention`` also for one that is not installed or not made for the model.
     """
     source = model_source(settings)
     try:
-        config = AutoConfig.from_pretrained(**source)
+        config = AutoConfig.from_pretrained(**source, **({} if head is None else head.options()))
+        auto = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+            return auto.from_config(config, attn_implementation=attention)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         if attention is not None:
             raise ModelError(
@@ -254,11 +281,13 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
     ]
-    held = hold(model)
+    held, padding = hold(model), _padding(model)
     try:
         yield
     finally:
         let_go(held)
+        if padding is not None:
+            padding[0].pad_token_id = padding[1]
         for module, values, hooks in before:
             for name in names:
                 if name in values:
@@ -269,16 +298,25 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
             module._forward_hooks.update(hooks)
 
 
+def _padding(model: Any) -> tuple[Any, int | None] | None:
+    """Where a model's configuration names the padding token, and which it is."""
+    whole: Any = getattr(model, "config", None)
+    config: Any = whole.get_text_config() if hasattr(whole, "get_text_config") else None
+    return (config, config.pad_token_id) if hasattr(config, "pad_token_id") else None
+
+
 def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:
-    lora = settings.adapter
-    return LowRankAdapter(
+    lora, head = settings.adapter, head_of(settings)
+    own = [] if head is None else [head_name(model, head.outputs)]
+    body = LowRankAdapter(
         model,
         rank=lora.r,
         target_modules=lora.target_modules,
-        exclude_modules=lora.exclude_modules,
+        exclude_modules=[*lora.exclude_modules, *own],
         layers_to_transform=lora.layers_to_transform,
         dropout=dropout,
     )
+    return body if head is None else headed(body, head.outputs)
 
 
 def set_checkpointing(model: Any, kind: str) -> None:

@@ -24,7 +24,8 @@ from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings, Settings
 from privlora.coordinates.starts import SPECTRAL_SPLIT
-from privlora.data.examples import Example, Examples
+from privlora.data.examples import Answers, Example, Examples
+from privlora.data.labels import Classes
 from privlora.errors import reason_of
 from privlora.mechanisms import UNADAPTED, GaussianMechanism, MeanMechanism, Mechanism
 from privlora.mechanisms.charges import Uncharged
@@ -218,6 +219,8 @@ def _phases(
     """
     paper = Paper(device)
     copied = paper.copy(_first_layers(model, layers))
+    if settings.data.label is not None:  # with what `_all_labels` fills rows up
+        copied.config.get_text_config().pad_token_id = 0
     found: dict[Rows, Mapping[str, int]] = {}
     with warnings.catch_warnings(), paper:
         warnings.simplefilter("ignore")
@@ -251,7 +254,7 @@ def _step(parts: Parts, mechanism: Mechanism, batches: Sequence[Rows]) -> Step:
     return Step(
         state=parts,
         mechanism=mechanism,
-        examples=_all_labels(lengths),
+        examples=_all_labels(lengths, parts.settings.data.classes),
         learning_rate=0.0,
         max_tokens=max((batch.count * max(batch.width, least) for batch in batches), default=1),
         dropout=parts.settings.model.dropout,
@@ -299,10 +302,13 @@ def _startable(settings: Settings) -> Settings:
     )
 
 
-def _all_labels(lengths: Sequence[int]) -> Examples:
-    """Records of these lengths, of one token each time."""
+def _all_labels(lengths: Sequence[int], classes: Classes | None) -> Examples:
+    """Records of these lengths, of one token each time; of the first class, where there are any."""
     ones = {length: np.ones(length, np.int32) for length in set(lengths)}
-    return Examples((Example(ones[length], ones[length]) for length in lengths), pad_token_id=0)
+    found = Examples((Example(ones[length], ones[length]) for length in lengths), pad_token_id=0)
+    if classes is not None:
+        found.answers = Answers(np.zeros(len(lengths)), np.array(lengths, np.int32), classes.outputs)
+    return found
 
 
 def _equal_layers(model: Any, adapter: LowRankAdapter) -> int:

@@ -1,0 +1,464 @@
+"""Classifiers: the gradient of each record, what leaves when it leaves, what is released, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from tiny_models import VOCAB, everything_in_double, tiny_tokenizer
+from torch.func import functional_call
+
+from privlora import fine_tune
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.adapters.headed import HeadedAdapter
+from privlora.api import resume_run
+from privlora.class_losses import class_logits, class_losses
+from privlora.config import Settings, settings_from
+from privlora.coordinates.headed import HeadedCoordinates
+from privlora.data.batching import collate
+from privlora.data.examples import Examples
+from privlora.errors import ConfigError, DataError, ModelError
+from privlora.evaluation import evaluate_classes
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
+from privlora.methods import METHODS, build
+from privlora.training.classifier import head_name, headed, padded_as
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.inputs import tokenise
+from privlora.training.model_checks import refuse_coupled_texts
+from privlora.training.models import unchanged_afterwards
+
+NAMES = ["no", "yes", "maybe"]
+
+
+class CountingLedger:
+    """Charges in memory, without a limit."""
+
+    count = 0
+
+    def charge(self, event: StepEvent) -> int:
+        self.count += 1
+        return self.count
+
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+    "num_labels": len(NAMES),
+}
+_ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+FAMILIES: dict[str, Any] = {
+    "llama": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**_COMMON, **_ENDS)),
+    "gpt2": lambda: hf.GPT2ForSequenceClassification(
+        hf.GPT2Config(
+            **{"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
+            **{"pad_token_id": 0, "num_labels": len(NAMES), "initializer_range": 0.3},
+        )
+    ),
+    "bert": lambda: hf.BertForSequenceClassification(hf.BertConfig(**_COMMON)),
+    "roberta": lambda: hf.RobertaForSequenceClassification(hf.RobertaConfig(**_COMMON, **_ENDS)),
+    "modernbert": lambda: hf.ModernBertForSequenceClassification(
+        hf.ModernBertConfig(**_COMMON, **_ENDS, cls_token_id=1, sep_token_id=2)
+    ),
+    "deberta": lambda: hf.DebertaV2ForSequenceClassification(hf.DebertaV2Config(**_COMMON)),
+}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+METHODS_TRIED = ("prism", "dp-adamw", "ffa", "lora-rite")
+
+
+def classifier(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    return FAMILIES[family]().to(dtype).eval()
+
+
+RECORDS = [
+    {"text": "hello abc", "label": "yes"},
+    {"text": "a", "label": "no"},
+    {"text": "def ghi jkl mno", "label": "maybe"},
+    {"text": "zz", "label": "yes"},
+    {"text": "", "label": "no"},
+]
+
+
+def labelled(**data: Any) -> Settings:
+    return settings_of(data={"path": "x.jsonl", "text": "text", "label": "label", "labels": NAMES, **data})
+
+
+def settings_of(**groups: Mapping[str, Any]) -> Settings:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
+    return settings_from(
+        {"model": {"name": "m"}, "privacy": privacy | {"public_dataset_size": 5}, **groups}, source="test"
+    )
+
+
+def examples_of(records: list[dict[str, Any]], **data: Any) -> Examples:
+    return tokenise(records, labelled(max_length=24, **data).data, tiny_tokenizer())
+
+
+def adapted(model: Any, rank: int = 3) -> HeadedAdapter:
+    name = head_name(model, len(NAMES))
+    return headed(LowRankAdapter(model, rank=rank, exclude_modules=[name]), len(NAMES))
+
+
+def started(model: Any, method: str) -> tuple[HeadedAdapter, HeadedCoordinates, Any]:
+    adapter = adapted(model)
+    dtype = next(model.parameters()).dtype
+    coordinates, optimizer = build(METHODS[method], adapter, dtype=dtype)
+    assert isinstance(coordinates, HeadedCoordinates)
+    torch.manual_seed(1)
+    for tensors in (coordinates.head.right, getattr(coordinates.body, "left", [])):
+        for t in tensors:
+            t.copy_(0.3 * torch.randn_like(t))
+    coordinates.install()
+    return adapter, coordinates, optimizer
+
+
+@every_family
+def test_gradients_of_each_record_are_those_of_autograd(family: str) -> None:
+    """P and Q of every layer and the whole gradient of the last one, for rows of several lengths in one micro-batch."""
+    with everything_in_double():
+        model = classifier(family, torch.float64)
+        adapter, _, _ = started(model, "dp-adamw")
+        examples = examples_of(RECORDS)
+        batch = collate([np.array([k]) for k in range(len(examples))], examples)
+        with adapter:
+            captured, losses = micro_batch_gradients(adapter, batch)
+            factors = {site.name: adapter_factors(site) for site in adapter.sites}
+        for k in range(len(examples)):
+            alone = collate([np.array([k])], examples)
+            expected, loss = dense_gradients(model, adapter, factors, alone)
+            assert abs(float(losses[k]) - loss) < 1e-9
+            for s, site in enumerate(adapter.sites):
+                g = expected[site.name]
+                assert torch.allclose(captured.p[s][k].double(), g @ site.right, atol=1e-9), site.name
+                assert torch.allclose(captured.q[s][k].double(), g.mT @ site.left, atol=1e-9), site.name
+
+
+def adapter_factors(site: Any) -> torch.Tensor:
+    return (site.left * site.mid) @ site.right.mT
+
+
+def dense_gradients(
+    model: Any, adapter: HeadedAdapter, updates: Mapping[str, torch.Tensor], batch: Any
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Autograd of one record's loss with respect to W0 + update, without any hook of ours."""
+    conv = {site.name for site in adapter.sites if type(site.module).__name__ == "Conv1D"}
+    weights = {
+        f"{name}.weight": (
+            model.get_parameter(f"{name}.weight").detach() + (update.mT if name in conv else update)
+        ).requires_grad_(True)
+        for name, update in updates.items()
+    }
+
+    class Called(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self) -> torch.Tensor:
+            logits = class_logits(self.inner, batch.input_ids, batch.attention_mask, batch.token_type_ids)
+            return class_losses(logits, batch.answers).sum()
+
+    loss = functional_call(Called(), {f"inner.{name}": w for name, w in weights.items()}, ())
+    grads = torch.autograd.grad(loss, list(weights.values()))
+    named = {name.removesuffix(".weight"): g for name, g in zip(weights, grads, strict=True)}
+    return {name: g.mT if name in conv else g for name, g in named.items()}, float(loss)
+
+
+@pytest.mark.parametrize("method", METHODS_TRIED)
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic"])
+def test_nobody_moves_the_sum_by_more_than_the_clip_norm(method: str, clipping: str) -> None:
+    """Adapter and last layer together, in one norm; a record that is not finite moves nothing."""
+    model = classifier("bert")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[VOCAB - 1] = float("nan")
+    adapter, coordinates, _ = started(model, method)
+    examples = examples_of([*RECORDS, *({**r, "text": 2 * r["text"]} for r in RECORDS)])
+    bad = examples.like([*examples, spoiled(examples[2])])
+    clip_norm, count = 0.7, len(bad)
+    mechanism = GaussianMechanism(
+        coordinates,
+        clip_norm=clip_norm,
+        event=StepEvent(PoissonSampling(0.01), 1.0),
+        expected_batch_size=1.0,
+        ledger=CountingLedger(),
+        clipping=clipping,
+    )
+
+    def total(units: list[int]) -> torch.Tensor:
+        with adapter:
+            captured, _ = micro_batch_gradients(adapter, collate([np.array([k]) for k in units], bad))
+            mechanism.accumulate(captured)
+        vector = mechanism.take().spend().vector
+        assert vector is not None
+        return torch.cat([t.flatten() for parts in vector for t in parts]).double()
+
+    everybody = total(list(range(count)))
+    assert everybody.isfinite().all()
+    changes = [
+        float((everybody - total([k for k in range(count) if k != left_out])).norm()) / clip_norm
+        for left_out in range(count)
+    ]
+    assert max(changes) <= 1 + 1e-5
+    assert changes[-1] < 1e-3  # it is not finite
+    assert max(changes) > 0.9  # so the bound is met by some, and is one of both parts together
+
+
+def spoiled(example: Any) -> Any:
+    ids = example.input_ids.copy()
+    ids[0] = VOCAB - 1
+    return replace(example, input_ids=ids)
+
+
+def test_noise_lies_on_the_last_layer_as_on_the_adapter() -> None:
+    """Of an empty batch: every coordinate, of the same standard deviation, with a law of its own."""
+    adapter, coordinates, _ = started(classifier(), "prism")
+    mechanism = GaussianMechanism(
+        coordinates,
+        clip_norm=2.0,
+        event=StepEvent(PoissonSampling(0.01), 1.5),
+        expected_batch_size=4.0,
+        ledger=CountingLedger(),
+        noise=NoiseSource(3),
+    )
+    releases = [mechanism.release() for _ in range(40)]
+    tau = 1.5 * 2.0 / 4.0
+    heads = torch.stack([release.vector[-1][0].flatten() for release in releases])
+    bodies = torch.stack([release.vector[0][0].flatten() for release in releases])
+    for found in (heads, bodies):
+        assert abs(float(found.std()) / tau - 1) < 0.05
+    wide = min(heads.shape[1], bodies.shape[1])
+    assert abs(float((heads[:, :wide] * bodies[:, :wide]).mean())) < 0.15 * tau**2
+    squares = torch.stack(
+        [torch.stack([t.square().sum() for p in r.vector for t in p]).sum() for r in releases]
+    )
+    assert abs(float(squares.mean()) / (coordinates.dimension * tau**2) - 1) < 0.05
+    assert adapter.parts == (adapter.body, adapter.head)
+
+
+@every_family
+def test_what_is_released_is_what_peft_loads(family: str, tmp_path: Path) -> None:
+    """The same logits, from a base model whose last layer began otherwise."""
+    from peft import PeftModel
+
+    model = classifier(family)
+    adapter, coordinates, _ = started(model, "prism")
+    examples = examples_of(RECORDS)
+    batch = collate([np.array([k]) for k in range(len(examples))], examples)
+    with adapter, torch.no_grad():
+        expected = class_logits(model, batch.input_ids, batch.attention_mask)
+    write_adapter(tmp_path, adapter, coordinates.named_factors(), base_model="org/base", lora_alpha=16.0)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["task_type"] == "SEQ_CLS"
+    base = classifier(family)
+    with torch.no_grad():
+        base.get_submodule(head_name(base, len(NAMES))).weight.normal_()
+    loaded = PeftModel.from_pretrained(base, str(tmp_path)).eval()
+    with torch.no_grad():
+        found = loaded(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@every_family
+def test_models_of_these_families_do_not_couple_rows(family: str) -> None:
+    model, tokenizer = classifier(family), tiny_tokenizer()
+    with unchanged_afterwards(model):
+        padded_as(model, tokenizer)
+        refuse_coupled_texts(adapted(model), tokenizer)
+    assert model.config.pad_token_id == 0  # as it was
+
+
+def test_a_model_that_reads_padding_is_refused() -> None:
+    """One that pools the last column, whatever stands there: how far a row is filled up depends on its neighbours."""
+    model = classifier()
+    model.config.pad_token_id = VOCAB - 1
+    with pytest.raises(ModelError, match="couples the rows"):
+        refuse_coupled_texts(adapted(model), tiny_tokenizer())
+
+
+def run(tmp_path: Path, **more: Any) -> Any:
+    options: dict[str, Any] = {
+        "privacy": {
+            "target_epsilon": 8,
+            "delta": 1e-3,
+            "steps": 3,
+            "expected_batch_size": 10,
+            "public_dataset_size": 40,
+        },
+        "columns": {"text": "text", "label": "label", "labels": NAMES, "max_length": 24},
+        "adapter": {"r": 3},
+        "output": tmp_path / "run",
+    }
+    records = [{**RECORDS[k % 4], "text": f"{RECORDS[k % 4]['text']} {k}"} for k in range(40)]
+    given = more.pop("model", None) or classifier("roberta")
+    return fine_tune(given, records, tokenizer=tiny_tokenizer(), **(options | more))
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_classifier(tmp_path: Path) -> None:
+    """Held-out figures, a card that loads it as one, and a model that is given back as it was."""
+    model = classifier("roberta")
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    evaluation = [{"text": "other words", "label": "yes"}, {"text": "more of them", "label": "no"}]
+    result = run(tmp_path, model=model, evaluation=evaluation)
+    assert result.epsilon <= 8
+    report = json.loads((result.release / "privacy_report.json").read_text())
+    assert {"accuracy", "f1", "matthews_correlation"} <= set(report["evaluation"][-1])
+    assert report["classes"] == {"num_labels": 3, "names": NAMES}
+    card = (result.release / "README.md").read_text()
+    assert "AutoModelForSequenceClassification" in card
+    assert "pipeline_tag: text-classification" in card
+    assert "accuracy" in (result.release / "report.html").read_text()
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    assert model.config.pad_token_id == 0
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    from privlora.training.loop import Interrupted
+
+    class Stop:
+        def on_step(self, report: Any) -> None:
+            if report.step == 2:
+                raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": 4, "expected_batch_size": 10}
+    records = [{**RECORDS[k % 4], "text": f"{RECORDS[k % 4]['text']} {k}"} for k in range(40)]
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        run(
+            tmp_path,
+            privacy={**privacy, "public_dataset_size": 40},
+            run={"checkpoint_every": 1},
+            observer=Stop(),
+        )
+    result = resume_run(
+        tmp_path / "run", model=classifier("roberta"), tokenizer=tiny_tokenizer(), records=records
+    )
+    assert result.steps == 4
+
+
+def test_a_users_loss_is_the_mean_of_its_records() -> None:
+    model = classifier()
+    adapter, _, _ = started(model, "dp-adamw")
+    examples = examples_of(RECORDS)
+    with adapter:
+        _, each = micro_batch_gradients(adapter, collate([np.array([k]) for k in range(3)], examples))
+        _, both = micro_batch_gradients(adapter, collate([np.arange(3)], examples))
+    assert torch.allclose(both, each.mean(dim=0, keepdim=True), atol=1e-5)
+
+
+def test_training_learns_the_label() -> None:
+    """Without noise, records whose words tell their class are told apart."""
+    model = classifier("llama")
+    adapter, coordinates, optimizer = started(model, "dp-adamw")
+    examples = examples_of([{"text": name * 3, "label": name} for name in NAMES])
+    before = evaluate_classes(model, examples).loss_per_example
+    mechanism = MeanMechanism(coordinates, expected_batch_size=3, steps=60)
+    with adapter:
+        for _ in range(60):
+            captured, _ = micro_batch_gradients(adapter, collate([np.array([k]) for k in range(3)], examples))
+            mechanism.accumulate(captured)
+            optimizer.step(mechanism.release(), 2e-2)
+        found = evaluate_classes(model, examples)
+    assert found.loss_per_example < 0.2 * before
+    assert found.metrics["accuracy"] == 1.0
+
+
+def test_scores_are_learned_by_squared_error() -> None:
+    examples = tokenise(
+        [{"text": "a", "label": 1.5}, {"text": "b", "label": "3"}],
+        labelled(labels="score", max_length=16).data,
+        tiny_tokenizer(),
+    )
+    assert examples.answers is not None
+    assert examples.answers.outputs == 1
+    losses = class_losses(torch.tensor([[1.0], [5.0]]), torch.from_numpy(examples.answers.values))
+    assert losses.tolist() == [0.25, 4.0]
+
+
+def test_a_label_is_a_part_of_a_record() -> None:
+    """So a resumed run sees that one has changed, and records of two labels do not count as repeated."""
+    one, other = (examples_of([{"text": "a", "label": name}])[0] for name in NAMES[:2])
+    assert one.digest != other.digest
+
+
+def test_pairs_are_read_as_the_tokenizer_reads_them() -> None:
+    tokenizer = tiny_tokenizer()
+    records = [
+        {"text": "abc", "second": "defg", "label": "no"},
+        {"text": "a" * 30, "second": "b" * 30, "label": "no"},
+    ]
+    found = tokenise(records, labelled(text_pair="second", max_length=20).data, tokenizer)
+    for example, record in zip(found, records, strict=True):
+        expected = tokenizer(record["text"], record["second"], truncation=True, max_length=20)["input_ids"]
+        assert example.input_ids.tolist() == expected
+    assert found[1].dropped > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [("other", NAMES), (3, 3), (-1, 3), (1.5, 3), (None, NAMES), ("nan", "score"), (float("inf"), "score")],
+)
+def test_a_label_that_is_none_is_refused_and_not_shown(value: Any, names: Any) -> None:
+    with pytest.raises(DataError, match="record 1") as error:
+        examples_of([{"text": "a", "label": value}], labels=names)
+    assert "other" not in str(error.value)
+    assert "nan" not in str(error.value)
+
+
+@pytest.mark.parametrize(("value", "number"), [(0, 0), ("1", 1), (True, 1), (2.0, 2)])
+def test_numbered_labels(value: Any, number: int) -> None:
+    found = examples_of([{"text": "a", "label": value}], labels=3)
+    assert found.answers is not None
+    assert found.answers.values.tolist() == [number]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"data": {"text": "t", "label": "l"}}, "all that there can be"),
+    ({"data": {"text": "t", "labels": NAMES}}, "read with label only"),
+    ({"data": {"text": "t", "text_pair": "s"}}, "read with label only"),
+    ({"data": {"text": "t", "label": "l", "labels": ["a"]}}, "two different classes"),
+    ({"data": {"text": "t", "label": "l", "labels": ["a", "a"]}}, "two different classes"),
+    ({"data": {"text": "t", "label": "l", "labels": 1}}, "two different classes"),
+    ({"data": {"prompt": "p", "completion": "c", "label": "l", "labels": 2}}, "class of a text"),
+    ({"data": {"messages": "m", "label": "l", "labels": 2}}, "class of a text"),
+    ({"data": {"text": "t", "label": "l", "labels": 2, "cache": True}}, "no labels beside them"),
+    ({"data": {"task": "gsm8k", "label": "label"}}, "no labels to classify"),
+    ({"data": {"task": "sst2", "label": "gold"}}, "write label: label"),
+    ({"data": {"task": "sst2", "label": "label", "labels": 2}}, "write label: label"),
+]
+
+
+@pytest.mark.parametrize(("groups", "words"), WRONG)
+def test_settings_that_do_not_go_together(groups: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings_of(data={"path": "x.jsonl", **groups["data"]})
+
+
+@pytest.mark.parametrize("method", ["pe-sgd", "projected", "wishart-m2"])
+def test_rows_that_labels_do_not_go_with(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not go with"):
+        run(tmp_path, method=method)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no linear layer with 2 outputs"):
+        run(tmp_path, columns={"text": "text", "label": "label", "labels": 2})
+    assert not (tmp_path / "run").exists()
