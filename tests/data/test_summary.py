@@ -52,6 +52,7 @@ def test_counts() -> None:
         "mostly_cut": 0.2,
         "empty": 0.2,
         "repeated": pytest.approx(0.4),
+        "chunks": None,
     }
     assert found.to_dict() == asdict(found)
     assert "5 records of 3 units, 10 tokens" in found.describe()

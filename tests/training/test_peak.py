@@ -43,7 +43,7 @@ def shapes(found: list[Rows]) -> list[tuple[int, int]]:
 
 
 def test_the_worst_are_the_longest_rows_and_the_most_rows() -> None:
-    of = {"max_tokens": 4096, "row_tokens": 16, "columns": 1}
+    of = {"of_a_unit": 1, "max_tokens": 4096, "row_tokens": 16, "columns": 1}
     assert shapes(worst_batches(privacy(), max_length=512, **of)) == [(8, 512), (9, 455), (256, 16)]
     # 13 rows of 300 tokens leave 196: 14 rows of 292 do not.
     assert shapes(worst_batches(privacy(), max_length=300, **of))[:2] == [(13, 300), (14, 292)]
@@ -53,13 +53,13 @@ def test_the_worst_are_the_longest_rows_and_the_most_rows() -> None:
 
 
 def test_below_float32_rows_are_padded_most_where_they_end_a_block() -> None:
-    found = worst_batches(privacy(), max_tokens=4096, max_length=512, row_tokens=20, columns=32)
+    found = worst_batches(privacy(), of_a_unit=1, max_tokens=4096, max_length=512, row_tokens=20, columns=32)
     assert shapes(found)[-2:] == [(128, 32), (204, 20)]
 
 
 def test_no_more_rows_than_a_batch_has() -> None:
     few = privacy(expected_batch_size=5, max_batch_size=7)
-    found = worst_batches(few, max_tokens=4096, max_length=100, row_tokens=16, columns=1)
+    found = worst_batches(few, of_a_unit=1, max_tokens=4096, max_length=100, row_tokens=16, columns=1)
     assert shapes(found) == [(7, 100), (7, 16)]
 
 
@@ -71,7 +71,7 @@ def test_a_batch_is_bounded_by_public_numbers_alone() -> None:
 
 def test_rows_of_users_are_added_up() -> None:
     of_users = privacy(unit="user", user_column="who", max_records_per_user=10)
-    found = worst_batches(of_users, max_tokens=40, max_length=20, row_tokens=4, columns=1)
+    found = worst_batches(of_users, of_a_unit=10, max_tokens=40, max_length=20, row_tokens=4, columns=1)
     assert found == [
         Rows((2,), 20),
         Rows((10,), 20),  # one user with all records, beyond what is allowed

@@ -166,6 +166,8 @@ def audit_finished(
         )
     settings = load_settings(folder.settings)
     settings.refuse_labels("an audit")
+    # A member is one record, with one loss.
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"chunk": False})})
     summary = read_ledger(folder.ledger) if settings.privacy.private else None
     stated = summary is not None and not summary.plan.insecure_noise
     delta = summary.plan.delta if summary is not None else _DELTA

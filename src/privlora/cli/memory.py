@@ -98,7 +98,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     with unchanged_afterwards(model):  # short rows count for more where activations are computed again
         set_checkpointing(model, settings.model.gradient_checkpointing)
         least, tokens = row_tokens(adapter), settings.run.max_tokens
-    of_user = settings.privacy.max_records_per_user if settings.privacy.unit == "user" else 1
+    of_user = settings.rows_of_a_unit
     of_batch = largest_batch(settings.privacy) * of_user
     records, most = (
         max(1, min(of_batch, tokens // max(length, least))) for length in (settings.data.max_length, 1)

@@ -213,6 +213,12 @@ class DataSettings(Group):
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
+    chunk: bool = False
+    """Divide texts that are longer than max_length into chunks of like length, and train on all of them; else they are
+    cut. All chunks of a text are one unit, with one clip and one charge, and with unit=user they are the user's."""
+    max_chunks: int = Field(default=8, ge=1)
+    """How many of a record's chunks take part in a step at most, drawn anew each time; with unit=user
+    privacy.max_records_per_user counts chunks, and this is not read."""
     add_eos: bool = True
     limit: int | None = Field(default=None, ge=1)
     """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
@@ -286,6 +292,12 @@ class DataSettings(Group):
         if sum(forms) > 1:
             raise ValueError(
                 "there are several forms of records. Fix: give only one of: text, or prompt and completion, or messages"
+            )
+        others = self.label is not None or self.task is not None or (self.text is None and any(forms))
+        if self.chunk and others:
+            raise ValueError(
+                "chunk divides whole texts, and these records are prompts, chats or labelled texts, which lose their "
+                "sense in parts. Fix: remove chunk, or name the text's column with text"
             )
         if (self.prompt is None) != (self.completion is None):
             lacking = "prompt" if self.prompt is None else "completion"
@@ -641,6 +653,11 @@ class Settings(Group):
         federation = self.federation
         if federation is None:
             return
+        if self.data.chunk:
+            raise ValueError(
+                "data.chunk does not go with a federation, whose clients count whole records. Fix: remove it, and "
+                "divide long texts before, with privacy.unit: user"
+            )
         if self.data.label is not None:
             raise ValueError(
                 "data.label does not go with a federation, whose rules know the factors of adapters alone. Fix: remove "
@@ -697,9 +714,21 @@ class Settings(Group):
                 "published. Fix: give public records, or none"
             )
 
+    @property
+    def rows_of_a_unit(self) -> int:
+        """PUBLIC. How many rows a drawn unit brings at most."""
+        if self.privacy.unit == "user":
+            return self.privacy.max_records_per_user
+        return self.data.max_chunks if self.data.chunk else 1
+
     def _refuse_other_than_public_texts(self) -> None:
         if self.synthesis is None:
             return
+        if self.data.chunk:
+            raise ValueError(
+                "data.chunk does not go with the group synthesis, whose texts are as long as they are written. Fix: "
+                "remove either"
+            )
         if self.federation is not None:
             raise ValueError(
                 "synthesis does not go with a federation, whose methods use no public texts. Fix: remove either group"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +71,18 @@ class Tokens:
             np.frombuffer(dropped, np.int32),
             np.frombuffer(blank, bool),
         )
+
+
+def divided(ids: Sequence[int], frame: Frame) -> list[Sequence[int]]:
+    """A text's token ids in consecutive parts of like length that fit into examples; its end of text in the last one.
+
+    A text that fits is one part; so is an empty one.
+    """
+    whole = [*ids, *frame.eos] if frame.eos and list(ids[-1:]) != frame.eos else ids
+    room = frame.max_length - bool(frame.adds_bos and frame.bos)
+    count = max(1, -(-len(whole) // room))
+    bounds = [len(whole) * part // count for part in range(count + 1)]
+    return [whole[start:stop] for start, stop in pairwise(bounds)]
 
 
 def starts_of(lengths: NDArray[np.integer[Any]]) -> Integers:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from privlora.data.assembling import Tokens, assemble, edges_of, frame_of, starts_of, tokenize
+from privlora.data.assembling import Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
 from privlora.data.rendering import parse, renderer
 from privlora.errors import ConfigError
 
@@ -82,6 +82,9 @@ class Examples(Sequence[Example]):
         self.pad_token_id = pad_token_id
         self._labels: np.ndarray | None = None  # (T,) int32 where labels are other tokens than the ids
         self.answers: Answers | None = None
+        self.chunks: np.ndarray | None = (
+            None  # (records,) int64: how many examples each became, where they are divided
+        )
         self._tokens = self._flat(list(examples))
 
     @classmethod
@@ -252,6 +255,7 @@ def build_examples(
     max_length: int,
     loss_on: Literal["all", "completion"] = "all",
     add_eos: bool = True,
+    chunk: bool = False,
 ) -> Examples:
     """Tokenise every record; none is dropped, whatever it holds.
 
@@ -269,6 +273,7 @@ def build_examples(
         max_length: most tokens of an example, at least 2.
         loss_on: ``"all"`` tokens, or only those of the ``"completion"`` (of the assistant's turns in a chat).
         add_eos: end text and completions with EOS; chat messages never get one here.
+        chunk: of whole texts, divide too long ones instead; ``Examples.chunks`` says into how many.
 
     Raises:
         ConfigError: a setting is out of range, or does not go with the template or the tokenizer.
@@ -278,6 +283,8 @@ def build_examples(
         raise ConfigError(f"max_length={max_length} leaves nothing to predict", fix="set it to 2 or more")
     if loss_on not in ("all", "completion"):
         raise ConfigError(f"loss_on={loss_on!r} is unknown", fix='use "all" or "completion"')
+    if chunk and template.text is None:
+        raise ConfigError("chunk divides whole texts alone", fix="give a template with text, or remove chunk")
     if loss_on == "completion" and template.text is not None:
         raise ConfigError(
             'loss_on="completion" needs a template with a completion',
@@ -295,14 +302,25 @@ def build_examples(
 
     render, numbered = renderer(template, tokenizer, loss_on), enumerate(records, start=1)
 
+    counts = list[int]()
+
     def chunks() -> Iterator[Tokens]:
         while rendered := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
             token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
             ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
             blank = [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
-            yield assemble(ids, blank, frame)
+            if not chunk:
+                yield assemble(ids, blank, frame)
+                continue
+            parts = [divided(text, frame) for ((text, _),) in ids]
+            counts.extend(map(len, parts))
+            flags = [flag for flag, some in zip(blank, parts, strict=True) for _ in some]
+            each = [[(list(part), True)] for some in parts for part in some]
+            yield assemble(each, flags, replace(frame, eos=[]))
 
-    return Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
+    found = Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
+    found.chunks = np.array(counts, np.int64) if chunk else None
+    return found
 
 
 def pad_token(tokenizer: Any) -> int:

@@ -19,7 +19,8 @@ class DataSummary:
 
     records, units: how many. median_tokens, p95_tokens: of the records as they are trained on. cut: share of records
     that max_length shortens. mostly_cut: share that loses more than half of its tokens. empty: share without a word to
-    train on. repeated: share that says what an earlier record says.
+    train on. repeated: share that says what an earlier record says. chunks: into how many all records are divided,
+    where they are; the rest is then of chunks.
     """
 
     records: int
@@ -30,6 +31,7 @@ class DataSummary:
     mostly_cut: float
     empty: float
     repeated: float
+    chunks: int | None = None
 
     def to_dict(self) -> dict[str, float]:
         """JSON-ready, and private."""
@@ -37,10 +39,11 @@ class DataSummary:
 
     def describe(self) -> str:
         """One line."""
+        divided = "" if self.chunks is None else f" in {self.chunks} chunks"
         return (
-            f"{self.records} records of {self.units} units, {self.median_tokens:.0f} tokens each (median; 95 % have at "
-            f"most {self.p95_tokens:.0f}); {self.cut:.1%} are cut by max_length, {self.empty:.1%} have nothing to "
-            f"train on, {self.repeated:.1%} repeat an earlier one"
+            f"{self.records} records of {self.units} units{divided}, {self.median_tokens:.0f} tokens each (median; "
+            f"95 % have at most {self.p95_tokens:.0f}); {self.cut:.1%} are cut by max_length, {self.empty:.1%} have "
+            f"nothing to train on, {self.repeated:.1%} repeat an earlier one"
         )
 
 
@@ -50,7 +53,7 @@ def summarise(examples: Examples, units: int) -> DataSummary:
     said = np.fromiter((int.from_bytes(e.digest[:8], "big") for e in examples), np.uint64, len(examples))
     said.sort()
     return DataSummary(
-        records=len(examples),
+        records=len(examples) if examples.chunks is None else len(examples.chunks),
         units=units,
         median_tokens=float(np.median(examples.lengths)),
         p95_tokens=float(np.quantile(examples.lengths, 0.95)),
@@ -58,6 +61,7 @@ def summarise(examples: Examples, units: int) -> DataSummary:
         mostly_cut=float((examples.dropped > examples.lengths).mean()),
         empty=float(((examples.label_counts == 0) | examples.blank).mean()),
         repeated=float((said[1:] == said[:-1]).sum() / len(examples)),
+        chunks=None if examples.chunks is None else len(examples),
     )
 
 

@@ -157,7 +157,7 @@ def _candidates(settings: Settings, model: torch.nn.Module, length: int) -> tupl
         ceiling = _TOKENS
     elif not adapter.reduced_precision:
         ceiling = max(ceiling, min(_TOKENS, _ROWS * least))
-    of_units = settings.privacy.max_records_per_user if settings.privacy.unit == "user" else 1
+    of_units = settings.rows_of_a_unit
     of_a_batch = largest_batch(settings.privacy) * of_units * max(length, least)
     most = max(length, min(ceiling, of_a_batch))
     steps = {part << power for power in range(20) for part in (2, 3)}

@@ -225,7 +225,10 @@ class _Reader:
     def data(self, examples: Examples, unit_of_record: np.ndarray, held_out: Examples) -> Data:
         """Raises PrivacyError for another number of units than was accounted for."""
         privacy = self._settings.privacy
-        units = Units(unit_of_record, privacy.max_records_per_user if privacy.unit == "user" else None)
+        if examples.chunks is not None:
+            unit_of_record = np.repeat(unit_of_record, examples.chunks)
+        bounded = privacy.unit == "user" or self._settings.data.chunk
+        units = Units(unit_of_record, self._settings.rows_of_a_unit if bounded else None)
         if privacy.private and privacy.delta is not None and privacy.delta >= 1 / max(1, len(units)):
             raise PrivacyError(
                 f"privacy.delta={privacy.delta:g} is not below 1 / number of units",
@@ -367,6 +370,7 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
         max_length=data.max_length,
         loss_on=data.loss_on,
         add_eos=data.add_eos,
+        chunk=data.chunk,
     )
 
 

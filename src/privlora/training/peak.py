@@ -96,6 +96,7 @@ def peak_of_a_step(
     adapter = adapter_for(settings, model)
     batches = worst_batches(
         settings.privacy,
+        of_a_unit=settings.rows_of_a_unit,
         max_tokens=max_tokens,
         max_length=longest_row(settings, model),
         row_tokens=tokens_of_a_row(settings, adapter),
@@ -134,13 +135,20 @@ def longest_row(settings: Settings, model: torch.nn.Module) -> int:
 
 
 def worst_batches(
-    privacy: PrivacySettings, *, max_tokens: int, max_length: int, row_tokens: int, columns: int
+    privacy: PrivacySettings,
+    *,
+    of_a_unit: int,
+    max_tokens: int,
+    max_length: int,
+    row_tokens: int,
+    columns: int,
 ) -> list[Rows]:
     """PUBLIC. The micro-batches one of which takes most: of the longest rows, and of as many rows as there can be.
 
-    columns: widths are padded beyond the next multiple of it, where it is above 1 (gradients.steadied).
+    of_a_unit: rows that a unit brings at most. columns: widths are padded beyond the next multiple of it, where it is
+    above 1 (gradients.steadied).
     """
-    user = privacy.max_records_per_user if privacy.unit == "user" else 1
+    user = of_a_unit
     most = largest_batch(privacy) * user
     short = min(max(1, row_tokens), max_length)
 

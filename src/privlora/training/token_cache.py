@@ -79,7 +79,7 @@ def key_of(data: DataSettings, user_column: str | None, tokenizer: Any) -> str |
         ],
         "columns": data.columns,
         "task": None if data.task is None else repr(find_task(data.task)),
-        "read": [data.limit, data.loss_on, user_column],
+        "read": [data.limit, data.loss_on, user_column, data.chunk],
         "frame": asdict(
             frame_of(tokenizer, data.max_length, data.loss_on == "all", data.add_eos, is_chat=is_chat)
         ),
