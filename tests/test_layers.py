@@ -23,7 +23,7 @@ LAYERS = (
     {"rehearsals"},
     {"profiling", "reporting", "stacked"},
     {"federated"},
-    {"auditing"},
+    {"auditing", "result"},
     {"api", "diagnostics", "studies"},
     {"api_synthesis", "demo"},
     {"cli"},

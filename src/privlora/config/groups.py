@@ -551,8 +551,23 @@ class RunSettings(Group):
     """At most so long from one checkpoint to the next, where steps take long."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""
+    report_to: list[Literal["jsonl", "tensorboard", "wandb", "trackio"]] = Field(default=[])
+    """Where public numbers go beside the report (steps, epsilon, learning rate, held-out loss): jsonl writes
+    release/metrics.jsonl, tensorboard private/tensorboard, both while a run goes on; wandb and trackio get all of it
+    when the run has ended, since a service that notes when each number comes learns how long each step took. Read by
+    `train`, `resume` and `synthesize`."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps from one row of report_to and of `Result.history` to the next."""
     show_private_loss: bool = False
     """Show the training loss on the screen. It is private data: only for people who may see the records."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_or_none(cls, given: Any) -> Any:
+        """A word for a list of one, and transformers' word for none."""
+        if given is None or given == "none" or given == ["none"]:
+            return []
+        return [given] if isinstance(given, str) else given
 
     @property
     def max_tokens(self) -> int:
