@@ -92,7 +92,7 @@ def test_every_field_of_peft_is_carried_or_refused() -> None:
     """Also one that a later version adds: nothing is ignored."""
     given = LoraConfig(target_modules=["q_proj"])
     given.brand_new = 1
-    with pytest.raises(ConfigError, match="LoraConfig.brand_new is set"):
+    with pytest.raises(ConfigError, match=r"LoraConfig\.brand_new is set"):
         adapter_settings(given)
 
 

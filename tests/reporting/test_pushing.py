@@ -197,7 +197,7 @@ def test_names_are_the_hubs(name: str, run: RunFolder) -> None:
     with pytest.raises(ConfigError, match="is no name of a repository"):
         push(run, name, base_model=BASE, api=Hub())
     if name:
-        with pytest.raises(ConfigError, match="no hub name of a base model|no name of a repository"):
+        with pytest.raises(ConfigError, match=r"no hub name of a base model|no name of a repository"):
             push(run, "me/notes", base_model=name.replace("a" * 97, "./a"), api=Hub())
 
 
