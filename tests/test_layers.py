@@ -25,11 +25,13 @@ LAYERS = (
     {"federated"},
     {"auditing", "result"},
     {"api", "diagnostics", "studies"},
-    {"api_synthesis", "demo"},
+    {"api_synthesis", "demo", "trainer"},
     {"cli"},
 )
 FRONT_DOOR = (
     "__version__",
+    "PrivateConfig",
+    "PrivateTrainer",
     "Result",
     "SynthesisResult",
     "federate",

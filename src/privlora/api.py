@@ -16,6 +16,7 @@ from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.methods import CHOICES
+from privlora.names import UNNAMED
 from privlora.profiling.run import profiled, refuse_without_steps, told_peak
 from privlora.rehearsals.choosing import Chosen, because, choose, keep_choice, plan_run, read_choice
 from privlora.reporting import publish
@@ -143,7 +144,7 @@ def with_generator(synthesis: Any, generator: Any) -> Any:
     if generator is None:
         return synthesis
     given = {} if synthesis is None else synthesis
-    _refuse_no_mapping("synthesis", given)
+    refuse_no_mapping("synthesis", given)
     if given.get("generator", "callable") != "callable" or "callable" in given:
         raise ConfigError(
             "generator is given, and synthesis names another one",
@@ -172,7 +173,7 @@ def settings_of_call(
         )
     groups = {**groups, "adapter": adapter_settings(groups.get("adapter"))}
     for name, group in groups.items():
-        _refuse_no_mapping(name, group)
+        refuse_no_mapping(name, group)
     columns = groups["columns"] or {}
     for name in ("path", "evaluation"):
         if name in columns:
@@ -233,7 +234,7 @@ def federate(
             "federation is None, so nothing says how the clients train together",
             fix=f"pass federation={_EXAMPLES['federation']}",
         )
-    _refuse_no_mapping("federation", federation)
+    refuse_no_mapping("federation", federation)
     terms: dict[str, Any] = dict(federation)
     records: Any = None
     if isinstance(data, Mapping):
@@ -310,7 +311,7 @@ _EXAMPLES = {
 }
 
 
-def _refuse_no_mapping(name: str, group: Any) -> None:
+def refuse_no_mapping(name: str, group: Any) -> None:
     """Raise ConfigError for an argument that holds settings and is no mapping; what it is instead is not shown."""
     if group is not None and not isinstance(group, Mapping):
         raise ConfigError(
@@ -629,7 +630,7 @@ def _result(
 
 
 def _name_of(model: torch.nn.Module) -> str:
-    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or "unnamed")
+    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or UNNAMED)
 
 
 __all__ = ["Parts", "Result", "federate", "fine_tune", "resume_federation", "resume_run", "train_run"]

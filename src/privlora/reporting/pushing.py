@@ -18,7 +18,7 @@ from typing import Any, Final
 from privlora.accounting import read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.errors import ConfigError, PrivacyError, RunError, named
-from privlora.names import HUB_NAME, is_local
+from privlora.names import HUB_NAME, UNNAMED, is_local
 from privlora.reporting.facts import PRIVATE
 from privlora.reporting.publication import CARD_NAME, HTML_NAME, check_same_run, read_report, write_report
 from privlora.training.files import RunFolder, no_run, write_atomically
@@ -142,9 +142,12 @@ def _base(folder: RunFolder, report: dict[str, Any], base_model: str | None) -> 
         return base_model
     if "texts" in report:
         return None
-    if adapter["base_is_local"]:
+    unnamed = adapter["base_model"] == UNNAMED
+    if adapter["base_is_local"] or unnamed:
         raise ConfigError(
-            f"the base model was the local folder {named(adapter['base_model'])}",
+            "the base model was handed over and has no name"
+            if unnamed
+            else f"the base model was the local folder {named(adapter['base_model'])}",
             why="whoever loads the adapter would look for that name on the hub, and get the model of whoever has it "
             "there",
             fix="name the hub's copy of the base: --base-model OWNER/NAME",
