@@ -83,7 +83,7 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """Public numbers of the first and last step, of every ``run.log_every``-th and of those that were evaluated,
         from the run's own files, so also after a resume: step, epsilon (after it), learning_rate (of it) and
-        held_out_loss (nats per token; None where it was not evaluated). Composing takes about 30 ms a row."""
+        held_out_loss (nats per token; None where it was not evaluated)."""
         folder, method = self._folder, self.report["method"]
         evaluations = read_lines(folder.evaluations)
         every = load_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps

@@ -107,7 +107,7 @@ def _targets(given: Any) -> str | list[str]:
     if given is None:
         raise ConfigError(
             "LoraConfig.target_modules is not set",
-            why="peft then looks for names in a table of its own, which not every model is in",
+            why="a table of peft's would decide, which not every model is in",
             fix="set target_modules='all-linear', or a list such as ['q_proj', 'v_proj']",
         )
     return given if isinstance(given, str) else sorted(given)

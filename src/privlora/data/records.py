@@ -152,7 +152,7 @@ def refuse_splits(data: Any) -> None:
     raise DataError(
         f"the data are a {type(data).__name__} with the splits {', '.join(splits) or '(not shown)'}",
         why="each split is a set of records of its own, and which of them are private is yours to say",
-        fix=f"give one of them, as data[{one!r}]",
+        fix=f"give one split, as data[{one!r}]",
     )
 
 

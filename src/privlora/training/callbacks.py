@@ -56,7 +56,7 @@ class PublicEvent:
 
     @property
     def epsilon(self) -> float | None:
-        """What the steps so far cost; None where nothing is promised. Composed when it is asked for (about 30 ms)."""
+        """What the steps so far cost; None where nothing is promised."""
         return spent(self.plan, self.step)
 
 

@@ -16,7 +16,7 @@ from privlora.pages.numbers import finite
 @lru_cache(maxsize=4096)
 def spent(plan: Plan | None, step: int) -> float | None:
     """Epsilon after ``step`` steps of training; None where nothing is promised. The first of a plan takes tenths of a
-    second, others hundredths."""
+    second, the next ones milliseconds."""
     if plan is None or plan.insecure_noise:
         return None
     charged = plan.before_training + step
