@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
@@ -78,15 +80,22 @@ def _summary_writer() -> Any:
 class Service:
     """One that gets all rows when the run has ended. A failure there is a warning: the run is complete."""
 
-    def __init__(self, name: str, send: Callable[[Rows, str | None], None], label: str | None) -> None:
-        self.name, self._send, self._label = name, send, label
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[Rows, RunFolder, str | None], None],
+        folder: RunFolder,
+        label: str | None,
+    ) -> None:
+        self.name, self._send, self._folder, self._label = name, send, folder, label
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Nothing yet."""
 
     def end(self, rows: Rows) -> None:
         try:
-            self._send(rows, self._label)
+            with redirect_stdout(sys.stderr):  # what they say is no result
+                self._send(rows, self._folder, self._label)
         except Exception as error:  # noqa: BLE001 - code of others raises anything
             _log.warning(
                 "%s did not take the run's numbers (%s: %s); they are in Result.history",
@@ -96,7 +105,7 @@ class Service:
             )
 
 
-def _to_wandb(rows: Rows, label: str | None) -> None:
+def _to_wandb(rows: Rows, folder: RunFolder, label: str | None) -> None:
     import wandb
 
     settings = wandb.Settings(
@@ -112,13 +121,14 @@ def _to_wandb(rows: Rows, label: str | None) -> None:
         x_save_requirements=False,
     )
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    run = wandb.init(project=project, name=label, settings=settings)
+    # What it writes on this machine says where and when.
+    run = wandb.init(project=project, name=label, dir=str(folder.private), settings=settings)
     for row in rows:
         run.log(_numbers(row), step=row["step"])
     run.finish()
 
 
-def _to_trackio(rows: Rows, label: str | None) -> None:
+def _to_trackio(rows: Rows, folder: RunFolder, label: str | None) -> None:
     import trackio
 
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
@@ -153,7 +163,7 @@ def loggers(report_to: Sequence[str], folder: RunFolder, label: str | None) -> l
     made: dict[str, Callable[[], Logger]] = {
         "jsonl": lambda: JsonLines(folder),
         "tensorboard": lambda: TensorBoard(folder),
-        "wandb": lambda: Service("wandb", _to_wandb, label),
-        "trackio": lambda: Service("trackio", _to_trackio, label),
+        "wandb": lambda: Service("wandb", _to_wandb, folder, label),
+        "trackio": lambda: Service("trackio", _to_trackio, folder, label),
     }
     return [made[name]() for name in report_to]
