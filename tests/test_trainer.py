@@ -15,10 +15,13 @@ from tiny_models import tiny_model, tiny_tokenizer
 from transformers import TrainingArguments
 
 from privlora import PrivateConfig, PrivateTrainer
+from privlora.config import ModelSettings
+from privlora.demo import model_path
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError
 from privlora.trainer.arguments import RENAMED, TRANSLATED, WHY, WITHOUT_EFFECT, groups_of
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
+from privlora.training.models import given_or_loaded
 
 PROMISE: dict[str, Any] = {name: value for name, value in PRIVACY.items() if name != "steps"}
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -149,6 +152,8 @@ def test_forms_that_differ_are_translated() -> None:
         ({"report_to": "all"}, r"run\.report_to"),
         ({"delta": 2}, r"privacy\.delta"),
         ({"completion_only_loss": True}, "loss_on=completion needs"),
+        ({"max_steps": "100"}, r"max_steps is of type str. Fix: give a number"),
+        ({"per_device_train_batch_size": True, "expected_batch_size": None}, "is of type bool"),
         ({"bf16": True}, "weights are of another dtype"),
     ],
 )
@@ -251,6 +256,16 @@ def test_files_and_splits(tmp_path: Path) -> None:
     for given in (both, datasets.IterableDatasetDict(train=whole().to_iterable_dataset())):
         with pytest.raises(DataError, match=r"train_dataset: the data are a .*DatasetDict .*data\['train'\]"):
             trainer(config(tmp_path / "run"), train_dataset=given)
+
+
+def test_a_tokenizer_goes_before_the_models_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pass processing_class="):
+        PrivateTrainer(tiny_model(), config(tmp_path / "run"), train_dataset=RECORDS)
+    settings = ModelSettings(name=str(model_path()))
+    own = given_or_loaded(settings, None, None)[1]
+    other = tiny_tokenizer()
+    assert own is not None
+    assert given_or_loaded(settings, None, other)[1] is other
 
 
 def test_models_that_are_no_base_models(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def fine_tune(
     """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
     ``output/not-private`` where nothing protects the records.
 
-    model: a local folder, a hub name, or a loaded transformers model (then pass ``tokenizer``). The module is not
-        wrapped; when this returns, also by an exception, it is exactly as before.
+    model: a local folder, a hub name, or a loaded transformers model. The module is not wrapped; when this returns,
+        also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, in the place of theirs.
     data: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or records: any iterable of
         mappings (a ``datasets.Dataset`` or a streaming one, too), a ``pandas.DataFrame``, or a list of strings, which
         are texts and never names of files. evaluation: PUBLIC records of the same form.
@@ -510,7 +510,8 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
     if settings.model.fully_shard and ranks.size > 1:
-        model, tokenizer = load_sharded(settings.model, ranks)
+        model, own = load_sharded(settings.model, ranks)
+        tokenizer = own if given.tokenizer is None else given.tokenizer
     else:
         model, tokenizer = ranks.each(
             lambda: given_or_loaded(settings.model, given.model, given.tokenizer, head_of(settings))

@@ -101,6 +101,10 @@ WHY: Final[Mapping[str, str]] = {
     "full_determinism": "noise and sampling are keyed by the operating system and never repeat",
 }
 _IGNORED_ELSE: Final = "nothing here means the same, and it would be ignored"
+_NUMBERS: Final = (
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("warmup_steps", "eval_steps", "expected_batch_size", "public_dataset_size"),
+)
 _SCHEDULES: Final = {
     "linear": "linear",
     "cosine": "cosine",
@@ -171,9 +175,15 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Grou
             fix="pass privacy=dict(target_epsilon=3, delta=1e-5, public_dataset_size=10_000)",
         )
     if isinstance(args, PrivateConfig):
-        source, given = "PrivateConfig", dict(args.given)
+        source = "PrivateConfig"
+        given = {name: value for name, value in args.given.items() if value is not None}
     else:
         source, given = type(args).__name__, _changed(args)
+    for name in _NUMBERS:
+        if name in given and (isinstance(given[name], bool) or not isinstance(given[name], int | float)):
+            raise ConfigError(
+                f"{source}.{name} is of type {type(given[name]).__name__}", fix=f"give a number, as {name}=4"
+            )
     own = given.pop("method", None)
     if own is not None and method is not None:
         raise ConfigError("method is given twice", fix="leave it out of PrivateConfig")

@@ -85,7 +85,8 @@ class PrivateTrainer:
         for name, more in {"columns": columns, "loading": loading, "run": run}.items():
             refuse_no_mapping(name, more)
             getattr(groups, name).update(more or {})
-        self._is_loaded = isinstance(model, torch.nn.Module)
+        if isinstance(model, torch.nn.Module) and processing_class is None:
+            raise ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
         self._model, self._tokenizer = model, processing_class
         self._callbacks = checked_callbacks(callbacks)
         if groups.privacy.get("private", True):
