@@ -44,6 +44,16 @@ def test_words_and_starts_are_carried_over() -> None:
     assert adapter_settings(used)["target_modules"] == ["q_proj"]
 
 
+def test_a_classifier_has_a_kind_of_its_own() -> None:
+    given = LoraConfig(target_modules=["q_proj"], task_type="SEQ_CLS")
+    assert adapter_settings(given, classifies=True)["target_modules"] == ["q_proj"]
+    with pytest.raises(ConfigError, match="to classify, name the column of the label"):
+        adapter_settings(given)
+    given.task_type = "CAUSAL_LM"
+    with pytest.raises(ConfigError, match="set it to SEQ_CLS"):
+        adapter_settings(given, classifies=True)
+
+
 def test_sets_become_sorted_lists() -> None:
     assert adapter_settings({"target_modules": {"v_proj", "q_proj"}}) == {
         "target_modules": ["q_proj", "v_proj"]

@@ -171,7 +171,7 @@ def settings_of_call(
             f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
             fix="give the folder of the run, or leave it out for runs/run",
         )
-    groups = {**groups, "adapter": adapter_settings(groups.get("adapter"))}
+    groups = {**groups, "adapter": _adapter(groups)}
     for name, group in groups.items():
         refuse_no_mapping(name, group)
     columns = groups["columns"] or {}
@@ -190,6 +190,12 @@ def settings_of_call(
     return settings_from(
         content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
     )
+
+
+def _adapter(groups: Mapping[str, Any]) -> Any:
+    columns = groups.get("columns")
+    labelled = isinstance(columns, Mapping) and columns.get("label") is not None
+    return adapter_settings(groups.get("adapter"), classifies=labelled)
 
 
 def federate(

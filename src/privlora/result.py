@@ -74,16 +74,18 @@ class Result:
             )
         from peft import PeftModel
 
+        from privlora.training.classifier import head_of
         from privlora.training.models import load_model
 
-        base, _ = load_model(load_settings(folder.settings).model)
+        settings = load_settings(folder.settings)
+        base, _ = load_model(settings.model, head_of(settings))
         return PeftModel.from_pretrained(base, str(self.release)).eval()
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """Public numbers of the first and last step, of every ``run.log_every``-th and of those that were evaluated,
         from the run's own files, so also after a resume: step, epsilon (after it), learning_rate (of it) and
-        held_out_loss (nats per token; None where it was not evaluated)."""
+        held_out_loss (nats, as in evaluations; None where it was not evaluated)."""
         folder, method = self._folder, self.report["method"]
         evaluations = read_lines(folder.evaluations)
         every = load_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps

@@ -43,8 +43,9 @@ _WHY: Final[Mapping[str, str]] = {
 }
 
 
-def adapter_settings(given: Any) -> Any:
-    """The group adapter from a peft.LoraConfig, as a mapping; anything else is given back as it is.
+def adapter_settings(given: Any, *, classifies: bool = False) -> Any:
+    """The group adapter from a peft.LoraConfig, as a mapping; anything else is given back as it is. classifies: whether
+    labels are to be predicted.
 
     Sets of a mapping become sorted lists, so that a run's settings are the same in every process.
 
@@ -62,7 +63,7 @@ def adapter_settings(given: Any) -> Any:
             why="the adapters that are trained here are LoRA's, low-rank terms beside frozen layers",
             fix="give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')",
         )
-    _refuse_others(given, type(given)())
+    _refuse_others(given, type(given)(), "SEQ_CLS" if classifies else "CAUSAL_LM")
     settings = {name: getattr(given, name) for name in _CARRIED}
     settings["target_modules"] = _targets(given.target_modules)
     if given.exclude_modules is not None:
@@ -87,12 +88,13 @@ def adapter_settings(given: Any) -> Any:
     return settings
 
 
-def _refuse_others(given: Any, default: Any) -> None:
+def _refuse_others(given: Any, default: Any, kind: str) -> None:
     task = getattr(given.task_type, "value", given.task_type)
-    if task not in (None, "CAUSAL_LM"):
+    if task not in (None, kind):
         raise ConfigError(
-            f"LoraConfig.task_type={named(task)} is of another kind of model",
-            fix="set it to CAUSAL_LM, or leave it out",
+            f"LoraConfig.task_type={named(task)} is of another kind of model than is trained here",
+            fix=f"set it to {kind}, or leave it out"
+            + ("; to classify, name the column of the label" if task == "SEQ_CLS" else ""),
         )
     for name, value in vars(given).items():
         if name not in _READ and value != getattr(default, name, None):

@@ -163,7 +163,7 @@ class PrivateTrainer:
         return PrivateTrainOutput(found.steps, metrics)
 
     def evaluate(self) -> dict[str, float | None]:
-        """eval_loss: what the adapter loses on eval_dataset, in nats per token (mean over records), as it is published.
+        """eval_loss: what the adapter loses on eval_dataset, in nats (mean over records), as it is published.
 
         Raises ConfigError without eval_dataset, RunError before the run is over.
         """

@@ -41,7 +41,7 @@ class PublicEvent:
     kind: "begin", "step", "evaluation" or "end". step: of training, from 1 on; 0 before the first.
     learning_rate: of that step; None before the first one and in rounds that train nothing.
     clip_norm: as it stands after that step, also where it is learnt; None without clipping.
-    held_out_loss: of an "evaluation", on public records, in nats per token.
+    held_out_loss: of an "evaluation", on public records: mean over records of nats per token, or on a label.
     """
 
     kind: Literal["begin", "step", "evaluation", "end"]

@@ -169,8 +169,8 @@ def load_tokenizer(settings: ModelSettings) -> Any:
 def given_or_loaded(
     settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    """A caller's model and its tokenizer, or those of the settings; ``head``: of a classifier. A tokenizer that is given
-    goes before theirs.
+    """A caller's model and its tokenizer, or those of the settings, before which a tokenizer goes that is given.
+    ``head``: of a classifier.
 
     Raises ConfigError if the tokenizer is missing or the caller's model is not packed as the settings say, ModelError
     for a model that cannot be loaded, holds an adapter, is in float16 or is not in memory as a whole.

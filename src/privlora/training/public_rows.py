@@ -34,7 +34,7 @@ def public_rows(
     learning_rate: Callable[[int], float | None],
     evaluations: Iterable[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Of each step in ``shown``: step, epsilon, learning_rate, held_out_loss (nats per token, mean over records).
+    """Of each step in ``shown``: step, epsilon, learning_rate, held_out_loss (nats, mean over records).
 
     None: no promise; before the first step, or in rounds that train nothing; not evaluated, or not finite.
     evaluations: rows with step and loss_per_example.
