@@ -164,9 +164,11 @@ def test_an_error_before_the_first_step_charges_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"EarlyStoppingCallback\.on_train_begin failed at step 0"):
         tune(bench, tmp_path / "run", callbacks=[early])
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 0
+    lines = {**RUN, "report_to": "jsonl"}
     with pytest.raises(Interrupted):
-        tune(bench, tmp_path / "run", callbacks=[lambda event: event.stop()])
+        tune(bench, tmp_path / "run", run=lines, callbacks=[lambda event: event.stop()])
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 0
+    assert tune(bench, tmp_path / "run", run=lines).epsilon is not None  # takes its place
 
 
 @pytest.mark.usefixtures("quick_reports")

@@ -177,6 +177,7 @@ class Callbacks:
         self._rate: float | None = None
         self._clip_norm: float | None = None
         self._logs = list[dict[str, Any]]()
+        self._early: list[tuple[int, dict[str, float]]] | None = []
         self._control: Any = None
         self.failed: RunError | None = None
         """What a callback or a logger raised."""
@@ -193,6 +194,7 @@ class Callbacks:
         self._stop_run, self.begun = stop, True
 
     def on_step(self, report: StepReport) -> None:
+        self._log_early()
         self._step = report.step
         self._rate, self._clip_norm = report.learning_rate, report.clip_norm
         self._tell("step", "on_step_end")
@@ -216,6 +218,8 @@ class Callbacks:
 
     def on_end(self) -> None:
         """Training is over, or was stopped and is saved."""
+        if self.begun:
+            self._log_early()
         if self._told:
             self._tell("end", "on_train_end")
 
@@ -230,13 +234,25 @@ class Callbacks:
 
     def _to_log(self, numbers: Mapping[str, float | None]) -> None:
         values = {name: v for name, v in numbers.items() if v is not None and math.isfinite(v)}
-        for logger in self._loggers:
-            self._guarded(f"report_to={logger.name}", logger.log, self._step, values)
+        if self._early is None:
+            self._log(self._step, values)
+        else:  # a start that charges nothing may be taken over, and leaves no files
+            self._early.append((self._step, values))
         shown = {_OF_TRAINER.get(name, name): value for name, value in values.items()}
         self._logs.append({**shown, "step": self._step})
         for callback in self._callbacks:
             if hasattr(callback, "on_log"):
                 self._call(callback, "on_log", logs=dict(shown))
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        for logger in self._loggers:
+            self._guarded(f"report_to={logger.name}", logger.log, step, values)
+
+    def _log_early(self) -> None:
+        """What was kept until a step was charged."""
+        early, self._early = self._early, None
+        for step, values in early or ():
+            self._log(step, values)
 
     def _tell(
         self, kind: Literal["begin", "step", "evaluation", "end"], method: str, loss: float | None = None
