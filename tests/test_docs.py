@@ -40,6 +40,7 @@ def blocks(page: str, language: str) -> list[str]:
         "docs/audit.md",
         "docs/federated.md",
         "docs/synthesis.md",
+        "docs/trl.md",
     ],
 )
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +51,17 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert found
     for block in found:
         exec(compile(block, page, "exec"), {})
+
+
+def test_the_private_half_of_a_trl_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="the script takes its arguments from trl")
+    monkeypatch.chdir(tmp_path)
+    (script,) = blocks("docs/trl.md", "diff")
+    lines = script.splitlines()
+    added = [line for line in lines if line.startswith("+")]
+    assert (len(added), len([line for line in lines if line.startswith("-")])) == (4, 2)
+    exec(compile("\n".join(line[1:] for line in lines if not line.startswith("-")), "trl.md", "exec"), {})
+    assert Path("runs/sft/release/adapter_model.safetensors").exists()
 
 
 def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

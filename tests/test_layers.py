@@ -23,13 +23,15 @@ LAYERS = (
     {"rehearsals"},
     {"profiling", "reporting", "stacked"},
     {"federated"},
-    {"auditing"},
+    {"auditing", "result"},
     {"api", "diagnostics", "studies"},
-    {"api_synthesis", "demo"},
+    {"api_synthesis", "demo", "trainer"},
     {"cli"},
 )
 FRONT_DOOR = (
     "__version__",
+    "PrivateConfig",
+    "PrivateTrainer",
     "Result",
     "SynthesisResult",
     "federate",

@@ -15,8 +15,11 @@ from privlora.version import __version__
 if TYPE_CHECKING:
     from privlora.api import Result, federate, fine_tune, resume_federation, resume_run, train_run
     from privlora.api_synthesis import SynthesisResult, synthesize
+    from privlora.trainer import PrivateConfig, PrivateTrainer
 
 __all__ = [
+    "PrivateConfig",
+    "PrivateTrainer",
     "Result",
     "SynthesisResult",
     "__version__",
@@ -32,7 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # torch and transformers take seconds to import; accounting commands do not need them.
     if name in __all__:  # all but __version__, which is here
-        from privlora import api, api_synthesis
+        from privlora import api, api_synthesis, trainer
 
-        return getattr(api if hasattr(api, name) else api_synthesis, name)
+        return next(getattr(room, name) for room in (api, api_synthesis, trainer) if hasattr(room, name))
     raise AttributeError(f"module 'privlora' has no attribute {name!r}")

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from privlora.accounting import LedgerSummary, Plan, read_ledger
-from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
+from privlora.config import IN_MEMORY, Settings, adapter_settings, load_settings, settings_from
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.methods import CHOICES
+from privlora.names import UNNAMED
 from privlora.profiling.run import profiled, refuse_without_steps, told_peak
 from privlora.rehearsals.choosing import Chosen, because, choose, keep_choice, plan_run, read_choice
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
+from privlora.result import Result
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.callbacks import checked_callbacks, refuse_no_observer, watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
@@ -36,6 +39,7 @@ from privlora.training.identity import (
     refuse_unlike_processes,
 )
 from privlora.training.inputs import Data, check_sources, fitted, load_data
+from privlora.training.loggers import Service, loggers, refuse_missing_loggers
 from privlora.training.loop import Observer, finish_training, train_beside
 from privlora.training.models import (
     check_model,
@@ -43,6 +47,7 @@ from privlora.training.models import (
     refuse_other_logits,
     unchanged_afterwards,
 )
+from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks, refuse_several
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import make_room, refuse_if_spent
@@ -52,23 +57,6 @@ from privlora.training.torch_ranks import joined
 if TYPE_CHECKING:
     from privlora.federated.rounds import RoundObserver
     from privlora.federated.run import Federated
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a finished run leaves.
-
-    release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger. In the
-        non-private mode and with repeatable noise, ``not-private`` beside where it would be.
-    epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
-    profile: PRIVATE page that shows where the time of a step went, where it was asked for and a step was taken.
-    """
-
-    release: Path
-    steps: int
-    epsilon: float | None
-    delta: float | None
-    profile: Path | None = field(default=None, kw_only=True)
 
 
 Source = str | Path | Iterable[Path] | Iterable[Mapping[str, Any]] | Iterable[str]
@@ -83,7 +71,7 @@ def fine_tune(
     tokenizer: Any = None,
     evaluation: Source | None = None,
     columns: Mapping[str, Any] | None = None,
-    adapter: Mapping[str, Any] | None = None,
+    adapter: Any = None,
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] = "prism",
     synthesis: Mapping[str, Any] | None = None,
@@ -91,25 +79,29 @@ def fine_tune(
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    callbacks: Sequence[Any] = (),
     profile: bool = False,
 ) -> Result:
     """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
     ``output/not-private`` where nothing protects the records.
 
-    model: a local folder, a hub name, or a loaded transformers model (then pass ``tokenizer``). The module is not
-        wrapped; when this returns, also by an exception, it is exactly as before.
+    model: a local folder, a hub name, or a loaded transformers model. The module is not wrapped; when this returns,
+        also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, in the place of theirs.
     data: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or records: any iterable of
-        mappings (a ``datasets.Dataset`` too), a ``pandas.DataFrame``, or a list of strings, which are texts and never
-        names of files. evaluation: PUBLIC records of the same form.
+        mappings (a ``datasets.Dataset`` or a streaming one, too), a ``pandas.DataFrame``, or a list of strings, which
+        are texts and never names of files. evaluation: PUBLIC records of the same form.
     privacy: the fields of PrivacySettings, for example ``dict(target_epsilon=3, delta=1e-5, steps=200,
         expected_batch_size=64, public_dataset_size=10_000)``.
     columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
-    adapter, run: fields of AdapterSettings and RunSettings. method: a row's name or fields of MethodSettings.
+    adapter: fields of AdapterSettings, or a ``peft.LoraConfig`` of which nothing is set that means nothing here. run:
+        fields of RunSettings. method: a row's name or fields of MethodSettings.
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
         writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
+    callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
+        told public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
     profile: leave a page in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
 
     Raises PrivloraError subclasses that say what to mend.
@@ -138,6 +130,7 @@ def fine_tune(
         evaluation=evaluation_records,
         generator=generator,
         observer=observer,
+        callbacks=callbacks,
         on_profile=_unheard if profile else None,
     )
 
@@ -151,7 +144,7 @@ def with_generator(synthesis: Any, generator: Any) -> Any:
     if generator is None:
         return synthesis
     given = {} if synthesis is None else synthesis
-    _refuse_no_mapping("synthesis", given)
+    refuse_no_mapping("synthesis", given)
     if given.get("generator", "callable") != "callable" or "callable" in given:
         raise ConfigError(
             "generator is given, and synthesis names another one",
@@ -178,8 +171,9 @@ def settings_of_call(
             f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
             fix="give the folder of the run, or leave it out for runs/run",
         )
+    groups = {**groups, "adapter": _adapter(groups)}
     for name, group in groups.items():
-        _refuse_no_mapping(name, group)
+        refuse_no_mapping(name, group)
     columns = groups["columns"] or {}
     for name in ("path", "evaluation"):
         if name in columns:
@@ -198,6 +192,12 @@ def settings_of_call(
     )
 
 
+def _adapter(groups: Mapping[str, Any]) -> Any:
+    columns = groups.get("columns")
+    labelled = isinstance(columns, Mapping) and columns.get("label") is not None
+    return adapter_settings(groups.get("adapter"), classifies=labelled)
+
+
 def federate(
     model: str | Path | torch.nn.Module,
     data: Source | Mapping[str, Source],
@@ -207,7 +207,7 @@ def federate(
     tokenizer: Any = None,
     evaluation: Source | None = None,
     columns: Mapping[str, Any] | None = None,
-    adapter: Mapping[str, Any] | None = None,
+    adapter: Any = None,
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] | None = None,
     output: str | Path = "runs/run",
@@ -240,7 +240,7 @@ def federate(
             "federation is None, so nothing says how the clients train together",
             fix=f"pass federation={_EXAMPLES['federation']}",
         )
-    _refuse_no_mapping("federation", federation)
+    refuse_no_mapping("federation", federation)
     terms: dict[str, Any] = dict(federation)
     records: Any = None
     if isinstance(data, Mapping):
@@ -317,7 +317,7 @@ _EXAMPLES = {
 }
 
 
-def _refuse_no_mapping(name: str, group: Any) -> None:
+def refuse_no_mapping(name: str, group: Any) -> None:
     """Raise ConfigError for an argument that holds settings and is no mapping; what it is instead is not shown."""
     if group is not None and not isinstance(group, Mapping):
         raise ConfigError(
@@ -354,6 +354,7 @@ def train_run(
     evaluation: Any = None,
     generator: Any = None,
     observer: Observer | None = None,
+    callbacks: Sequence[Any] = (),
     on_data: Callable[[DataSummary], None] | None = None,
     on_choice: Callable[[str], None] | None = None,
     on_profile: Callable[[Path], None] | None = None,
@@ -362,18 +363,21 @@ def train_run(
     """Start a run. Everything that can be refused is refused before the run folder exists. An earlier start that failed
     there before anything was charged is replaced.
 
-    records, evaluation: in memory, instead of data.path and data.evaluation. generator: of public texts, see
-    `fine_tune`. on_data: told what the records are, which is private, once they are found fit. on_choice: told
-    which row the run takes and why, where method.name stands for several, and how long micro-batches are, where that
-    is auto. on_profile: where it is given, the run's steps are profiled, and it is told of the page, also of a run that
-    stops early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
+    records, evaluation: in memory, instead of data.path and data.evaluation. generator, callbacks: see `fine_tune`.
+    on_data: told what the records are, which is private, once they are found fit. on_choice: told which row the run
+    takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
+    on_profile: where it is given, the run's steps are profiled, and it is told of the page, also of a run that stops
+    early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
     """
+    told = checked_callbacks(callbacks)
     given = _Given(
-        model, tokenizer, records, evaluation, generator, observer, on_data, on_choice, on_profile, progress
+        *(model, tokenizer, records, evaluation, generator, observer, told),
+        *(on_data, on_choice, on_profile, progress),
     )
 
     def begin() -> tuple[Settings, Plan | None]:
         settings.refuse_a_federation()
+        _refuse_who_cannot_be_told(settings, observer)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             raise ConfigError(
                 "synthesis.source names a finished run, and this run would train on records of its own",
@@ -406,6 +410,7 @@ def resume_run(
     evaluation: Any = None,
     generator: Any = None,
     observer: Observer | None = None,
+    callbacks: Sequence[Any] = (),
     on_data: Callable[[DataSummary], None] | None = None,
     profile: bool = False,
     on_profile: Callable[[Path], None] | None = None,
@@ -415,18 +420,21 @@ def resume_run(
 
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
     the run has none; PrivacyError if the private records differ. A finished run is only reported again. profile,
-    on_profile: profile the steps that are left, see ``fine_tune`` and ``train_run``.
+    on_profile: profile the steps that are left, see ``fine_tune`` and ``train_run``. callbacks: see ``fine_tune``.
     """
     on_profile = on_profile or (_unheard if profile else None)
     folder = RunFolder(Path(root))
+    told = checked_callbacks(callbacks)
     given = _Given(
-        model, tokenizer, records, evaluation, generator, observer, on_data, None, on_profile, progress
+        *(model, tokenizer, records, evaluation, generator, observer, told),
+        *(on_data, None, on_profile, progress),
     )
 
     def begin() -> tuple[Settings, Plan | None]:
         settings = _settings_of(folder, evaluation)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
+        _refuse_who_cannot_be_told(settings, observer)
         if on_profile is not None:
             refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
@@ -480,6 +488,12 @@ def _check_sources(settings: Settings, records: Any, evaluation: Any) -> None:
     check_sources(settings, records, evaluation)
 
 
+def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
+    """Before anything is charged: an observer without its methods, a logger without its package."""
+    refuse_no_observer(observer, settings)
+    refuse_missing_loggers(settings.run.report_to)
+
+
 @dataclass(frozen=True)
 class _Given:
     """What a caller hands over beside settings, and what it wants to be told: see ``train_run``."""
@@ -490,6 +504,7 @@ class _Given:
     evaluation: Any
     generator: Any
     observer: Observer | None
+    callbacks: Sequence[Any]
     on_data: Callable[[DataSummary], None] | None
     on_choice: Callable[[str], None] | None
     on_profile: Callable[[Path], None] | None
@@ -501,7 +516,8 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
     if settings.model.fully_shard and ranks.size > 1:
-        model, tokenizer = load_sharded(settings.model, ranks)
+        model, own = load_sharded(settings.model, ranks)
+        tokenizer = own if given.tokenizer is None else given.tokenizer
     else:
         model, tokenizer = ranks.each(
             lambda: given_or_loaded(settings.model, given.model, given.tokenizer, head_of(settings))
@@ -561,8 +577,20 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
                 write_atomically(folder.settings, _as_asked(settings, asked).to_yaml())
                 data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
-            with profiled(parts, folder, peak, ranks.size, given.on_profile) as pages:
-                finish_training(parts, data, folder, plan, observer=given.observer, ranks=ranks)
+            known = plan
+            if settings.privacy.private and known is None:
+                known = read_ledger(folder.ledger).plan
+            reported = loggers(settings.run.report_to, folder, settings.run.label)
+            with (
+                watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
+                profiled(parts, folder, peak, ranks.size, given.on_profile) as pages,
+            ):
+                finish_training(parts, data, folder, plan, observer=observer, ranks=ranks)
+            rows = _rows(parts, folder, known) if reported else []
+            services = [one for one in reported if isinstance(one, Service)]
+            for logger in reported:
+                if logger not in services:
+                    logger.end(rows)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             folder.hide_settings()
             if settings.synthesis is not None and settings.synthesis.publish:
@@ -573,8 +601,19 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
                 publish(folder, parts, summary)
-    found = ranks.same(lambda: _result(folder, summary, settings.privacy.steps))
+            for service in services if heard.begun else ():
+                service.end(rows)
+    was_given = given.model is not None
+    found = ranks.same(lambda: _result(folder, summary, settings.privacy.steps, base_was_given=was_given))
     return replace(found, profile=pages[0]) if pages else found
+
+
+def _rows(parts: Parts, folder: RunFolder, plan: Plan | None) -> list[dict[str, Any]]:
+    """Of all of a run that is over."""
+    evaluations, run = read_lines(folder.evaluations), parts.settings.run
+    steps = parts.settings.privacy.steps
+    shown = steps_shown(steps, run.log_every, [row["step"] for row in evaluations])
+    return public_rows(plan, shown, (lambda _: None) if parts.ballot else parts.learning_rate, evaluations)
 
 
 def _by_the_first() -> Result:
@@ -588,14 +627,17 @@ def _as_asked(settings: Settings, tokens: int | Literal["auto"]) -> Settings:
     )
 
 
-def _result(folder: RunFolder, summary: LedgerSummary | None, steps: int) -> Result:
-    if summary is None or summary.plan.insecure_noise:
-        return Result(folder.release, steps, None, None)
-    return Result(folder.release, steps, summary.epsilon(), summary.plan.delta)
+def _result(
+    folder: RunFolder, summary: LedgerSummary | None, steps: int, *, base_was_given: bool = False
+) -> Result:
+    promise: tuple[float | None, float | None] = (None, None)
+    if summary is not None and not summary.plan.insecure_noise:
+        promise = summary.epsilon(), summary.plan.delta
+    return Result(folder.release, steps, *promise, base_was_given=base_was_given)
 
 
 def _name_of(model: torch.nn.Module) -> str:
-    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or "unnamed")
+    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or UNNAMED)
 
 
 __all__ = ["Parts", "Result", "federate", "fine_tune", "resume_federation", "resume_run", "train_run"]

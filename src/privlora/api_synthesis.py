@@ -37,7 +37,6 @@ class SynthesisResult(Result):
 
     texts: tuple[str, ...]
     folder: Path
-    report: Mapping[str, Any]
 
 
 def synthesize(
@@ -134,7 +133,7 @@ def synthesize_run(settings: Settings | str | Path, **given: Any) -> SynthesisRe
     report = read_report(folder.report)
     rows = map(json.loads, folder.texts.read_text(encoding="utf-8").splitlines())
     texts = tuple(row[report["texts"]["column"]] for row in rows)
-    return SynthesisResult(**vars(result), texts=texts, folder=folder.root, report=report)
+    return SynthesisResult(**vars(result), texts=texts, folder=folder.root)
 
 
 def _of_source(

@@ -10,6 +10,10 @@ from pathlib import Path
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
+UNNAMED = "unnamed"
+"""Of a loaded model that does not say where it is from."""
+
+
 def is_local(name: str) -> bool:
     """Whether a model or an adapter of this name is a folder of this machine, as loaders look for it."""
     return HUB_NAME.fullmatch(name) is None or Path(name).is_dir()

@@ -28,6 +28,7 @@ COMMANDS = [
     "diagnose",
     "audit",
     "export",
+    "push",
     "report",
     "calibrate",
     "budget",

@@ -110,6 +110,8 @@ ALLOWED = {
 
 # Settings that only some optimizers have; public like the rest of the group.
 SOMETIMES = {
+    "method.chat_template_sha256",
+    "method.chat_template_kwargs.enable_thinking",
     "method.hold_out",
     "method.span.alpha[]",
     "method.span.ridge[]",

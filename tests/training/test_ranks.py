@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from rank_cases import ended, found_together, start_together, together
-from run_cases import PRIVACY, RECORDS, STEPS, Bench, check_after_crash, check_finished, side_log
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, check_after_crash, check_finished, side_log
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 
@@ -516,3 +516,25 @@ def test_a_finished_run_is_only_reported_again(bench: Bench, tmp_path: Path) -> 
     before = (folder / "release/ledger.jsonl").read_bytes()
     assert together(2, lambda _: bench.resume(folder)) == [0, 0]
     assert (folder / "release/ledger.jsonl").read_bytes() == before
+
+
+def test_callbacks_are_called_in_the_first_process_and_stop_all(
+    bench: Bench, tmp_path: Path, capfd: Any
+) -> None:
+    folder = tmp_path / "run"
+
+    def start(rank: int) -> None:
+        def listen(event: Any) -> None:
+            with open(tmp_path / str(rank), "a") as file:
+                file.write(f"{event.kind} {event.step}\n")
+            if event.kind == "evaluation" and event.step == 3:
+                event.stop()
+
+        bench.start(folder, evaluation=PUBLIC, run={"evaluate_every": 3}, callbacks=[listen])
+
+    assert together(2, start) == [1, 1]
+    assert capfd.readouterr().err.count("privlora.training.loop.Interrupted: interrupted after step 3") == 2
+    told = (tmp_path / "0").read_text().splitlines()
+    assert told[-4:] == ["step 2", "step 3", "evaluation 3", "end 3"]
+    assert not (tmp_path / "1").exists()
+    assert saved_and_charged(folder) == (3, 3)

@@ -23,6 +23,7 @@ from privlora.cli.information import demo, methods, report
 from privlora.cli.models import export
 from privlora.cli.planning import plan
 from privlora.cli.processes import refuse_alone
+from privlora.cli.pushing import push
 from privlora.cli.resuming import resume
 from privlora.cli.synthesizing import synthesize
 from privlora.cli.training import Stopped, train
@@ -60,6 +61,7 @@ for command in (
     diagnose,
     audit,
     export,
+    push,
     report,
     calibrate,
     budget,

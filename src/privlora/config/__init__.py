@@ -21,6 +21,7 @@ from privlora.config.groups import (
     RunSettings,
     Settings,
 )
+from privlora.config.peft_config import adapter_settings
 from privlora.config.reading import checked, load_settings, read_yaml, settings_from
 from privlora.config.synthesis import SynthesisSettings
 
@@ -40,6 +41,7 @@ __all__ = [
     "RunSettings",
     "Settings",
     "SynthesisSettings",
+    "adapter_settings",
     "checked",
     "load_settings",
     "read_yaml",

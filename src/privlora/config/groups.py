@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from privlora.config.base import Countable, Group
+from privlora.config.chat_template import TAKEN, read_template
 from privlora.config.federation import FederationSettings
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
@@ -210,6 +211,11 @@ class DataSettings(Group):
     a number that is to be predicted. PUBLIC, since a label that a single record has would show that record."""
     text_pair: str | None = None
     """Column or format of the second text of a pair, with label."""
+    chat_template: str | None = None
+    """A chat template in the place of the tokenizer's: a file, which is read once, or the template itself. It is a
+    setting and public: reports tell its SHA-256. The base model's own tokenizer stays as it is."""
+    chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default={})
+    """What the template is told beside messages, as {enable_thinking: false}."""
     loss_on: Literal["all", "completion"] = "all"
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
@@ -236,13 +242,16 @@ class DataSettings(Group):
     is published like every other."""
 
     @property
-    def columns(self) -> dict[str, str | None]:
+    def columns(self) -> dict[str, Any]:
         """The arguments of data.examples.Template; the column "text" where none is named."""
         if self.task is not None and self.label is not None:  # what data.tasks.labelled_record makes
             return {"text": "text", "prompt": None, "completion": None, "messages": None}
         if self.task is not None:  # what data.tasks.task_record makes
             return {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
         named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
+        if self.messages is not None:
+            chat = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
+            return named | {name: value for name, value in chat.items() if value}
         return named if any(named.values()) else {**named, "text": "text"}
 
     @property
@@ -269,6 +278,22 @@ class DataSettings(Group):
             isinstance(values, Mapping) and values.get("task") is not None and values.get("label") is None
         )
         return {"loss_on": "completion", **values} if is_task else values
+
+    @field_validator("chat_template")
+    @classmethod
+    def _template_itself(cls, given: str | None) -> str | None:
+        return None if given is None else read_template(given)
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _not_what_is_set_here(cls, given: dict[str, Any]) -> dict[str, Any]:
+        taken = next((name for name in given if name in TAKEN), None)
+        if taken is not None:
+            raise ValueError(
+                f"chat_template_kwargs holds {taken}, which is decided here. Fix: leave in it what the template asks "
+                "for, as {enable_thinking: false}"
+            )
+        return given
 
     @field_validator("task")
     @classmethod
@@ -304,6 +329,9 @@ class DataSettings(Group):
             raise ValueError(
                 f"prompt and completion go together. Fix: name the column {lacking}, or use text"
             )
+        chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
+        if chat and self.messages is None:
+            raise ValueError(f"{chat[0]} is read with messages alone. Fix: name their column, or remove it")
         if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
             raise ValueError(
                 "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
@@ -563,8 +591,23 @@ class RunSettings(Group):
     """At most so long from one checkpoint to the next, where steps take long."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""
+    report_to: list[Literal["jsonl", "tensorboard", "wandb", "trackio"]] = Field(default=[])
+    """Where public numbers go beside the report (steps, epsilon, learning rate, held-out loss): jsonl writes
+    release/metrics.jsonl, tensorboard private/tensorboard, both while a run goes on; wandb and trackio get all of it
+    when the run has ended, since a service that notes when each number comes learns how long each step took. Read by
+    `train`, `resume` and `synthesize`."""
+    log_every: int = Field(default=10, ge=1)
+    """Steps from one row of report_to and of `Result.history` to the next."""
     show_private_loss: bool = False
     """Show the training loss on the screen. It is private data: only for people who may see the records."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_or_none(cls, given: Any) -> Any:
+        """A word for a list of one, and transformers' word for none."""
+        if given is None or given == "none" or given == ["none"]:
+            return []
+        return [given] if isinstance(given, str) else given
 
     @property
     def max_tokens(self) -> int:
@@ -684,6 +727,15 @@ class Settings(Group):
         if federation.secure and self.privacy.private and federation.per_round < 2:
             raise ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
+            )
+        if self.data.chat_template is not None:
+            raise ValueError(
+                "data.chat_template does not go with a federation: it is a program, and would run where the clients' "
+                "records are. Fix: give all clients a base model whose tokenizer has it"
+            )
+        if self.run.report_to:
+            raise ValueError(
+                "run.report_to is not read in a federation, so nothing would be logged. Fix: remove it"
             )
         if self.data.cache:
             raise ValueError(

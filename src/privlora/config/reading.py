@@ -114,6 +114,12 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                 fix=f"write {group}.key: value as two levels",
             )
         for key in values:
+            if key == "trust_remote_code":
+                raise ConfigError(
+                    f"{source}: {group}.trust_remote_code is refused",
+                    why="a model's own code could read private batches and write them anywhere",
+                    fix="use an architecture that transformers has; in Python, load a model that you trust and pass it",
+                )
             if key not in kind.model_fields:
                 raise ConfigError(
                     f"{source}: unknown setting {named(f'{group}.{key}', longest=80)}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
@@ -227,9 +227,14 @@ class Template:
     """What the model should answer."""
     messages: str | None = None
     """Column with a list of ``{"role": ..., "content": ...}``, rendered by the tokenizer's chat template."""
+    chat_template: str | None = None
+    """In the place of the tokenizer's."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template."""
 
     def __post_init__(self) -> None:
-        given = {name for name, value in vars(self).items() if value is not None}
+        names = ("text", "prompt", "completion", "messages")
+        given = {name for name in names if getattr(self, name) is not None}
         if given not in ({"text"}, {"prompt", "completion"}, {"messages"}):
             raise ConfigError(
                 "the template names no column, or those of several kinds of record",
@@ -292,10 +297,10 @@ def build_examples(
         )
     if add_eos and template.messages is None and tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token, or add_eos=False")
-    if template.messages is not None and not tokenizer.chat_template:
+    if template.messages is not None and not (template.chat_template or tokenizer.chat_template):
         raise ConfigError(
             "the tokenizer has no chat template, so messages cannot be rendered",
-            fix="use the tokenizer of an instruction-tuned model, set tokenizer.chat_template, "
+            fix="use the tokenizer of an instruction-tuned model, set data.chat_template, "
             "or use prompt and completion columns",
         )
     frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)

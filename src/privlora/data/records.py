@@ -112,6 +112,7 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
     pandas = sys.modules.get("pandas")  # who passes a table has imported it
     if pandas is not None and isinstance(data, pandas.DataFrame):
         data = data.to_dict("records")
+    refuse_splits(data)
     if isinstance(data, Mapping):
         raise DataError(
             "the data are one mapping, not a list of records",
@@ -139,6 +140,20 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
                 f"record {number} is of type {type(item).__name__}", fix="write it as a mapping of columns"
             )
     return [{"text": item} for item in items] if texts else items
+
+
+def refuse_splits(data: Any) -> None:
+    """Raise DataError for a ``datasets.DatasetDict`` or the streaming kind of it, naming its splits."""
+    datasets = sys.modules.get("datasets")
+    if datasets is None or not isinstance(data, datasets.DatasetDict | datasets.IterableDatasetDict):
+        return
+    splits = [str(name) for name in data if _COLUMN.fullmatch(str(name))][:_SHOWN_COLUMNS]
+    one = "train" if "train" in splits or not splits else splits[0]
+    raise DataError(
+        f"the data are a {type(data).__name__} with the splits {', '.join(splits) or '(not shown)'}",
+        why="each split is a set of records of its own, and which of them are private is yours to say",
+        fix=f"give one split, as data[{one!r}]",
+    )
 
 
 def is_data_file_name(text: str) -> bool:

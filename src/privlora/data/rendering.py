@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -35,8 +36,10 @@ Render = Callable[[Mapping[str, Any], int], list[Segment]]
 def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: str) -> Render:
     """How records are rendered; the template is read once."""
     if template.messages is not None:
+        own = {} if template.chat_template is None else {"chat_template": template.chat_template}
+        apply = partial(tokenizer.apply_chat_template, tokenize=False, **own, **template.chat_template_kwargs)
         column = template.messages
-        return lambda record, number: _render_chat(record, number, column, tokenizer, loss_on)
+        return lambda record, number: _render_chat(record, number, column, apply, loss_on)
     given = [(template.text, True), (template.prompt, False), (template.completion, True)]
     parts = [(parse(value), trained) for value, trained in given if value is not None]
     return lambda record, number: [
@@ -70,9 +73,9 @@ def _fill(pieces: list[tuple[str, str | None]], record: Mapping[str, Any], numbe
 
 
 def _render_chat(
-    record: Mapping[str, Any], number: int, column: str, tokenizer: PreTrainedTokenizerBase, loss_on: str
+    record: Mapping[str, Any], number: int, column: str, apply: Callable[..., Any], loss_on: str
 ) -> list[Segment]:
-    """The rendered conversation, cut where the loss starts and ends.
+    """The rendered conversation, cut where the loss starts and ends. apply: the chat template, to messages.
 
     An assistant turn starts where the conversation before it, with the generation prompt, ends: that is what
     the model is given when it has to write the turn.
@@ -81,11 +84,7 @@ def _render_chat(
 
     def render(count: int, add_generation_prompt: bool = False) -> str:
         try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages[:count], tokenize=False, add_generation_prompt=add_generation_prompt
-                )
-            )
+            return str(apply(messages[:count], add_generation_prompt=add_generation_prompt))
         except TemplateError:
             raise DataError(
                 f"record {number}: the tokenizer's chat template refuses these messages",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
 
@@ -245,12 +246,24 @@ def _method(parts: Parts) -> dict[str, Any]:
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
         "loss_on": data.loss_on,
+        **_chat(parts),
         "dropout": parts.settings.model.dropout,
         "lora_dropout": parts.settings.adapter.lora_dropout,
         **({"releases": method.releases} if method.releases != "gradients" else {}),
         **_public_texts(parts),
         **_span(parts),
     }
+
+
+def _chat(parts: Parts) -> dict[str, Any]:
+    """Of a chat template that is not the tokenizer's, and what it is told: whoever asks the adapter needs the same."""
+    data = parts.settings.data
+    facts: dict[str, Any] = {}
+    if data.chat_template is not None:
+        facts["chat_template_sha256"] = sha256(data.chat_template.encode()).hexdigest()
+    if data.chat_template_kwargs:
+        facts["chat_template_kwargs"] = dict(data.chat_template_kwargs)
+    return facts
 
 
 def _span(parts: Parts) -> dict[str, Any]:

@@ -289,9 +289,20 @@ def method_table(report: Report) -> list[tuple[str, str]]:
             + ("the label" if "classes" in report else method["loss_on"]),
         ),
     ]
+    rows += _chat(method)
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))
     return rows
+
+
+def _chat(method: Report) -> list[tuple[str, str]]:
+    """What renders messages, where it is not the tokenizer's template as it is."""
+    words = []
+    if "chat_template_sha256" in method:
+        words.append(f"not the base model's; SHA-256 {method['chat_template_sha256']}")
+    if "chat_template_kwargs" in method:
+        words += [f"{name}={value}" for name, value in method["chat_template_kwargs"].items()]
+    return [("Chat template", ", ".join(words))] if words else []
 
 
 _WRITERS = {

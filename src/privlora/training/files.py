@@ -79,6 +79,11 @@ class RunFolder:
         return self.release / "evaluations.jsonl"
 
     @property
+    def metrics(self) -> Path:
+        """Public numbers step by step, where run.report_to has jsonl."""
+        return self.release / "metrics.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.release / "privacy_report.json"
 

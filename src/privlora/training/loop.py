@@ -44,10 +44,13 @@ class StepReport:
     """None of rounds of votes, which train nothing."""
     seconds: float
     """PRIVATE, unlike the rest: a step takes as long as the batch that was drawn is large. Never publish it."""
+    clip_norm: float | None = None
+    """As it stands after the step; None in the non-private mode."""
 
 
 class Observer(Protocol):
-    """Whoever wants to see a run go on."""
+    """Whoever wants to see a run go on. One with ``on_start(done, stop)`` is told how many steps are done before the
+    next one is charged, and ends the run by calling ``stop()``, as Ctrl-C does."""
 
     def on_step(self, report: StepReport) -> None: ...
 
@@ -147,6 +150,18 @@ def train(
         kept, saved_at = step, time.monotonic()
 
     with stop_on_signal() as stop:
+
+        def agree(step: int) -> bool:
+            """Whether any process was asked to stop."""
+            try:
+                with stage(PROCESSES):
+                    return ranks.any(stop.is_set())
+            except RankStopped:
+                if kept < step:
+                    save(step)
+                raise
+
+        _start(observer, done, stop)
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             if (heard := listener()) is not None:
@@ -162,20 +177,19 @@ def train(
             _keep_private_loss(folder, mark(step), losses, one.halved, shown)
             if observer is not None:
                 seconds = time.perf_counter() - started
-                observer.on_step(StepReport(step, privacy.steps, parts.learning_rate(step), seconds))
+                rate, clip_norm = parts.learning_rate(step), _clip_norm(parts)
+                observer.on_step(StepReport(step, privacy.steps, rate, seconds, clip_norm))
             last = step == privacy.steps
-            try:
-                with stage(PROCESSES):
-                    stopping = ranks.any(stop.is_set())
-            except RankStopped:
-                save(step)
-                raise
+            stopping = agree(step)
             late = time.monotonic() - saved_at >= 60 * run.checkpoint_minutes
             if last or stopping or late or step % run.checkpoint_every == 0:
                 save(step)
             if _evaluated(run, step) and not last:
                 evaluate(step)
+                stopping = agree(step)  # a loss may be why somebody wants to stop
             if stopping and not last:
+                if kept < step:
+                    save(step)
                 raise Interrupted(step)
     evaluate(privacy.steps)
     return privacy.steps
@@ -205,9 +219,24 @@ def train_beside(parts: Parts, data: Data, ranks: Ranks) -> None:
             stopping = ranks.any(stop.is_set())
             if _evaluated(run, step) and step < steps:
                 wait()
+                stopping = ranks.any(stop.is_set())
             if stopping and step < steps:
                 raise Interrupted(step)
     wait()
+
+
+def _start(observer: Observer | None, done: int, stop: threading.Event) -> None:
+    """Tell an observer that wants to know that the next step is about to be taken."""
+    begin = getattr(observer, "on_start", None)
+    if begin is not None:
+        begin(done, stop.set)
+
+
+def _clip_norm(parts: Parts) -> float | None:
+    privacy = parts.settings.privacy
+    if not privacy.private:
+        return None
+    return privacy.clip_norm if parts.adaptive is None else parts.adaptive.value
 
 
 def _evaluated(run: RunSettings, step: int) -> bool:
@@ -255,6 +284,7 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
     if ledger.charges == 0 and not publish:
         _evaluate(parts, data, folder, 0, observer)
     with stop_on_signal(_AFTER_ROUND) as stop:
+        _start(observer, ledger.charges, stop)
 
         def save() -> None:
             nonlocal begun

@@ -169,13 +169,15 @@ def load_tokenizer(settings: ModelSettings) -> Any:
 def given_or_loaded(
     settings: ModelSettings, model: torch.nn.Module | None, tokenizer: Any, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    """A caller's model and its tokenizer, or those of the settings; ``head``: of a classifier.
+    """A caller's model and its tokenizer, or those of the settings, before which a tokenizer goes that is given.
+    ``head``: of a classifier.
 
     Raises ConfigError if the tokenizer is missing or the caller's model is not packed as the settings say, ModelError
     for a model that cannot be loaded, holds an adapter, is in float16 or is not in memory as a whole.
     """
     if model is None:
-        model, tokenizer = load_model(settings, head)
+        model, own = load_model(settings, head)
+        tokenizer = own if tokenizer is None else tokenizer
     _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")

@@ -62,7 +62,8 @@ def key_of(data: DataSettings, user_column: str | None, tokenizer: Any) -> str |
     backend = plain_backend(tokenizer)
     renders = type(tokenizer).apply_chat_template is transformers.PreTrainedTokenizerBase.apply_chat_template
     is_chat = data.messages is not None
-    if backend is None or not renders or (is_chat and "strftime_now" in str(tokenizer.chat_template)):
+    template = data.chat_template or tokenizer.chat_template
+    if backend is None or not renders or (is_chat and "strftime_now" in str(template)):
         return None
     try:
         told = json.loads(backend.to_str())

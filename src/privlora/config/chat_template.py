@@ -1,0 +1,59 @@
+"""data.chat_template: a template's text, or the file that holds it; checked before a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from privlora.errors import in_one_line, named
+
+TAKEN: Final = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents", "chat_template", "tokenize", "tokenizer_kwargs"),
+        *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    }
+)
+"""Arguments of apply_chat_template that are no variables of a template."""
+
+_LONGEST_PATH: Final = 200
+_LARGEST: Final = 1 << 20  # bytes
+
+
+def read_template(given: str) -> str:
+    """The template. Raises ValueError with what to mend for a file that is not there, or text that is no template.
+
+    given: a template, which has braces, or the path of a file that holds one.
+    """
+    text = given if "{" in given else _of_file(given)
+    if "{{" not in text and "{%" not in text:
+        raise ValueError("chat_template shows nothing of a message. Fix: give a Jinja template, or its file")
+    _parse(text)
+    return text
+
+
+def _of_file(given: str) -> str:
+    shown = named(given, longest=_LONGEST_PATH)
+    try:
+        path = Path(given).expanduser()
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"chat_template={shown} is too large for a template. Fix: check the path")
+        return path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError, UnicodeError) as error:
+        raise ValueError(
+            f"chat_template={shown} is no file that can be read ({type(error).__name__}). Fix: check the path, or give "
+            "the template itself"
+        ) from None
+
+
+def _parse(text: str) -> None:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        # As transformers does, but for its tag that marks what an assistant wrote.
+        plain = text.replace("endgeneration", "endif").replace("generation %}", "if true %}")
+        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    except TemplateSyntaxError as error:
+        said = in_one_line(error.message or "")
+        raise ValueError(f"chat_template, line {error.lineno}, is no Jinja: {said}. Fix: mend it") from None

@@ -1,0 +1,119 @@
+"""A peft.LoraConfig in the place of the group adapter: what means the same is carried over, the rest is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from privlora.errors import ConfigError, named
+
+_CARRIED: Final = ("r", "lora_alpha", "lora_dropout", "use_rslora")
+# peft writes the first ones itself; how a layer stores its weight is seen from its class.
+_WITHOUT_EFFECT: Final = (
+    "peft_type",
+    "peft_version",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "fan_in_fan_out",
+)
+_READ: Final = (
+    *_CARRIED,
+    *("target_modules", "exclude_modules", "layers_to_transform", "init_lora_weights", "task_type"),
+    *_WITHOUT_EFFECT,
+)
+_INITS: Final[Mapping[str, str | None]] = {"True": None, "pissa": "spectral-split"}
+"""init_lora_weights -> adapter.init; None: the method's own start."""
+
+_WITHOUT_NOISE: Final = "it trains parameters beside the two factors, which would be released without noise"
+_ONE_FOR_ALL: Final = "all layers have one rank and one scale here"
+_BY_CONFIG: Final = "no layer is packed or started in that way here"
+_WHY: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("use_dora", "modules_to_save", "bias", "lora_bias"), _WITHOUT_NOISE),
+    **dict.fromkeys(("trainable_token_indices", "kasa_config"), _WITHOUT_NOISE),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), _ONE_FOR_ALL),
+    **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config"), _BY_CONFIG),
+    "layers_pattern": "layers_to_transform finds the list of layers by itself",
+    "layer_replication": "it changes the base model",
+    "target_parameters": "gradients of single records are taken at linear layers alone",
+    "inference_mode": "it is of an adapter that is loaded to be used, not trained",
+    "revision": "it is a setting of the base model: loading=dict(revision=...)",
+    "megatron_config": "models are those of transformers",
+    "megatron_core": "models are those of transformers",
+}
+
+
+def adapter_settings(given: Any, *, classifies: bool = False) -> Any:
+    """The group adapter from a peft.LoraConfig, as a mapping; anything else is given back as it is. classifies: whether
+    labels are to be predicted.
+
+    Sets of a mapping become sorted lists, so that a run's settings are the same in every process.
+
+    Raises ConfigError for another adapter than LoRA's, and for a field that is not at its default and means nothing
+    here.
+    """
+    if isinstance(given, Mapping):
+        return {name: sorted(v) if _is_set_of_text(v) else v for name, v in given.items()}
+    peft = sys.modules.get("peft")  # who has such an object has imported it
+    if peft is None or not isinstance(given, peft.PeftConfig):
+        return given
+    if given.peft_type != peft.PeftType.LORA:
+        raise ConfigError(
+            f"adapter is a peft.{type(given).__name__}",
+            why="the adapters that are trained here are LoRA's, low-rank terms beside frozen layers",
+            fix="give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')",
+        )
+    _refuse_others(given, type(given)(), "SEQ_CLS" if classifies else "CAUSAL_LM")
+    settings = {name: getattr(given, name) for name in _CARRIED}
+    settings["target_modules"] = _targets(given.target_modules)
+    if given.exclude_modules is not None:
+        if isinstance(given.exclude_modules, str):
+            raise ConfigError(
+                "LoraConfig.exclude_modules is a regular expression, and here it is a list of name endings",
+                fix="give exclude_modules=[...]",
+            )
+        settings["exclude_modules"] = sorted(given.exclude_modules)
+    layers = given.layers_to_transform
+    if layers is not None:
+        settings["layers_to_transform"] = [layers] if isinstance(layers, int) else list(layers)
+    init = str(given.init_lora_weights)
+    if init not in _INITS:
+        raise ConfigError(
+            f"LoraConfig.init_lora_weights={named(given.init_lora_weights)} has no equal here",
+            fix="leave it out for the method's own start, or give a mapping with init, as "
+            "dict(r=16, init='w0-subspace')",
+        )
+    if _INITS[init] is not None:
+        settings["init"] = _INITS[init]
+    return settings
+
+
+def _refuse_others(given: Any, default: Any, kind: str) -> None:
+    task = getattr(given.task_type, "value", given.task_type)
+    if task not in (None, kind):
+        raise ConfigError(
+            f"LoraConfig.task_type={named(task)} is of another kind of model than is trained here",
+            fix=f"set it to {kind}, or leave it out"
+            + ("; to classify, name the column of the label" if task == "SEQ_CLS" else ""),
+        )
+    for name, value in vars(given).items():
+        if name not in _READ and value != getattr(default, name, None):
+            raise ConfigError(
+                f"LoraConfig.{name} is set",
+                why=_WHY.get(name, "nothing here means the same, and it would be ignored"),
+                fix=f"leave {name} out",
+            )
+
+
+def _targets(given: Any) -> str | list[str]:
+    if given is None:
+        raise ConfigError(
+            "LoraConfig.target_modules is not set",
+            why="a table of peft's would decide, which not every model is in",
+            fix="set target_modules='all-linear', or a list such as ['q_proj', 'v_proj']",
+        )
+    return given if isinstance(given, str) else sorted(given)
+
+
+def _is_set_of_text(value: Any) -> bool:
+    return isinstance(value, set | frozenset) and all(isinstance(item, str) for item in value)

@@ -1,0 +1,112 @@
+"""What a finished run leaves, as `fine_tune` and `resume_run` give it back, read from the run's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privlora.accounting import read_ledger
+from privlora.config import load_settings
+from privlora.errors import RunError
+from privlora.optimizers.schedules import learning_rate_at
+from privlora.reporting.publication import CARD_NAME, HTML_NAME, read_report
+from privlora.training.files import RunFolder, read_lines
+from privlora.training.public_rows import public_rows, steps_shown
+
+if TYPE_CHECKING:
+    from privlora.reporting.pushing import Pushed
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves.
+
+    release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger. In the
+        non-private mode and with repeatable noise, ``not-private`` beside where it would be.
+    epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
+    profile: PRIVATE page that shows where the time of a step went, where it was asked for and a step was taken.
+    base_was_given: whether the caller handed over a loaded model.
+    """
+
+    release: Path
+    steps: int
+    epsilon: float | None
+    delta: float | None
+    profile: Path | None = field(default=None, kw_only=True)
+    base_was_given: bool = field(default=False, kw_only=True, repr=False)
+
+    @property
+    def page(self) -> Path:
+        """report.html."""
+        return self.release / HTML_NAME
+
+    @property
+    def card(self) -> Path:
+        """README.md, the model card."""
+        return self.release / CARD_NAME
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """privacy_report.json. Raises RunError if it cannot be read."""
+        return read_report(self._folder.report)
+
+    @cached_property
+    def model(self) -> Any:
+        """The base model, loaded anew as the run's settings say, with the adapter on it: a peft.PeftModel in evaluation
+        mode. It is loaded when it is first asked for, and kept.
+
+        Raises RunError for a release without an adapter, and where the base was a loaded model of the caller's: peft
+        would put its layers into that very model.
+        """
+        folder = self._folder
+        if "texts" in self.report:
+            raise RunError(
+                "this run released texts, and no adapter", fix=f"read them from {str(folder.texts)!r}"
+            )
+        if self.base_was_given:
+            raise RunError(
+                "the base model was handed over, and to put the adapter on it changes it",
+                fix="PeftModel.from_pretrained(model, result.release) does, and its method unload() undoes it; "
+                "for a model of its own give fine_tune a folder or a hub name",
+            )
+        from peft import PeftModel
+
+        from privlora.training.classifier import head_of
+        from privlora.training.models import load_model
+
+        settings = load_settings(folder.settings)
+        base, _ = load_model(settings.model, head_of(settings))
+        return PeftModel.from_pretrained(base, str(self.release)).eval()
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Public numbers of the first and last step, of every ``run.log_every``-th and of those that were evaluated,
+        from the run's own files, so also after a resume: step, epsilon (after it), learning_rate (of it) and
+        held_out_loss (nats, as in evaluations; None where it was not evaluated)."""
+        folder, method = self._folder, self.report["method"]
+        evaluations = read_lines(folder.evaluations)
+        every = load_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps
+        trains = method.get("releases") != "votes"
+
+        def rate(step: int) -> float | None:
+            named = method["learning_rate"], method["schedule"], method["warmup_steps"]
+            return learning_rate_at(step, self.steps, *named) if trains else None
+
+        plan = read_ledger(folder.ledger).plan if folder.ledger.exists() else None
+        shown = steps_shown(self.steps, every, [row["step"] for row in evaluations])
+        return public_rows(plan, shown, rate, evaluations)
+
+    def push(
+        self, repo: str, *, private: bool = True, base_model: str | None = None, dry_run: bool = False
+    ) -> Pushed:
+        """Upload the release, and nothing else; see `privlora.reporting.pushing.push`."""
+        from privlora.reporting.pushing import push
+
+        return push(self._folder, repo, private=private, base_model=base_model, dry_run=dry_run)
+
+    @property
+    def _folder(self) -> RunFolder:
+        return RunFolder(self.release.parent)

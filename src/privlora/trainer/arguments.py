@@ -1,0 +1,331 @@
+"""Arguments of TRL's SFTConfig and transformers' TrainingArguments as groups of settings, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from privlora.config import PrivacySettings
+from privlora.errors import ConfigError, named, nearest
+from privlora.training.ranks import several_processes
+
+_PRIVACY: Final = tuple(name for name in PrivacySettings.model_fields if name != "steps")
+
+RENAMED: Final[Mapping[str, tuple[str, str]]] = {
+    "max_steps": ("privacy", "steps"),
+    "learning_rate": ("method", "learning_rate"),
+    "weight_decay": ("method", "weight_decay"),
+    "adam_beta1": ("method", "beta1"),
+    "adam_beta2": ("method", "beta2"),
+    "max_length": ("columns", "max_length"),
+    "dataset_text_field": ("columns", "text"),
+    "chat_template_path": ("columns", "chat_template"),
+    "seed": ("run", "seed"),
+    "run_name": ("run", "label"),
+    "logging_steps": ("run", "log_every"),
+    "save_steps": ("run", "checkpoint_every"),
+    "report_to": ("run", "report_to"),
+}
+"""Of these the value is taken as it is."""
+
+TRANSLATED: Final = (
+    *("output_dir", "lr_scheduler_type", "warmup_steps", "completion_only_loss", "assistant_only_loss"),
+    *("eval_strategy", "eval_steps", "gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    *("activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "use_cpu", "model_init_kwargs"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+)
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        *(
+            "per_device_eval_batch_size",
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataset_num_proc",
+        ),
+        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "disable_tqdm", "log_level"),
+        *("log_level_replica", "log_on_each_node", "logging_first_step", "logging_nan_inf_filter"),
+        *(
+            "remove_unused_columns",
+            "skip_memory_metrics",
+            "save_total_limit",
+            "save_only_model",
+            "local_rank",
+        ),
+        *("do_train", "do_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_timeout"),
+        *(
+            "ddp_broadcast_buffers",
+            "ddp_backend",
+            "pad_to_multiple_of",
+            "torch_empty_cache_steps",
+            "use_cache",
+        ),
+        *("logging_dir", "prediction_loss_only", "overwrite_output_dir", "eval_accumulation_steps"),
+    }
+)
+"""They change speed, memory or the screen elsewhere, and nothing that a run leaves."""
+
+_MIXED: Final = (
+    "examples of one row could not be told apart, and each record's gradient has to be clipped by itself"
+)
+_ONE_PROBABILITY: Final = (
+    "each record joins a step with one probability, whatever its length: epsilon counts on it"
+)
+_BY_HAND: Final = "when the run is over, call push_to_hub, which looks at what it uploads"
+WHY: Final[Mapping[str, str]] = {
+    "packing": _MIXED,
+    "eval_packing": "the held-out loss is a mean over records",
+    "padding_free": _MIXED,
+    "train_sampling_strategy": _ONE_PROBABILITY,
+    "group_by_length": _ONE_PROBABILITY,
+    "load_best_model_at_end": "there is one adapter: the last, or the average of the way there (method.averaging)",
+    "metric_for_best_model": "there is one adapter: the last",
+    "neftune_noise_alpha": "its noise is of a generator that can be foreseen, and protects nobody",
+    "fp16": "gradients of single records overflow in float16; use bfloat16",
+    "optim": "the method brings its optimizer: method='dp-adamw', or another of `privlora methods`",
+    "max_grad_norm": "it bounds the mean of a batch; clip_norm bounds each record",
+    "label_smoothing_factor": "the loss is the log-likelihood of the tokens",
+    "push_to_hub": _BY_HAND,
+    "hub_model_id": _BY_HAND,
+    "trust_remote_code": "a model's own code could read private batches and write them anywhere",
+    "deepspeed": "start the script with torchrun, and spread a large base by loading=dict(fully_shard=True)",
+    "fsdp": "a large base is spread over processes by loading=dict(fully_shard=True)",
+    "resume_from_checkpoint": "call train(resume_from_checkpoint=True)",
+    "auto_find_batch_size": "run=dict(tokens_per_micro_batch='auto') finds how much fits; the logical batch is "
+    "expected_batch_size",
+    "save_strategy": "checkpoints are for resuming a run; save_steps says how many steps lie between them",
+    "truncation_mode": "prompts are cut from their left, then completions at their end",
+    "data_seed": "which records a step draws must not be foreseen",
+    "full_determinism": "noise and sampling are keyed by the operating system and never repeat",
+}
+_IGNORED_ELSE: Final = "nothing here means the same, and it would be ignored"
+_NUMBERS: Final = (
+    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("warmup_steps", "eval_steps", "expected_batch_size", "public_dataset_size"),
+)
+_SCHEDULES: Final = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+_LOADING: Final = ("dtype", "attn_implementation", "revision", "device_map")
+
+
+class PrivateConfig:
+    """What a private run takes in the place of SFTConfig: its names where they mean the same, and those of privacy.
+
+        PrivateConfig(output_dir="runs/notes", target_epsilon=3, delta=1e-5, public_dataset_size=10_000,
+                      expected_batch_size=64, max_steps=200)
+
+    Fields of the group privacy by their own names (target_epsilon or noise_multiplier, delta, public_dataset_size,
+    expected_batch_size or sample_rate, clip_norm, unit, user_column, ...), method (a row's name or a mapping), and
+    those of SFTConfig that ``arguments.RENAMED`` and ``TRANSLATED`` list. Others are refused by name, with the reason.
+
+    Raises ConfigError.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        known = sorted({*_PRIVACY, "method", "num_train_epochs", *RENAMED, *TRANSLATED})
+        for name in given:
+            if name == "steps":
+                raise ConfigError("PrivateConfig.steps is called max_steps here", fix="write max_steps=...")
+            if name not in known:
+                close = nearest(name, known)
+                guessed = close.startswith("did you mean") and name not in WHY
+                _refuse(name, "PrivateConfig", fix=close if guessed else None)
+        self._given = dict(given)
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What was passed, by name."""
+        return self._given
+
+    def __repr__(self) -> str:
+        return f"PrivateConfig({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
+
+
+@dataclass
+class Groups:
+    """Arguments of `fine_tune`. completion_only: None where nobody said."""
+
+    output: str | None = None
+    privacy: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    loading: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    completion_only: bool | None = None
+    assistant_only: bool = False
+    bf16: bool = False
+
+
+def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Groups:
+    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it.
+
+    Of the latter two, a field at its default counts as not given: the defaults here are those of the settings.
+
+    Raises ConfigError, which names the argument.
+    """
+    if privacy is not None and not isinstance(privacy, Mapping):
+        raise ConfigError(
+            f"privacy is of type {type(privacy).__name__}",
+            fix="pass privacy=dict(target_epsilon=3, delta=1e-5, public_dataset_size=10_000)",
+        )
+    if isinstance(args, PrivateConfig):
+        source = "PrivateConfig"
+        given = {name: value for name, value in args.given.items() if value is not None}
+    else:
+        source, given = type(args).__name__, _changed(args)
+    for name in _NUMBERS:
+        if name in given and (isinstance(given[name], bool) or not isinstance(given[name], int | float)):
+            raise ConfigError(
+                f"{source}.{name} is of type {type(given[name]).__name__}", fix=f"give a number, as {name}=4"
+            )
+    own = given.pop("method", None)
+    if own is not None and method is not None:
+        raise ConfigError("method is given twice", fix="leave it out of PrivateConfig")
+    chosen = method if method is not None else own
+    found = Groups(method={"name": chosen} if isinstance(chosen, str) else dict(chosen or {}))
+    found.privacy = {name: given.pop(name) for name in _PRIVACY if name in given}
+    twice = sorted(found.privacy.keys() & (privacy or {}).keys())
+    if twice:
+        raise ConfigError(f"{twice[0]} is given twice", fix=f"leave it out of {source}, or of privacy")
+    found.privacy |= privacy or {}
+    _add_batch(found, given, source)
+    _add_steps(found, given, source)
+    for name in list(given):
+        if name in RENAMED:
+            group, here = RENAMED[name]
+            getattr(found, group).setdefault(here, given.pop(name))
+    _translate(found, given, source)
+    for name in given:
+        if name not in WITHOUT_EFFECT:
+            _refuse(name, source)
+    return found
+
+
+def _changed(args: Any) -> dict[str, Any]:
+    """Fields of TrainingArguments, or of a class made of it, that are not at their defaults."""
+    kind = getattr(sys.modules.get("transformers.training_args"), "TrainingArguments", None)
+    if kind is None or not isinstance(args, kind):
+        raise ConfigError(
+            f"args is of type {type(args).__name__}",
+            fix="give a PrivateConfig, or an SFTConfig together with privacy=dict(target_epsilon=3, ...)",
+        )
+    default = vars(type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu))
+    fields = type(args).__dataclass_fields__
+    changed = {k: v for k, v in vars(args).items() if k in fields and v != default.get(k)}
+    return {"output_dir": args.output_dir, **changed, **({"use_cpu": True} if args.use_cpu else {})}
+
+
+def _add_batch(found: Groups, given: dict[str, Any], source: str) -> None:
+    """per_device_train_batch_size x gradient_accumulation_steps, as the mean of a drawn batch."""
+    names = [n for n in ("per_device_train_batch_size", "gradient_accumulation_steps") if n in given]
+    if not names:
+        return
+    size = given.pop("per_device_train_batch_size", None)
+    times = given.pop("gradient_accumulation_steps", 1)
+    if size is None or several_processes():
+        raise ConfigError(
+            f"{source}.{names[0]} does not say how large a batch is"
+            + (", which all processes share" if size is not None else " by itself"),
+            fix="give expected_batch_size: how many records a step takes on average",
+        )
+    if "expected_batch_size" in found.privacy or "sample_rate" in found.privacy:
+        raise ConfigError(
+            f"{source}.{names[0]} is set, and so is how many records a step takes on average",
+            why="each record joins a step by chance, so one number says it",
+            fix=f"leave {' and '.join(names)} out; memory is bounded by run=dict(tokens_per_micro_batch=...)",
+        )
+    found.privacy["expected_batch_size"] = float(size * times)
+
+
+def _add_steps(found: Groups, given: dict[str, Any], source: str) -> None:
+    """max_steps; epochs are refused with the number of steps that they would be."""
+    epochs, steps = given.pop("num_train_epochs", None), given.get("max_steps")
+    if steps is not None and steps > 0 and epochs is None:
+        return
+    if "steps" in found.privacy and epochs is None and (steps is None or steps <= 0):
+        given.pop("max_steps", None)
+        return
+    n, b = found.privacy.get("public_dataset_size"), found.privacy.get("expected_batch_size")
+    wanted = epochs if epochs is not None else 3.0
+    number = (
+        f"{max(1, round(wanted * n / b))}"
+        if n and b
+        else "epochs x public_dataset_size / expected_batch_size"
+    )
+    said = f"num_train_epochs={wanted:g}" if epochs is not None else "no max_steps"
+    raise ConfigError(
+        f"{source} has {said}, and private training counts steps",
+        why="each step is a noisy release that epsilon pays for, and how many make an epoch depends on the private "
+        "number of records",
+        fix=f"set max_steps={number}" + (" and leave num_train_epochs out" if epochs is not None else ""),
+    )
+
+
+def _translate(found: Groups, given: dict[str, Any], source: str) -> None:
+    """What has another form here; what is read leaves ``given``."""
+    found.output = given.pop("output_dir", None)
+    schedule = given.pop("lr_scheduler_type", None)
+    if schedule is not None:
+        word = str(getattr(schedule, "value", schedule))
+        if word not in _SCHEDULES:
+            raise ConfigError(
+                f"{source}.lr_scheduler_type={named(word)} is unknown here",
+                fix=f"one of {', '.join(_SCHEDULES)}",
+            )
+        found.method.setdefault("schedule", _SCHEDULES[word])
+    warmup = given.pop("warmup_steps", None)
+    if warmup is not None:
+        share = isinstance(warmup, float) and 0 < warmup < 1  # transformers takes it for a part of all steps
+        steps = found.privacy.get("steps", 0)
+        found.method.setdefault("warmup_steps", round(warmup * steps) if share else warmup)
+    found.completion_only = given.pop("completion_only_loss", None)
+    found.assistant_only = bool(given.pop("assistant_only_loss", False))
+    _add_evaluation(found, given, source)
+    for kind in ("gradient", "activation"):  # transformers renames the first into the second
+        again, how = given.pop(f"{kind}_checkpointing", None), given.pop(f"{kind}_checkpointing_kwargs", None)
+        if again:
+            reentrant = bool((how or {}).get("use_reentrant", False))
+            found.loading["gradient_checkpointing"] = "reentrant" if reentrant else "non-reentrant"
+    found.bf16 = bool(given.pop("bf16", False))
+    if given.pop("use_cpu", False):
+        found.loading["device"] = "cpu"
+    for name, value in (given.pop("model_init_kwargs", None) or {}).items():
+        if name not in _LOADING:
+            raise ConfigError(
+                f"{source}.model_init_kwargs holds {named(name)}",
+                why=WHY.get(name, _IGNORED_ELSE),
+                fix=f"leave it out; what is read is {', '.join(_LOADING)}",
+            )
+        found.loading[name] = str(value).removeprefix("torch.") if name == "dtype" else value
+
+
+def _add_evaluation(found: Groups, given: dict[str, Any], source: str) -> None:
+    strategy, every = given.pop("eval_strategy", None), given.pop("eval_steps", None)
+    word = str(getattr(strategy, "value", strategy))
+    if strategy is not None and word not in ("no", "steps"):
+        raise ConfigError(
+            f"{source}.eval_strategy={named(word)} counts what a private run does not",
+            fix="use eval_strategy='steps' and eval_steps, or leave it out: the start and the end are evaluated",
+        )
+    if every is not None and word != "no":
+        if not isinstance(every, int) and not float(every).is_integer():
+            raise ConfigError(f"{source}.eval_steps is a share of all steps", fix="give a number of steps")
+        found.run["evaluate_every"] = int(every)
+    elif word == "steps":
+        found.run["evaluate_every"] = found.run.get("log_every", 10)
+
+
+def _refuse(name: str, source: str, fix: str | None = None) -> NoReturn:
+    raise ConfigError(
+        f"{source}.{name} is set"
+        if source != "PrivateConfig" or name in WHY
+        else f"{source} has no {named(name)}",
+        why=WHY.get(name, _IGNORED_ELSE),
+        fix=fix or f"leave {name} out",
+    )

@@ -1,0 +1,269 @@
+"""``PrivateTrainer``: `fine_tune` behind the methods of a Trainer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from privlora.api import fine_tune, given_records, refuse_no_mapping, resume_run, settings_of_call
+from privlora.config import IN_MEMORY
+from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.result import Result
+from privlora.trainer.arguments import Groups, groups_of
+from privlora.training.callbacks import checked_callbacks
+
+if TYPE_CHECKING:
+    from privlora.reporting.pushing import Pushed
+
+_REFUSED: Final = {
+    "data_collator": "batches are drawn and padded by what the accounting counts on",
+    "compute_loss_func": "the loss is the log-likelihood of the tokens",
+    "compute_metrics": "the held-out loss is measured; `privlora evaluate --task` scores answers",
+    "optimizers": "the method brings its optimizer, which sees releases alone: method='dp-adamw', for example",
+    "optimizer_cls_and_kwargs": "the method brings its optimizer, which sees releases alone",
+    "preprocess_logits_for_metrics": "the held-out loss is measured, and nothing else",
+    "formatting_func": "columns say it: privlora.fine_tune(columns=dict(text='{title} {body}'))",
+    "quantization_config": "load the model with it, and pass the model",
+    "tokenizer": "it is called processing_class",
+}
+
+
+class PrivateTrainOutput(NamedTuple):
+    """What `PrivateTrainer.train` gives: as transformers' TrainOutput, without the loss of training, which is private.
+
+    metrics: epsilon and delta (None where nothing is promised), and eval_loss where there are public records.
+    """
+
+    global_step: int
+    metrics: dict[str, float | None]
+
+
+class PrivateTrainer:
+    """Fine-tunes privately behind the methods of TRL's SFTTrainer.
+
+    model: a folder, a hub name, or a loaded model (then with processing_class, its tokenizer).
+    args: a `PrivateConfig`; or an SFTConfig or TrainingArguments, of which what is not at its default is taken where it
+        means the same, and refused by name where it does not; then privacy is needed, too.
+    train_dataset: PRIVATE records, of any kind that `fine_tune` takes. Which columns are read is seen from the first
+        record: messages; or prompt and completion (then the loss is on completions, unless completion_only_loss is
+        False); or text.
+    eval_dataset: PUBLIC records of the same form: their loss is published. A part of train_dataset is refused where it
+        can be seen.
+    peft_config: a peft.LoraConfig, or fields of AdapterSettings. callbacks: see `fine_tune`.
+    privacy, method, columns, loading, run: as in `fine_tune`, for what args have no names for.
+
+    Raises ConfigError, DataError or PrivacyError before anything is charged or written.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | torch.nn.Module,
+        args: Any = None,
+        *,
+        train_dataset: Any,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        peft_config: Any = None,
+        privacy: Mapping[str, Any] | None = None,
+        method: str | Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        loading: Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        for name, value in others.items():
+            if name not in _REFUSED:
+                raise TypeError(f"PrivateTrainer has no argument {name!r}")
+            if value is not None and value != (None, None):
+                raise ConfigError(f"{name} is given", why=_REFUSED[name], fix=f"leave {name} out")
+        groups = groups_of(args, privacy, method)
+        for name, more in {"columns": columns, "loading": loading, "run": run}.items():
+            refuse_no_mapping(name, more)
+            getattr(groups, name).update(more or {})
+        if isinstance(model, torch.nn.Module) and processing_class is None:
+            raise ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
+        self._model, self._tokenizer = model, processing_class
+        self._callbacks = checked_callbacks(callbacks)
+        if groups.privacy.get("private", True):
+            _refuse_own_records(train_dataset, eval_dataset)
+        self._output = "runs/run" if groups.output is None else groups.output
+        path, self._records = given_records(train_dataset, "train_dataset")
+        public: Any = None
+        self._evaluation: Any = None
+        if eval_dataset is not None:
+            public, self._evaluation = given_records(eval_dataset, "eval_dataset")
+        self._sources = {"data": path, "evaluation": public}
+        _add_columns(groups, self._records)
+        _add_dtype(groups, model)
+        self._groups: dict[str, Any] = {
+            "privacy": groups.privacy,
+            "columns": groups.columns,
+            "adapter": peft_config,
+            "loading": groups.loading,
+            "method": {"name": "prism", **groups.method},
+            "run": groups.run,
+        }
+        # Now, and not only when it trains.
+        settings_of_call(
+            model, {"path": path, "evaluation": public}, self._groups, self._output, source="PrivateTrainer"
+        )
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        """What the run left. Raises RunError before it is over."""
+        if self._result is None:
+            raise RunError("there is no result yet", fix="call train()")
+        return self._result
+
+    @property
+    def model(self) -> Any:
+        """The base model as it was given; that with the adapter is ``result.model``."""
+        return self._model
+
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> PrivateTrainOutput:
+        """Train; or go on with the run in args.output_dir, where resume_from_checkpoint is true or names that folder.
+
+        Raises Interrupted where the user or a callback stopped it: all is saved, and can be resumed.
+        """
+        if resume_from_checkpoint is None or resume_from_checkpoint is False:
+            self._result = fine_tune(
+                self._model,
+                self._given("data", self._records),
+                evaluation=self._given("evaluation", self._evaluation),
+                tokenizer=self._tokenizer,
+                output=self._output,
+                callbacks=self._callbacks,
+                **self._groups,
+            )
+        else:
+            if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
+                raise ConfigError(
+                    "resume_from_checkpoint names another folder than output_dir",
+                    why="a run is one folder, and its ledger lies there",
+                    fix="give train(resume_from_checkpoint=True)",
+                )
+            self._result = resume_run(
+                self._output,
+                model=self._model if isinstance(self._model, torch.nn.Module) else None,
+                tokenizer=self._tokenizer,
+                records=self._records,
+                evaluation=self._evaluation,
+                callbacks=self._callbacks,
+            )
+        found = self._result
+        metrics: dict[str, float | None] = {"epsilon": found.epsilon, "delta": found.delta}
+        if self._sources["evaluation"] is not None:
+            metrics |= self.evaluate()
+        return PrivateTrainOutput(found.steps, metrics)
+
+    def evaluate(self) -> dict[str, float | None]:
+        """eval_loss: what the adapter loses on eval_dataset, in nats (mean over records), as it is published.
+
+        Raises ConfigError without eval_dataset, RunError before the run is over.
+        """
+        if self._sources["evaluation"] is None:
+            raise ConfigError(
+                "there is no eval_dataset, which is public",
+                fix="give one; `privlora evaluate RUN --data FILE` measures a finished run on other records",
+            )
+        return {"eval_loss": self.result.report["evaluation"][-1]["loss_per_example"]}
+
+    def save_model(self, output_dir: str | Path | None = None) -> Path:
+        """Copy the release (adapter, card, report, ledger) to a new folder; None: it stays where it is. Gives where.
+
+        Raises RunError for a folder that holds anything.
+        """
+        release = self.result.release
+        if output_dir is None:
+            return release
+        target = Path(output_dir)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise RunError(f"{str(target)!r} holds something already", fix="give a new folder")
+        try:
+            shutil.copytree(release, target, dirs_exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}",
+                fix="free space, or give a writable place",
+            ) from None
+        return target
+
+    def push_to_hub(self, repo_id: str, *, private: bool = True, base_model: str | None = None) -> Pushed:
+        """Upload the release, and nothing else; see `privlora.reporting.pushing.push`."""
+        return self.result.push(repo_id, private=private, base_model=base_model)
+
+    def _given(self, name: str, records: Any) -> Any:
+        """What `fine_tune` takes for a source: records, or the files that were named."""
+        source = self._sources[name]
+        if source == IN_MEMORY:
+            return records
+        return [Path(one) for one in source] if isinstance(source, list) else source
+
+
+def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) -> None:
+    """Which columns are read, and what of them is trained on, where the arguments do not say."""
+    columns = groups.columns
+    first = records[0] if records else {}
+    if "text" not in columns and groups.method.get("task") is None:
+        if "messages" in first:
+            columns.setdefault("messages", "messages")
+        elif {"prompt", "completion"} <= first.keys():
+            columns |= {"prompt": "prompt", "completion": "completion"}
+    if groups.assistant_only:
+        columns["loss_on"] = "completion"
+    elif "prompt" in columns:
+        columns["loss_on"] = "all" if groups.completion_only is False else "completion"
+    elif groups.completion_only:
+        columns["loss_on"] = "completion"
+
+
+def _add_dtype(groups: Groups, model: Any) -> None:
+    if not groups.bf16:
+        return
+    if not isinstance(model, torch.nn.Module):
+        groups.loading.setdefault("dtype", "bfloat16")
+    elif next(model.parameters()).dtype != torch.bfloat16:
+        raise ConfigError(
+            "bf16 is set, and the model's weights are of another dtype",
+            why="a model computes here in the dtype of its frozen weights",
+            fix="load it with dtype='bfloat16', or leave bf16 out",
+        )
+
+
+def _refuse_own_records(train: Any, evaluation: Any) -> None:
+    """Raise PrivacyError for public records that can be seen to be the private ones, or cut from the same table.
+
+    Records that are the same are found later, one by one; here the whole is seen.
+    """
+    if evaluation is None or isinstance(train, str | Path):
+        return
+    if evaluation is train or _places(train) & _places(evaluation):
+        raise PrivacyError(
+            "eval_dataset is train_dataset, or both are parts of one table",
+            why="what is held out of private records is as private as they are, and its loss would be published",
+            fix="give public records as eval_dataset, or none",
+        )
+
+
+def _places(data: Any) -> set[Any]:
+    """Where a datasets.Dataset keeps its rows: files, and places in memory; empty for anything else."""
+    table = getattr(data, "data", None)
+    if not hasattr(data, "cache_files") or not hasattr(table, "columns"):
+        return set()
+    files = {file.get("filename") for file in data.cache_files}
+    return files | set(_addresses(table)) - {None}
+
+
+def _addresses(table: Any) -> Iterator[int]:
+    for column in table.columns:
+        for chunk in getattr(column, "chunks", ()):
+            yield from (buffer.address for buffer in chunk.buffers() if buffer is not None and buffer.size)
+
+
+__all__ = ["PrivateTrainOutput", "PrivateTrainer"]

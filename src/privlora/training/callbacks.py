@@ -1,0 +1,379 @@
+"""Callbacks of a run: plain functions, or those of transformers' Trainer. They are told public numbers alone.
+
+Nothing private can be asked of what they are given: no loss of training, no norm of a gradient, no size of a batch, no
+example, no seconds, and not the model, whose hooks would see private batches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final, Literal
+
+from privlora.accounting import Plan
+from privlora.config import Settings
+from privlora.errors import ConfigError, PrivloraError, RunError, reason_of
+from privlora.training.loggers import Logger
+from privlora.training.loop import Interrupted, Observer, StepReport
+from privlora.training.public_rows import spent
+
+_log = logging.getLogger(__name__)
+
+CALLED: Final = ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_train_end")
+"""Those of a TrainerCallback's methods that a private run calls."""
+_NEVER_CALLED: Final = "a private run has no epochs, and when it saves follows from a clock"
+_NOT_GIVEN: Final = (
+    "callbacks are not given the model (its hooks would see private batches), loaders or optimizers: let it take "
+    "args, state, control and **kwargs"
+)
+
+
+@dataclass(frozen=True)
+class PublicEvent:
+    """What a plain function is called with: public numbers, each of which may be logged and published.
+
+    kind: "begin", "step", "evaluation" or "end". step: of training, from 1 on; 0 before the first.
+    learning_rate: of that step; None before the first one and in rounds that train nothing.
+    clip_norm: as it stands after that step, also where it is learnt; None without clipping.
+    held_out_loss: of an "evaluation", on public records: mean over records of nats per token, or on a label.
+    """
+
+    kind: Literal["begin", "step", "evaluation", "end"]
+    step: int
+    steps: int
+    learning_rate: float | None = None
+    clip_norm: float | None = None
+    held_out_loss: float | None = None
+    plan: Plan | None = field(default=None, repr=False)
+    stop: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """Ends the run after this step as Ctrl-C does: all is saved, `Interrupted` is raised, `resume_run` goes on."""
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the steps so far cost; None where nothing is promised."""
+        return spent(self.plan, self.step)
+
+
+def checked_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks of a call, before anything is charged; a class of TrainerCallback becomes an object.
+
+    Raises ConfigError for what is neither a function of one argument nor a TrainerCallback, for one that asks for what
+    callbacks are not given, and for those of transformers that send more than public numbers.
+    """
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, str | bytes | Mapping) or not isinstance(callbacks, Sequence):
+        raise ConfigError(
+            f"callbacks is of type {type(callbacks).__name__}", fix="give a list, as callbacks=[f]"
+        )
+    return [_checked(one, number) for number, one in enumerate(callbacks)]
+
+
+def _checked(callback: Any, number: int) -> Any:
+    name = f"callbacks[{number}]"
+    trainer = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
+    if trainer is not None and isinstance(callback, type) and issubclass(callback, trainer):
+        callback = callback()
+    if trainer is None or not isinstance(callback, trainer):
+        if not callable(callback) or isinstance(callback, type):
+            raise ConfigError(
+                f"{name} is {_kind(callback)}",
+                fix="give a function of one argument (an event), or a transformers.TrainerCallback",
+            )
+        if not _takes(callback, 1):
+            raise ConfigError(
+                f"{name} cannot be called with one argument",
+                fix="let it take one: an event with public numbers",
+            )
+        return callback
+    kind = type(callback)
+    if kind.__module__.startswith("transformers.integrations"):
+        raise ConfigError(
+            f"{name} is transformers' {kind.__name__}",
+            why="it sends settings of the machine and the model, and the time of each step, which follows from the "
+            "batch that was drawn",
+            fix="use run.report_to, which logs public numbers alone",
+        )
+    for method in CALLED:
+        if not _takes(getattr(callback, method), 3, **_extras(method)):
+            raise ConfigError(f"{name}: {kind.__name__}.{method} cannot be called", fix=_NOT_GIVEN)
+    idle = [
+        method
+        for method in dir(trainer)
+        if method.startswith("on_")
+        and method not in CALLED
+        and getattr(kind, method, None) is not getattr(trainer, method)
+    ]
+    if idle:
+        _log.warning("%s: %s is never called: %s", name, ", ".join(idle), _NEVER_CALLED)
+    return callback
+
+
+def _extras(method: str) -> dict[str, Any]:
+    return {"on_log": {"logs": {}}, "on_evaluate": {"metrics": {}}}.get(method, {})
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+def _takes(function: Any, arguments: int, **named: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions have no signature
+        return True
+    return True
+
+
+_ASKED: Final = {
+    "on_step": (1, lambda settings: True),
+    "on_evaluation": (2, lambda settings: True),
+    "on_private_loss": (2, lambda settings: settings.run.show_private_loss),
+    "on_public_work": (3, lambda settings: settings.synthesis is not None),
+}
+
+
+def refuse_no_observer(observer: Any, settings: Settings) -> None:
+    """Raise ConfigError, before anything is charged, for what lacks a method that this run will call."""
+    if observer is None:
+        return
+    for method, (arguments, asked) in _ASKED.items():
+        if not asked(settings):
+            continue
+        found = getattr(observer, method, None)
+        if isinstance(observer, type) or not callable(found) or not _takes(found, arguments):
+            raise ConfigError(
+                f"observer is {_kind(observer)}, without a method {method} that takes {arguments} "
+                f"argument{'s' * (arguments > 1)}",
+                why="it would fail after a step that is charged",
+                fix="give an object with the methods of privlora.training.loop.Observer, or callbacks=[a function]",
+            )
+
+
+class Callbacks:
+    """An observer that tells callbacks and loggers.
+
+    An error in one of them loses no step: the run stops as by Ctrl-C, and ``failed`` says why.
+
+    plan: None in the non-private mode.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[Any], loggers: Sequence[Logger], plan: Plan | None, settings: Settings
+    ) -> None:
+        self._callbacks, self._loggers, self._plan = callbacks, loggers, plan
+        self._steps, self._every, self._run = settings.privacy.steps, settings.run.log_every, settings
+        self._stop_run: Callable[[], None] = lambda: None
+        self._told = self._stopping = False
+        self._step = 0
+        self._rate: float | None = None
+        self._clip_norm: float | None = None
+        self._logs = list[dict[str, Any]]()
+        self._early: list[tuple[int, dict[str, float]]] | None = []
+        self._control: Any = None
+        self.failed: RunError | None = None
+        """What a callback or a logger raised."""
+        self.begun = False
+        """Whether this process took the run up."""
+
+    def on_start(self, done: int, stop: Callable[[], None]) -> None:
+        """Training begins after ``done`` steps; what was found until here is raised before another one is charged."""
+        self._begin(done)
+        if self.failed is not None:
+            raise self.failed
+        if self._stopping:
+            raise Interrupted(done)
+        self._stop_run, self.begun = stop, True
+
+    def on_step(self, report: StepReport) -> None:
+        self._log_early()
+        self._step = report.step
+        self._rate, self._clip_norm = report.learning_rate, report.clip_norm
+        self._tell("step", "on_step_end")
+        if report.step in (1, self._steps) or report.step % self._every == 0:
+            numbers = {"learning_rate": self._rate, "clip_norm": self._clip_norm}
+            self._to_log({"epsilon": spent(self._plan, report.step), **numbers})
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        self._begin(step)  # what a run starts from is evaluated first
+        self._step = step
+        numbers = {"epsilon": spent(self._plan, step), "held_out_loss": loss}
+        self._to_log(numbers)
+        self._tell("evaluation", "on_evaluate", loss)
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        """Private, and so told nobody."""
+
+    def on_public_work(self, what: str, done: int, total: int) -> None: ...
+
+    def on_warning(self, what: str) -> None: ...
+
+    def on_end(self) -> None:
+        """Training is over, or was stopped and is saved."""
+        if self.begun:
+            self._log_early()
+        if self._told:
+            self._tell("end", "on_train_end")
+
+    def _begin(self, step: int) -> None:
+        if not self._told:
+            self._step, self._told = step, True
+            self._tell("begin", "on_train_begin")
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._stop_run()
+
+    def _to_log(self, numbers: Mapping[str, float | None]) -> None:
+        values = {name: v for name, v in numbers.items() if v is not None and math.isfinite(v)}
+        if self._early is None:
+            self._log(self._step, values)
+        else:  # a start that charges nothing may be taken over, and leaves no files
+            self._early.append((self._step, values))
+        shown = {_OF_TRAINER.get(name, name): value for name, value in values.items()}
+        self._logs.append({**shown, "step": self._step})
+        for callback in self._callbacks:
+            if hasattr(callback, "on_log"):
+                self._call(callback, "on_log", logs=dict(shown))
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        for logger in self._loggers:
+            self._guarded(f"report_to={logger.name}", logger.log, step, values)
+
+    def _log_early(self) -> None:
+        """What was kept until a step was charged."""
+        early, self._early = self._early, None
+        for step, values in early or ():
+            self._log(step, values)
+
+    def _tell(
+        self, kind: Literal["begin", "step", "evaluation", "end"], method: str, loss: float | None = None
+    ) -> None:
+        numbers = (self._step, self._steps, self._rate, self._clip_norm, loss, self._plan, self._stop)
+        for callback in self._callbacks:
+            if not hasattr(callback, method):
+                name = getattr(callback, "__name__", type(callback).__name__)
+                self._guarded(f"callback {name}", callback, PublicEvent(kind, *numbers))
+            elif method == "on_evaluate":
+                self._call(callback, method, metrics={"eval_loss": loss, "step": self._step})
+            else:
+                self._call(callback, method)
+
+    def _call(self, callback: Any, method: str, **more: Any) -> None:
+        """One method of a TrainerCallback; what it does to its arguments reaches nobody but its control."""
+        from transformers import TrainerControl, TrainerState
+
+        self._control = self._control or TrainerControl()
+        state = TrainerState(
+            global_step=self._step,
+            max_steps=self._steps,
+            logging_steps=self._every,
+            eval_steps=self._run.run.evaluate_every,
+            log_history=[dict(row) for row in self._logs],
+        )
+        arguments = (public_arguments(self._run), state, self._control)
+        given = self._guarded(
+            f"callback {type(callback).__name__}.{method}", getattr(callback, method), *arguments, **more
+        )
+        if given is not None:
+            self._control = given
+        if getattr(self._control, "should_training_stop", False):
+            self._stop()
+
+    def _guarded(self, name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What the function gives. The first error stops the run; after it nothing of the user's is called any more."""
+        if self.failed is not None:
+            return None
+        try:
+            return function(*arguments, **named)
+        except Exception as error:  # noqa: BLE001 - code of others raises anything
+            said = error.what if isinstance(error, PrivloraError) else reason_of(error)
+            self.failed = RunError(
+                f"{name} failed at step {self._step}, up to which all is saved: {type(error).__name__}: {said}",
+                fix="mend it, or leave it out, and go on with resume_run",
+            )
+            self.failed.__cause__ = error
+            self._stop()
+            return None
+
+
+_OF_TRAINER: Final = {"held_out_loss": "eval_loss"}
+
+
+def public_arguments(settings: Settings) -> SimpleNamespace:
+    """What a TrainerCallback finds as ``args``: public numbers in the names of TrainingArguments, and no path."""
+    run, privacy = settings.run, settings.privacy
+    return SimpleNamespace(
+        max_steps=privacy.steps,
+        logging_steps=run.log_every,
+        eval_steps=run.evaluate_every,
+        seed=run.seed,
+        run_name=run.label,
+        report_to=list(run.report_to),
+        disable_tqdm=False,
+    )
+
+
+class Several:
+    """An observer that tells several others, in their order."""
+
+    def __init__(self, observers: Sequence[Any]) -> None:
+        self._observers = observers
+
+    def on_start(self, done: int, stop: Callable[[], None]) -> None:
+        self._each("on_start", done, stop)
+
+    def on_step(self, report: StepReport) -> None:
+        self._each("on_step", report)
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        self._each("on_evaluation", step, loss)
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        self._each("on_private_loss", step, loss)
+
+    def on_public_work(self, what: str, done: int, total: int) -> None:
+        self._each("on_public_work", what, done, total)
+
+    def on_warning(self, what: str) -> None:
+        self._each("on_warning", what)
+
+    def _each(self, method: str, *arguments: Any) -> None:
+        for observer in self._observers:
+            told = getattr(observer, method, None)  # an observer need not have what a run does not ask for
+            if told is not None:
+                told(*arguments)
+
+
+@contextmanager
+def watching(
+    observer: Observer | None,
+    callbacks: Sequence[Any],
+    loggers: Sequence[Logger],
+    plan: Plan | None,
+    settings: Settings,
+) -> Iterator[tuple[Observer | None, Callbacks]]:
+    """An observer for the steps that are taken inside, which tells all of these, and what tells callbacks and loggers.
+
+    Raises RunError in the place of Interrupted where an error in one of them is why the run stopped.
+    """
+    heard = Callbacks(callbacks, loggers, plan, settings)
+    all_of_them: Observer = heard if observer is None else Several((observer, heard))
+    try:
+        yield all_of_them if callbacks or loggers else observer, heard
+    except Interrupted:
+        heard.on_end()
+        if heard.failed is not None:
+            raise heard.failed from heard.failed.__cause__
+        raise
+    heard.on_end()
+    if heard.failed is not None:
+        _log.warning("the run is complete, but %s", heard.failed.what)

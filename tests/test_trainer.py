@@ -1,0 +1,300 @@
+"""PrivateTrainer: arguments of SFTTrainer where they mean the same, refusals by name where they do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from peft import LoraConfig
+from run_cases import PRIVACY, PUBLIC, RECORDS
+from tiny_models import tiny_model, tiny_tokenizer
+from transformers import TrainingArguments
+
+from privlora import PrivateConfig, PrivateTrainer
+from privlora.config import ModelSettings
+from privlora.demo import model_path
+from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError
+from privlora.trainer.arguments import RENAMED, TRANSLATED, WHY, WITHOUT_EFFECT, groups_of
+from privlora.training.callbacks import PublicEvent
+from privlora.training.loop import Interrupted
+from privlora.training.models import given_or_loaded
+
+PROMISE: dict[str, Any] = {name: value for name, value in PRIVACY.items() if name != "steps"}
+LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def config(folder: Path, **more: Any) -> PrivateConfig:
+    return PrivateConfig(**{"output_dir": str(folder), "max_steps": 4, "max_length": 40, **PROMISE, **more})
+
+
+def trainer(args: Any, **more: Any) -> PrivateTrainer:
+    given = {"train_dataset": RECORDS, "eval_dataset": PUBLIC, "peft_config": LORA, **more}
+    return PrivateTrainer(tiny_model(), args, processing_class=tiny_tokenizer(), **given)
+
+
+def test_a_run_behind_the_methods_of_a_trainer(tmp_path: Path) -> None:
+    steps = list[int]()
+
+    def listen(event: PublicEvent) -> None:
+        if event.kind == "step":
+            steps.append(event.step)
+            if event.step == 2 and steps == [1, 2]:
+                event.stop()
+
+    one = trainer(config(tmp_path / "run", learning_rate=1e-3, warmup_steps=1), callbacks=[listen])
+    with pytest.raises(RunError, match=r"Fix: call train\(\)"):
+        one.evaluate()
+    with pytest.raises(Interrupted):
+        one.train()
+    found = one.train(resume_from_checkpoint=True)
+    assert steps == [1, 2, 3, 4]
+    assert found.global_step == 4
+    assert found._fields == ("global_step", "metrics")
+    assert found.metrics.keys() == {"epsilon", "delta", "eval_loss"}
+    assert found.metrics["epsilon"] == one.result.epsilon
+    assert one.evaluate() == {"eval_loss": one.result.history[-1]["held_out_loss"]}
+    assert [row["learning_rate"] for row in one.result.history[1:]] == [5e-4, 1e-3]
+    assert one.save_model() == one.result.release
+    saved = one.save_model(tmp_path / "saved")
+    assert (saved / "adapter_model.safetensors").exists()
+    assert {p.name for p in saved.iterdir()} == {p.name for p in one.result.release.iterdir()}
+    with pytest.raises(RunError, match="holds something already"):
+        one.save_model(tmp_path / "saved")
+    with pytest.raises(ConfigError, match="--base-model"):
+        one.push_to_hub("me/notes")
+    with pytest.raises(RunError, match="holds a run already"):
+        one.train()
+
+
+def arguments(**more: Any) -> TrainingArguments:
+    return TrainingArguments(output_dir="runs/x", use_cpu=True, max_steps=4, **more)
+
+
+def test_what_means_the_same_is_taken_over() -> None:
+    given = arguments(
+        learning_rate=1e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=2,
+        weight_decay=0.1,
+        seed=7,
+        run_name="notes",
+        logging_steps=5,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        adam_beta1=0.8,
+        dataloader_num_workers=2,
+    )
+    privacy = {name: value for name, value in PROMISE.items() if name != "expected_batch_size"}
+    found = groups_of(given, privacy, "dp-adamw")
+    assert found.output == "runs/x"
+    assert found.privacy == {**privacy, "expected_batch_size": 8.0, "steps": 4}
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.1, "beta1": 0.8}
+    assert found.method == {"name": "dp-adamw", **optimizer, "schedule": "cosine", "warmup_steps": 2}
+    assert found.run == {
+        "seed": 7,
+        "label": "notes",
+        "log_every": 5,
+        "checkpoint_every": 3,
+        "evaluate_every": 2,
+    }
+    assert found.loading == {"device": "cpu"}
+
+
+def test_defaults_of_others_count_as_not_given() -> None:
+    found = groups_of(arguments(), PROMISE, None)
+    assert (found.method, found.run, found.privacy) == ({}, {}, {**PROMISE, "steps": 4})
+
+
+def test_forms_that_differ_are_translated() -> None:
+    again = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    loading = {"model_init_kwargs": {"dtype": torch.bfloat16, "attn_implementation": "eager"}}
+    found = groups_of(
+        PrivateConfig(max_steps=10, warmup_steps=0.2, **again, **loading, **PROMISE), None, None
+    )
+    assert found.method == {"warmup_steps": 2}
+    assert found.loading == {
+        **{"gradient_checkpointing": "reentrant", "dtype": "bfloat16"},
+        "attn_implementation": "eager",
+    }
+    found = groups_of(PrivateConfig(max_steps=10, activation_checkpointing=True, bf16=True), PROMISE, None)
+    assert found.loading == {"gradient_checkpointing": "non-reentrant"}
+    assert found.bf16
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"num_train_epochs": 2}, r"num_train_epochs=2.*set max_steps=10 and leave num_train_epochs out"),
+        ({"max_steps": None}, r"has no max_steps.*set max_steps=15"),
+        ({"packing": True}, "packing is set.*could not be told apart"),
+        ({"group_by_length": True}, "one probability"),
+        ({"load_best_model_at_end": True}, "one adapter"),
+        ({"neftune_noise_alpha": 5}, "can be foreseen"),
+        ({"fp16": True}, "overflow in float16"),
+        ({"optim": "adafactor"}, "brings its optimizer"),
+        ({"max_grad_norm": 0.5}, "clip_norm bounds each record"),
+        ({"weight_decey": 0.1}, "did you mean 'weight_decay'"),
+        ({"target_epsilom": 1}, "did you mean 'target_epsilon'"),
+        ({"steps": 3}, "called max_steps"),
+        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type='polynomial' is unknown"),
+        ({"eval_strategy": "epoch"}, "eval_strategy='epoch'"),
+        ({"eval_steps": 0.1}, "is a share of all steps"),
+        ({"per_device_train_batch_size": 4}, "and so is how many records"),
+        ({"trust_remote_code": True}, "could read private batches"),
+        ({"model_init_kwargs": {"trust_remote_code": True}}, "could read private batches"),
+        ({"report_to": "all"}, r"run\.report_to"),
+        ({"delta": 2}, r"privacy\.delta"),
+        ({"completion_only_loss": True}, "loss_on=completion needs"),
+        ({"max_steps": "100"}, r"max_steps is of type str. Fix: give a number"),
+        ({"per_device_train_batch_size": True, "expected_batch_size": None}, "is of type bool"),
+        ({"bf16": True}, "weights are of another dtype"),
+    ],
+)
+def test_the_rest_is_refused_by_name(args: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        trainer(config(tmp_path / "run", **args))
+    assert "Fix:" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["data_collator", "compute_metrics", "formatting_func", "optimizers", "compute_loss_func"]
+)
+def test_arguments_of_the_trainer_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is given"):
+        trainer(config(tmp_path / "run"), **{name: print})
+    trainer(config(tmp_path / "run"), **{name: None})
+
+
+@pytest.mark.parametrize("args", [None, {"max_steps": 3}, 7])
+def test_other_arguments_are_no_arguments(args: Any) -> None:
+    with pytest.raises(ConfigError, match=r"args is of type .* Fix: give a PrivateConfig"):
+        trainer(args)
+
+
+def test_privacy_has_to_be_said() -> None:
+    with pytest.raises(ConfigError, match="target_epsilon or from noise_multiplier"):
+        trainer(arguments())
+    with pytest.raises(ConfigError, match="delta is given twice"):
+        trainer(config(Path("x")), privacy={"delta": 1e-5})
+    with pytest.raises(ConfigError, match="privacy is of type int"):
+        trainer(config(Path("x")), privacy=3)
+    with pytest.raises(TypeError, match="no argument 'evil'"):
+        trainer(config(Path("x")), evil=3)
+
+
+def whole() -> datasets.Dataset:
+    return datasets.Dataset.from_list([*RECORDS, *PUBLIC])
+
+
+@pytest.mark.parametrize("cut", ["same", "select", "split"])
+def test_public_records_are_no_part_of_the_private_ones(cut: str, tmp_path: Path) -> None:
+    table = whole()
+    parts = {
+        "same": lambda: (RECORDS, RECORDS),
+        "select": lambda: (table.select(range(30)), table.select(range(30, 34))),
+        "split": lambda: tuple(table.train_test_split(test_size=4, seed=0).values()),
+    }
+    train, evaluation = parts[cut]()
+    with pytest.raises(PrivacyError, match="held out of private records is as private as they are"):
+        trainer(config(tmp_path / "run"), train_dataset=train, eval_dataset=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("record", "more", "columns"),
+    [
+        ({"text": "a"}, {}, {}),
+        ({"note": "a"}, {"dataset_text_field": "note"}, {"text": "note"}),
+        (
+            {"prompt": "a", "completion": "b"},
+            {},
+            {"prompt": "prompt", "completion": "completion", "loss_on": "completion"},
+        ),
+        (
+            {"prompt": "a", "completion": "b"},
+            {"completion_only_loss": False},
+            {"prompt": "prompt", "completion": "completion", "loss_on": "all"},
+        ),
+        ({"messages": []}, {}, {"messages": "messages"}),
+        ({"messages": []}, {"assistant_only_loss": True}, {"messages": "messages", "loss_on": "completion"}),
+    ],
+)
+def test_columns_are_seen_from_the_first_record(
+    record: dict[str, Any], more: dict[str, Any], columns: dict[str, Any], tmp_path: Path
+) -> None:
+    found = trainer(config(tmp_path / "run", **more), train_dataset=[record], eval_dataset=None)
+    assert found._groups["columns"] == {"max_length": 40, **columns}
+
+
+KINDS: dict[str, Any] = {
+    "dataset": lambda: datasets.Dataset.from_list(RECORDS),
+    "streaming": lambda: datasets.Dataset.from_list(RECORDS).to_iterable_dataset(),
+    "generator": lambda: (record for record in RECORDS),
+    "texts": lambda: [record["text"] for record in RECORDS],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_of_every_kind(kind: str, tmp_path: Path) -> None:
+    one = trainer(config(tmp_path / "run"), train_dataset=KINDS[kind](), eval_dataset=None)
+    assert one._records == RECORDS
+
+
+def test_files_and_splits(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text("\n".join(map(json.dumps, RECORDS)))
+    one = trainer(config(tmp_path / "run"), train_dataset=file, eval_dataset=None)
+    assert (one._records, one._given("data", None)) == (None, str(file))
+    both = datasets.DatasetDict(test=whole(), train=whole())
+    for given in (both, datasets.IterableDatasetDict(train=whole().to_iterable_dataset())):
+        with pytest.raises(DataError, match=r"train_dataset: the data are a .*DatasetDict .*data\['train'\]"):
+            trainer(config(tmp_path / "run"), train_dataset=given)
+
+
+def test_a_tokenizer_goes_before_the_models_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pass processing_class="):
+        PrivateTrainer(tiny_model(), config(tmp_path / "run"), train_dataset=RECORDS)
+    settings = ModelSettings(name=str(model_path()))
+    own = given_or_loaded(settings, None, None)[1]
+    other = tiny_tokenizer()
+    assert own is not None
+    assert given_or_loaded(settings, None, other)[1] is other
+
+
+def test_models_that_are_no_base_models(tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    adapted = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"]))
+    for model, says in ((adapted, "holds an adapter already"), (tiny_model().half(), "stored in float16")):
+        given = {"train_dataset": RECORDS, "processing_class": tiny_tokenizer()}
+        with pytest.raises(PrivloraError, match=says):
+            PrivateTrainer(model, config(tmp_path / "run"), **given).train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_field_of_sft_config_has_one_answer() -> None:
+    """Taken, refused with the reason, or without effect; never two of these."""
+    assert not WITHOUT_EFFECT & WHY.keys()
+    assert not (RENAMED.keys() | set(TRANSLATED)) & (WITHOUT_EFFECT | WHY.keys())
+    trl = pytest.importorskip("trl", reason="the names of SFTConfig are trl's")
+    fields = set(trl.SFTConfig.__dataclass_fields__)
+    older = {"group_by_length", "logging_dir", "overwrite_output_dir", "gradient_checkpointing_kwargs"}
+    assert (RENAMED.keys() | set(TRANSLATED) | WHY.keys() | WITHOUT_EFFECT) - fields - older == set()
+
+
+def test_sft_config_is_read_as_it_is() -> None:
+    trl = pytest.importorskip("trl", reason="an SFTConfig is trl's")
+    given = trl.SFTConfig(output_dir="runs/x", use_cpu=True, bf16=False, max_steps=4, max_length=64)
+    found = groups_of(given, PROMISE, None)
+    assert found.columns == {"max_length": 64}
+    assert found.loading == {"device": "cpu"}
+    packed = trl.SFTConfig(output_dir="runs/x", use_cpu=True, bf16=False, max_steps=4, packing=True)
+    with pytest.raises(ConfigError, match=r"SFTConfig\.packing is set"):
+        groups_of(packed, PROMISE, None)
