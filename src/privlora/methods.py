@@ -36,7 +36,7 @@ from privlora.coordinates.starts import (
     span_start,
     tangent_start,
 )
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, named, nearest
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     FactorAdamBC,
@@ -545,7 +545,7 @@ def find_row(name: str) -> Method:
     if name not in rows:
         raise ConfigError(
             f"method.name: unknown method {named(name)}",
-            fix=f"one of {', '.join([*rows, *CHOICES])} (privlora methods)",
+            fix=f"{nearest(name, [*rows, *CHOICES])} (privlora methods)",
         )
     return rows[name]
 
