@@ -26,6 +26,7 @@ from privlora.cli.planning import plan
 from privlora.cli.processes import refuse_alone
 from privlora.cli.resuming import resume
 from privlora.cli.settings_list import settings
+from privlora.cli.starting import init
 from privlora.cli.synthesizing import synthesize
 from privlora.cli.training import Stopped, train
 from privlora.config.reading import whereabouts
@@ -56,6 +57,7 @@ app = typer.Typer(
 )
 for command in (
     demo,
+    init,
     train,
     synthesize,
     federate,

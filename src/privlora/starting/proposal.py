@@ -5,22 +5,26 @@ Of the records nothing stands in them but names of columns and rounded numbers; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from privlora.config import settings_from
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.records import HUB
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, named
-from privlora.starting.bases import Base
+from privlora.starting.bases import Base, look_at
 from privlora.starting.columns import Form
 from privlora.starting.draft import Draft, Plain
 from privlora.starting.numbers import Numbers, delta_for, length_for, numbers_for, rounded
 from privlora.starting.survey import Survey
+
+__all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top_of"]
 
 _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
@@ -34,7 +38,6 @@ class Asked:
     paths: tuple[str, ...]
     epsilon: float
     user: str | None = None
-    output: Path | None = None
 
     @property
     def stem(self) -> str:
@@ -76,7 +79,7 @@ def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft,
     return draft, notes
 
 
-def top_of(asked: Asked, target: Path, source: str) -> list[str]:
+def top_of(target: Path, source: str) -> list[str]:
     """The comments that the YAML begins with. source: what it is made from, in words."""
     schema = target.parent / SCHEMA
     first = (
@@ -92,6 +95,14 @@ def top_of(asked: Asked, target: Path, source: str) -> list[str]:
         f"  privlora plan {target}     what it costs; reads no record",
         f"  privlora train {target}",
     ]
+
+
+def checked_text(draft: Draft, top: Iterable[str], end: Sequence[str]) -> str:
+    """The YAML. Raises ConfigError where settings that were asked for or taken over contradict each other."""
+    heading = ["Not taken over:", *(f"  {line}" for line in end)] if end else []
+    content = draft.written(top, heading)
+    settings_from(yaml.safe_load(content), source="the proposed settings")
+    return content
 
 
 def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str]) -> None:

@@ -14,6 +14,7 @@ from privlora.config.foreign_names import EVERYWHERE, Refused
 from privlora.config.other_names import plain
 from privlora.errors import named
 from privlora.starting.draft import Line
+from privlora.starting.survey import Survey
 
 Convert = Callable[[Any], Any]
 """From a value of theirs to ours. Raises ValueError, which says why not, for one that means nothing here."""
@@ -80,6 +81,16 @@ class Taken:
                 self.kept_out[key] = f"see {found.setting} here" + (f": {found.but}" if found.but else "")
             else:
                 self.unknown.append(key)
+
+    def form(self, found: Survey) -> dict[str, str]:
+        """Its columns of texts or messages, where the records have them."""
+        named = {
+            name: str(line.value)
+            for name in ("text", "messages")
+            if (line := self.settings.get(f"data.{name}")) is not None
+        }
+        usable = {"text": found.plain, "messages": found.chats}
+        return {name: value for name, value in named.items() if value in usable[name]}
 
     def remarks(self) -> list[str]:
         """One line for each key that was not taken over."""
