@@ -75,11 +75,12 @@ def init(
     found = survey(paths, user)
     hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
     form = form_of(found, text or hints.get("text"), prompt, completion, messages or hints.get("messages"))
-    draft, notes = propose(asked, found, form, base)
+    given_length = taken is not None and "data.max_length" in taken.settings
     end: list[str] = []
+    draft, notes = propose(asked, found, form, base, long_given=given_length)
     words = ", ".join(Path(path).name for path in paths)
     if taken is not None:
-        lay_over(draft, taken)
+        lay_over(draft, taken, base.positions)
         notes.insert(0, f"{source} reads as settings of {taken.dialect}")
         end = taken.remarks()
         words += f" and the {taken.dialect} settings in {source}"

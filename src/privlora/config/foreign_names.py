@@ -123,6 +123,10 @@ _FLAT: Final[tuple[tuple[str, Here | Refused], ...]] = (
     ("field_messages messages_column conversations", Here("data.messages")),
     ("prompt_column field_instruction prompt_field", Here("data.prompt")),
     ("completion_column response_column field_output", Here("data.completion")),
+    (
+        "label_column num_labels id2label",
+        Here("data.label", "with data.labels, all labels that there can be"),
+    ),
     ("completion_only_loss", Here("data.loss_on", "its value completion")),
     ("assistant_only_loss", Here("data.loss_on", "its value completion, with data.messages")),
     ("train_on_inputs", Here("data.loss_on", "completion for false, all for true")),

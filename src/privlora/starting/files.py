@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 from privlora.errors import RunError
@@ -21,7 +20,7 @@ def refuse_existing(path: Path) -> None:
 
 def write_new(path: Path, content: str) -> None:
     """Raises RunError, with nothing written."""
-    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(half, "x", encoding="utf-8") as file:
             file.write(content)
@@ -39,3 +38,9 @@ def write_new(path: Path, content: str) -> None:
         ) from None
     finally:
         half.unlink(missing_ok=True)
+
+
+def free(folder: Path) -> Path:
+    """A folder that is not there yet, with a number behind its name where it is."""
+    tries = (folder if n == 1 else folder.with_name(f"{folder.name}-{n}") for n in range(1, 10**6))
+    return next(each for each in tries if not each.exists())

@@ -5,6 +5,7 @@ Of the records nothing stands in them but names of columns and rounded numbers; 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from privlora.errors import ConfigError, DataError, named
 from privlora.starting.bases import Base, look_at
 from privlora.starting.columns import Form
 from privlora.starting.draft import Draft, Plain
+from privlora.starting.files import free
 from privlora.starting.numbers import Numbers, delta_for, length_for, numbers_for, rounded
 from privlora.starting.survey import Survey
 
@@ -28,6 +30,7 @@ __all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top
 
 _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
+_WIDTH = 115
 _WRAPPING = 8  # tokens that begin, end and set off a text
 
 
@@ -48,14 +51,19 @@ class Asked:
         return (name.removesuffix(".gz").rpartition(".")[0] or name).strip() or "run"
 
 
-def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft, list[str]]:
-    """The settings, and what to say of them on the screen. Raises DataError for a column of users that is none."""
+def propose(
+    asked: Asked, found: Survey, form: Form, base: Base, *, long_given: bool = False
+) -> tuple[Draft, list[str]]:
+    """The settings, and what to say of them on the screen. long_given: whether max_length is taken from elsewhere.
+
+    Raises DataError for a column of users that is none.
+    """
     draft, notes = Draft(), list[str]()
     draft.put("model.name", base.name, "a local folder" if base.local else "a model of the hub")
     draft.remark(
         "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quantized]')"
     )
-    _data(draft, asked, found, form, base, notes)
+    _data(draft, asked, found, form, base, notes, long_given)
     draft.put("adapter.r", 16, "rank: more adapts more, and spreads the noise over more numbers")
     units = found.records if asked.user is None else _users(found, asked.user)
     numbers = numbers_for(units)
@@ -65,9 +73,7 @@ def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft,
             f"so few {'users' if asked.user else 'records'} can hardly be learnt from with privacy: expect little"
         )
     _method(draft, numbers)
-    draft.put(
-        "run.output", str(_free(Path("runs") / asked.stem)), "release/ may be published, private/ never"
-    )
+    draft.put("run.output", str(free(Path("runs") / asked.stem)), "release/ may be published, private/ never")
     draft.put(
         "run.tokens_per_micro_batch", "auto", "as much at once as memory has room for; results stay the same"
     )
@@ -99,13 +105,22 @@ def top_of(target: Path, source: str) -> list[str]:
 
 def checked_text(draft: Draft, top: Iterable[str], end: Sequence[str]) -> str:
     """The YAML. Raises ConfigError where settings that were asked for or taken over contradict each other."""
-    heading = ["Not taken over:", *(f"  {line}" for line in end)] if end else []
+    lines = [
+        part
+        for line in end
+        for part in textwrap.wrap(
+            line, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False
+        )
+    ]
+    heading = ["Not taken over:", *lines] if end else []
     content = draft.written(top, heading)
     settings_from(yaml.safe_load(content), source="the proposed settings")
     return content
 
 
-def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str]) -> None:
+def _data(
+    draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str], long_given: bool
+) -> None:
     path = asked.paths[0] if len(asked.paths) == 1 else list(asked.paths)
     draft.put("data.path", path, "PRIVATE records; nothing of them is published")
     for name, value in form.settings.items():
@@ -118,11 +133,18 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
     draft.put(
         "data.max_length",
         length,
-        f"in tokens; most records fit, by {counted}{limit}. It is published: change it to what you would say anyway",
+        f"in tokens; most records fit, by {counted}{limit}. PUBLISHED, like all settings of the method",
     )
-    if base.tokenizer is None:
+    if base.tokenizer is None and not long_given:
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
+        )
+    if found.label is not None and "text" in form.settings:
+        draft.remark(
+            "data",
+            f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
+            f"label: {found.label}",
+            "labels: 2   # all that there can be: how many, or their names. PUBLIC",
         )
     draft.remark(
         "data",
@@ -208,7 +230,7 @@ def _propose_users(draft: Draft, found: Survey, column: str) -> None:
     draft.remark(
         "privacy",
         f"Values of column {column} repeat. If it names people, protect all records of one together, with",
-        "numbers that count them in the place of those above:",
+        "numbers that count them, in the place of those above:",
         "unit: user",
         f"user_column: {column}",
         f"delta: {delta_for(rounded(users))}",
@@ -237,14 +259,6 @@ def _method(draft: Draft, numbers: Numbers) -> None:
         "does (docs/few-records.md): write name: auto here and add",
         "  synthesis: {generator: file, file: public.jsonl}",
     )
-
-
-def _free(folder: Path) -> Path:
-    """A folder that is not there yet."""
-    tries = (
-        folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in range(1, 10**6)
-    )
-    return next(each for each in tries if not each.exists())
 
 
 def refuse_epsilon(epsilon: float) -> None:

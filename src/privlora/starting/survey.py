@@ -6,11 +6,13 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from privlora.data.formats import Record
 from privlora.data.records import COLUMN, iterate_records
 from privlora.data.rendering import ROLES
+from privlora.errors import DataError
 
 SAMPLE: Final = 200
 """Records that are kept, from the first on, to count the tokens of."""
@@ -20,6 +22,8 @@ _OF_USERS: Final = re.compile(
     r"household|respondent|participant|sender)([_.-]?(id|name|number|no|key))?|uid",
     re.IGNORECASE,
 )
+
+_LABELS: Final = ("label", "class", "category", "sentiment", "rating", "stars")
 
 
 @dataclass
@@ -96,6 +100,11 @@ class Survey:
         return len(column.units)
 
     @property
+    def label(self) -> str | None:
+        """A column that seems to hold labels."""
+        return next((name for name in self.columns if name.lower() in _LABELS), None)
+
+    @property
     def repeated(self) -> str | None:
         """A column that seems to name users with several records each."""
         for name in self.columns:
@@ -107,6 +116,11 @@ class Survey:
 
 def survey(path: Sequence[str], user: str | None = None) -> Survey:
     """Read all records once. user: a column of which units are counted whatever its name. Raises DataError."""
+    for each in path:
+        if Path(each).is_dir():
+            raise DataError(
+                f"{each!r} is a folder", fix=f"give the files in it, as {each.rstrip('/')}/*.jsonl"
+            )
     columns: dict[str, Column] = {}
     first: list[Record] = []
     number = 0

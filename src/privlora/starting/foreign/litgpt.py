@@ -91,6 +91,7 @@ def read(content: Mapping[str, Any]) -> Taken:
                 setattr(taken, name, number(value) if name == "epochs" else whole(value))
             except (ValueError, TypeError) as error:
                 taken.kept_out[key] = str(error)
+    taken.batch_from = "train.global_batch_size there"
     taken.take("train.max_seq_length", "data.max_length", whole)
     taken.take("train.lr_warmup_steps", "method.warmup_steps", whole)
     taken.take("train.save_interval", "run.checkpoint_every", whole)

@@ -11,6 +11,7 @@ from privlora.config.reference import groups
 from privlora.data.records import HUB, is_data_file_name
 from privlora.errors import ConfigError
 from privlora.starting.draft import Draft
+from privlora.starting.files import free
 from privlora.starting.foreign import axolotl, litgpt, trl
 from privlora.starting.foreign.taken import Taken
 
@@ -62,13 +63,19 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def lay_over(draft: Draft, taken: Taken) -> None:
-    """Put what was taken over into the place of what was proposed."""
+def lay_over(draft: Draft, taken: Taken, positions: int | None = None) -> None:
+    """Put what was taken over into the place of what was proposed. positions: the most tokens that the model reads."""
     n = draft.get("privacy.public_dataset_size")
     forms = ("data.text", "data.messages", "data.loss_on")
     for place, line in taken.settings.items():
         if place not in forms and place != "model.name":
             draft.put(place, line.value, line.why)
+    if positions is not None and draft.get("data.max_length") > positions:
+        draft.put("data.max_length", positions, "what the model reads at most, which is less than there")
+    if draft.get("model.quantization") is not None:
+        draft.below.pop("model", None)
+    output = draft.get("run.output")
+    draft.put("run.output", str(free(Path(output))), "release/ may be published, private/ never")
     loss = taken.settings.get("data.loss_on")
     if loss is not None and (loss.value == "all" or draft.get("data.loss_on") is not None):
         draft.put("data.loss_on", loss.value, loss.why)
@@ -103,7 +110,7 @@ def _batch_and_steps(draft: Draft, taken: Taken, n: int) -> None:
         draft.put(
             "privacy.expected_batch_size",
             batch,
-            f"a device's batch x accumulation, of one device{cut}{small}",
+            f"{taken.batch_from}{cut}{small}",
         )
     if taken.max_steps is not None:
         draft.put("privacy.steps", taken.max_steps, "max_steps there; each is a noisy release")

@@ -33,6 +33,7 @@ class Taken:
     settings: dict[str, Line] = field(default_factory=dict)
     data: list[str] = field(default_factory=list)
     batch: int | None = None
+    batch_from: str = "a device's batch x accumulation, of one device"
     epochs: float | None = None
     max_steps: int | None = None
     warmup_share: float | None = None
@@ -49,7 +50,8 @@ class Taken:
         if value is None:
             return
         try:
-            self.settings[place] = Line(convert(value), f"{key} there")
+            why = "as there" if place.endswith(f".{key}") else f"{key} there"
+            self.settings[place] = Line(convert(value), why)
         except (ValueError, TypeError) as error:
             self.kept_out[key] = str(error) or "its value means nothing here"
 
