@@ -52,8 +52,8 @@ def plan(
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
         _plan_federation(settings, cross_check, as_json)
         return
-    missing = _missing_records(settings)  # told at once, since all else takes a while
-    if missing is not None:
+    missing = _missing_records(settings)
+    if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
     with quiet_libraries():
         from privlora.cli.memory import as_planned, estimate_memory, with_peak
@@ -71,7 +71,7 @@ def plan(
         )
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
-        refused = ([] if missing is None else [missing]) + refused_here(settings, model)
+        refused = refused_here(settings, model) + ([] if missing is None else [missing])
         fitted = None
         if model is not None:
             settings, fitted = as_planned(settings, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -160,8 +161,18 @@ def _near(group: str, key: object, kind: type[BaseModel]) -> str:
     it in another's place would be a promise that nobody meant."""
     if group != "privacy":
         return nearest(str(key), kind.model_fields)
-    known = [name for name in kind.model_fields if name != "insecure_noise_seed"]
-    return nearest(str(key), known, cutoff=0.85)
+    words = plain(key).split("_")
+    alike = [
+        name
+        for name in kind.model_fields
+        if name != "insecure_noise_seed"
+        and (
+            name.replace("_", "") == "".join(words)
+            or all(difflib.get_close_matches(part, words, n=1, cutoff=0.8) for part in name.split("_"))
+        )
+    ]
+    near = nearest(str(key), alike, cutoff=0.85)
+    return near if near.startswith("did") else nearest("", kind.model_fields)
 
 
 def _readable(error: ValidationError, source: str, *, federated: bool) -> ConfigError:

@@ -150,7 +150,8 @@ def _guess(found: Survey) -> Form:
             title = next((texts[each] for each in _TITLES if each in texts), None)
             form = texts[name] if title is None else f"{{{title}}}\n{{{texts[name]}}}"
             return _checked(found, {"text": form}, "by the names of columns")
-    longest = _longest(found, list(texts.values()))
+    # Where one column is named by a record, any may be.
+    longest = _longest(found, list(texts.values())) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
     raise DataError(

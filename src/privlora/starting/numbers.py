@@ -29,7 +29,7 @@ class Numbers:
 
 def numbers_for(units: int) -> Numbers:
     """units: the true number, of which only its first digit is used."""
-    n = rounded(units)
+    n = to_one_digit(units)
     if n <= FEW:
         return Numbers(n, delta_for(n), max(1, round(_FEW_RATE * n)), _FEW_STEPS)
     batch = _SMALLEST
@@ -39,10 +39,10 @@ def numbers_for(units: int) -> Numbers:
     return Numbers(n, delta_for(n), batch, steps)
 
 
-def rounded(units: int) -> int:
+def to_one_digit(units: int) -> int:
     """To one digit, which tells of the true number only roughly.
 
-    >>> [rounded(n) for n in (1, 14, 15, 949, 4306, 96_000)]
+    >>> [to_one_digit(n) for n in (1, 14, 15, 949, 4306, 96_000)]
     [1, 10, 20, 900, 4000, 100000]
     """
     size = 10 ** (len(str(units)) - 1)

@@ -23,7 +23,7 @@ from privlora.starting.bases import Base, look_at
 from privlora.starting.columns import Form
 from privlora.starting.draft import Draft, Plain
 from privlora.starting.files import free
-from privlora.starting.numbers import Numbers, delta_for, length_for, numbers_for, rounded
+from privlora.starting.numbers import Numbers, delta_for, length_for, numbers_for, to_one_digit
 from privlora.starting.survey import Survey
 
 __all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top_of"]
@@ -233,7 +233,7 @@ def _propose_users(draft: Draft, found: Survey, column: str) -> None:
         "numbers that count them, in the place of those above:",
         "unit: user",
         f"user_column: {column}",
-        f"delta: {delta_for(rounded(users))}",
+        f"delta: {delta_for(to_one_digit(users))}",
         f"public_dataset_size: {other.n}",
         f"expected_batch_size: {other.batch}",
         f"steps: {other.steps}",
