@@ -172,7 +172,7 @@ def _near(group: str, key: object, kind: type[BaseModel]) -> str:
         )
     ]
     near = nearest(str(key), alike, cutoff=0.85)
-    return near if near.startswith("did") else nearest("", kind.model_fields)
+    return near if near.startswith("did") else f"known: {', '.join(kind.model_fields)}"
 
 
 def _readable(error: ValidationError, source: str, *, federated: bool) -> ConfigError:

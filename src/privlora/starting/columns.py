@@ -65,12 +65,6 @@ def form_of(
 ) -> Form:
     """What was told, or the best guess. Raises DataError where columns cannot be guessed or used, ConfigError for a
     form that is none."""
-    mark = separator_of(found.columns)
-    if mark is not None:
-        raise DataError(
-            f"the table has one column, and {mark!r} in its name: it seems to be separated by that, not by commas",
-            fix="write it with commas, or as JSONL",
-        )
     given = [text, prompt or completion, messages]
     if sum(each is not None for each in given) > 1 or (prompt is None) != (completion is None):
         raise ConfigError(
@@ -130,6 +124,12 @@ def _chat(found: Survey, name: str, why: str) -> Form:
 
 
 def _guess(found: Survey) -> Form:
+    mark = separator_of(found.columns)
+    if mark is not None:
+        raise DataError(
+            f"the table has one column, and {mark!r} in its name: it seems to be separated by that, not by commas",
+            fix="write it with commas, or as JSONL",
+        )
     names = [name for name in found.columns if COLUMN.fullmatch(str(name))]
     spelt = {name.lower(): name for name in names}
     texts = {name.lower(): name for name in found.texts if name in names}

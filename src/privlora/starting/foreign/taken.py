@@ -6,6 +6,7 @@ Values that were not taken are never shown: among them may be keys of services.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +17,7 @@ from privlora.errors import named
 from privlora.starting.draft import Line
 from privlora.starting.survey import Survey
 
+_NAME = re.compile(r"[\w.]+")
 Convert = Callable[[Any], Any]
 """From a value of theirs to ours. Raises ValueError, which says why not, for one that means nothing here."""
 
@@ -158,10 +160,11 @@ def truth(value: Any) -> bool:
 
 
 def names(value: Any) -> Any:
-    """A list of words, or one word of several with blanks or commas between; all-linear stays one."""
+    """A list of words, also where they stand in one text with blanks or commas between."""
     if isinstance(value, str):
         found = value.replace(",", " ").split()
-        return value.strip() if len(found) == 1 else found
+        alone = len(found) == 1 and (found[0] == "all-linear" or not _NAME.fullmatch(found[0]))
+        return found[0] if alone else found  # a pattern stays one
     if isinstance(value, list) and value and all(isinstance(each, str) and each for each in value):
         return list(value)
     raise ValueError("it is no list of names")

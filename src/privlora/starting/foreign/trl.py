@@ -32,9 +32,9 @@ def read(content: Mapping[str, Any]) -> Taken:
     """What of it means the same here."""
     taken = Taken("TRL", dict(content))
     taken.take("model_name_or_path", "model.name", word)
-    taken.take("model_revision", "model.revision", word)
-    if taken.left.get("model_revision") == "main":
+    if taken.left.get("model_revision") == "main":  # the hub's own default
         taken.pop("model_revision")
+    taken.take("model_revision", "model.revision", word)
     common.weights(taken)
     taken.take("attn_implementation", "model.attn_implementation", attention)
     common.adapter(taken)
