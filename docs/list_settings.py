@@ -1,29 +1,24 @@
-"""Write the section Settings of a group's page from the fields of the group and what stands below each of them.
+"""Write what is generated from the groups of settings: settings.md, privlora.schema.json, and the section Settings that
+ends the page of a group with one of its own.
 
 python docs/list_settings.py
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
-from itertools import pairwise
 from pathlib import Path
 
-import yaml
-from pydantic import BaseModel
-
-from privlora.config.base import Group, group_in
-from privlora.config.federation import FederationSettings
-from privlora.config.synthesis import SynthesisSettings
+from privlora.config.base import Group
+from privlora.config.reference import groups, purpose, settings_in
+from privlora.config.schema import FILE, written
 
 DOCS = Path(__file__).parent
-PAGES: dict[str, tuple[Path, type[Group], str]] = {
-    "federation": (DOCS / "federated.md", FederationSettings, "rule"),
-    "synthesis": (DOCS / "synthesis.md", SynthesisSettings, "generator"),
+PAGES: dict[str, tuple[Path, str]] = {
+    "federation": (DOCS / "federated.md", "rule"),
+    "synthesis": (DOCS / "synthesis.md", "generator"),
 }
-"""Group -> its page, its class, and the setting that decides which others are read."""
+"""Group -> its page, and the setting that decides which others are read."""
+SETTINGS, SCHEMA = DOCS / "settings.md", DOCS / FILE
 HEADING = "## Settings\n"
 INTRODUCTION = """
 All of the group `{group}`. Other names are refused, and so are settings of another {kind}, so that none is ignored.
@@ -31,48 +26,59 @@ All of the group `{group}`. Other names are refused, and so are settings of anot
 | setting | default | meaning |
 |---|---|---|
 """
+TOP = f"""# Settings
+
+Every setting of a run's YAML, from the words that stand beside it in the source. The same in a terminal:
+`privlora settings`, `privlora settings privacy`, `privlora settings privacy.delta`. A name that is not listed here is
+refused; one that another tool uses is answered with what it is called here. `null` leaves a setting to the method.
+
+Editors complete and explain them by [{FILE}]({FILE}) (JSON Schema): put it beside your YAML, as
+`privlora settings --schema > {FILE}` does, and begin the YAML with
+`# yaml-language-server: $schema={FILE}`. `privlora init` writes that line where the file is there.
+"""
 
 
-def meanings(kind: type[BaseModel]) -> dict[str, str]:
-    """What stands below each field of a group, in one line."""
-    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
-    body = next(
-        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
-    )
-    found: dict[str, str] = {}
-    for field, below in pairwise(body):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-            continue
-        text = (
-            below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
-        )
-        found[field.target.id] = " ".join(str(text).replace("``", "`").split())
-    return found
-
-
-def rows(kind: type[BaseModel], prefix: str = "") -> list[str]:
-    """Of the table, one for each field."""
-    found, lines = meanings(kind), []
-    for name, field in kind.model_fields.items():
-        default = yaml.safe_dump(field.default).splitlines()[0] if not field.is_required() else None
-        cells = (f"`{prefix}{name}`", "required" if default is None else f"`{default}`", found[name])
+def rows(kind: type[Group], group: str, *, kinds: bool = False) -> list[str]:
+    """Of a table, one for each setting, without the group's name. kinds: with what each may be."""
+    lines = []
+    for each in settings_in(kind, group):
+        # Inside a setting that holds groups, as "clients: name".
+        name = ": ".join(each.place.removeprefix(f"{group}.").split("."))
+        default = "required" if each.default is None else f"`{each.default}`"
+        cells = (f"`{name}`", *((each.kind,) if kinds else ()), default, each.meaning)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-        inner = group_in(field.annotation)
-        if inner is not None:
-            lines += rows(inner, f"{name}: ")
     return lines
 
 
 def section(group: str) -> str:
     """The whole section of a group, which ends its page."""
-    _, kind, chosen_by = PAGES[group]
-    return HEADING + INTRODUCTION.format(group=group, kind=chosen_by) + "\n".join(rows(kind)) + "\n"
+    return (
+        HEADING
+        + INTRODUCTION.format(group=group, kind=PAGES[group][1])
+        + "\n".join(rows(groups()[group], group))
+        + "\n"
+    )
+
+
+def page() -> str:
+    """settings.md."""
+    parts = [TOP]
+    for group, kind in groups().items():
+        more = f" More on its [page]({PAGES[group][0].name})." if group in PAGES else ""
+        parts.append(
+            f"\n## {group}\n\n{purpose(kind)}{more}\n\n| setting | may be | default | meaning |\n|---|---|---|---|\n"
+            + "\n".join(rows(kind, group, kinds=True))
+            + "\n"
+        )
+    return "".join(parts)
 
 
 def main() -> None:
-    for group, (page, _, _) in PAGES.items():
-        before = page.read_text(encoding="utf-8").partition("\n" + HEADING)[0].rstrip("\n")
-        page.write_text(f"{before}\n\n{section(group)}", encoding="utf-8")
+    for group, (path, _) in PAGES.items():
+        before = path.read_text(encoding="utf-8").partition("\n" + HEADING)[0].rstrip("\n")
+        path.write_text(f"{before}\n\n{section(group)}", encoding="utf-8")
+    SETTINGS.write_text(page(), encoding="utf-8")
+    SCHEMA.write_text(written(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ LAYERS = (
     {"evaluation", "optimizers", "wishart"},
     {"methods", "synthesis"},
     {"training"},
-    {"rehearsals"},
+    {"rehearsals", "starting"},
     {"profiling", "reporting", "stacked"},
     {"federated"},
     {"auditing", "result"},

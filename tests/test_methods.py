@@ -11,7 +11,7 @@ from tiny_models import loaded_by_peft, tiny_model, tiny_tokenizer
 
 from privlora.adapters import LowRankAdapter
 from privlora.api import Result, fine_tune, resume_run
-from privlora.config import OPTIMIZER_SETTINGS, MethodSettings
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, load_settings
 from privlora.coordinates import OneFactorCoordinates
 from privlora.errors import ConfigError
 from privlora.methods import METHODS, SPACES, build, find_method
@@ -137,7 +137,18 @@ def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None)
     inner: Any = optimizer
     assert {group["lr"] for group in inner._inner.param_groups if group["params"]} == {1.0, 3.0}
     tune(tmp_path / "run", {"name": "lora+", "learning_rate_ratio": 3.0}, **PRIVATE)
-    assert "learning_rate_ratio: 3.0" in (tmp_path / "run/private/config.resolved.yaml").read_text()
+    kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
+    assert "learning_rate_ratio: 3.0" in kept
+    # What was left open stands above it for readers, and stays open for a resume.
+    top = kept.partition("model:")[0].splitlines()
+    assert top[0] == "# What null stands for in this run:"
+    assert {
+        "#   method.learning_rate: 0.001",
+        "#   adapter.init: random",
+        "#   method.optimizer: lora+",
+    } <= set(top)
+    assert not any("learning_rate_ratio" in line for line in top)
+    assert load_settings(tmp_path / "run/private/config.resolved.yaml").method.learning_rate is None
 
 
 def test_rows_have_defaults_of_their_own() -> None:

@@ -574,7 +574,8 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
                 folder.create(protects=settings.privacy.protects)
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
                 keep_choice(folder, chosen)
-                write_atomically(folder.settings, _as_asked(settings, asked).to_yaml())
+                kept = _as_asked(settings, asked)
+                write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
                 data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             known = plan

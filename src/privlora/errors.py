@@ -56,10 +56,19 @@ class RunError(PrivloraError):
     """A run directory cannot be created, resumed or read."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not among ``known``."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """What to say of a name that is not among ``known``; capitals, - and _ make no difference.
+
+    >>> nearest("DP_AdamW", ["prism", "dp-adamw"])
+    "did you mean 'dp-adamw'?"
+    """
+    spelt = {_plainly(each): each for each in known}
+    near = difflib.get_close_matches(_plainly(name), spelt, n=1, cutoff=cutoff)
+    return f"did you mean {spelt[near[0]]!r}?" if near else f"known: {', '.join(spelt.values())}"
+
+
+def _plainly(name: object) -> str:
+    return str(name).lower().replace("_", "-")
 
 
 def named(value: object, longest: int = 40) -> str:

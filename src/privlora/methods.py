@@ -12,7 +12,7 @@ import torch
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import OPTIMIZER_SETTINGS, MethodSettings
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import (
     Coordinates,
     FactorCoordinates,
@@ -36,7 +36,7 @@ from privlora.coordinates.starts import (
     span_start,
     tangent_start,
 )
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, named, nearest
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     FactorAdamBC,
@@ -269,6 +269,20 @@ class Hyperparameters:
         """Name -> value, the optimizer's own settings among them."""
         values = asdict(self)
         return values | dict(values.pop("settings"))
+
+    def in_comments(self, settings: Settings) -> str:
+        """What null stands for in settings, as comments of YAML for readers: a run finds it again by itself."""
+        found = {
+            f"adapter.{name}" if name == "init" else f"method.{name}": v for name, v in self.to_dict().items()
+        }
+        given = {"adapter": settings.adapter, "method": settings.method}
+        lines = [
+            f"#   {place}: {value}\n"
+            for place, value in found.items()
+            for group, _, name in [place.partition(".")]
+            if getattr(given[group], name, None) is None
+        ]
+        return "".join(["# What null stands for in this run:\n", *lines]) if lines else ""
 
 
 _OF_SPANS = ("normalized", "flat")
@@ -545,7 +559,7 @@ def find_row(name: str) -> Method:
     if name not in rows:
         raise ConfigError(
             f"method.name: unknown method {named(name)}",
-            fix=f"one of {', '.join([*rows, *CHOICES])} (privlora methods)",
+            fix=f"{nearest(name, [*rows, *CHOICES])} (privlora methods)",
         )
     return rows[name]
 

@@ -147,12 +147,30 @@ def test_bad_files(
     monkeypatch.chdir(tmp_path)
     text, word = BAD[name]
     Path("study.yaml").write_bytes(text)
+    for file in ("records.jsonl", "held_out.jsonl"):
+        Path(file).write_text('{"text": "a"}\n')
+    before = sorted(tmp_path.iterdir())
     ended = call(capsys, "compare", "study.yaml")
     assert ended.code == 2
     assert ended.err.count("\n") == 1
     assert ended.err.startswith("error: ")
     assert word in ended.err
-    assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_missing_records_are_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(yaml.safe_dump(content()))
+    ended = call(capsys, "compare", "study.yaml")
+    assert ended.err == (
+        "error: study.yaml: data.path: there is no file records.jsonl. Fix: check the path; a hub dataset is written "
+        "hf://name:split\n"
+    )
+    assert call(capsys, "compare", "none.yaml", "--part", "a/b").err.startswith(
+        "error: --part 'a/b' is not a part"
+    )
 
 
 def test_bad_options(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from privlora.cli.commands import app
 
 COMMANDS = [
     "demo",
+    "init",
     "train",
     "synthesize",
     "federate",
@@ -33,6 +34,7 @@ COMMANDS = [
     "calibrate",
     "budget",
     "methods",
+    "settings",
 ]
 
 

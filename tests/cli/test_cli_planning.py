@@ -169,6 +169,7 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     given = [override, *(["model.fully_shard=true"] if "quantization" in override else ["model.device=cpu"])]
     if "device=" in override:
         given = [override]
+    write_records(config.parent / "records.jsonl")
     planned = call(capsys, "plan", config, *given)
     assert (planned.code, planned.err) == (0, "")
     assert "here        `privlora train` is refused on this machine: " in planned.out
@@ -176,9 +177,15 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     (found,) = call(capsys, "plan", config, *given, "--json").json["refused_here"]
     assert words in found
     if "fully_shard" not in given[-1]:  # which several processes refuse
-        write_records(config.parent / "records.jsonl")
         refuses(capsys, config.parent, ["train", config, *given], found.split(": ")[-2], quiet=False)
     assert call(capsys, "plan", config, "--json").json["refused_here"] == []
+
+
+def test_missing_records_are_told_and_the_plan_goes_on(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = call(capsys, "plan", config, "--json").json["refused_here"]
+    assert found.startswith("data.path: there is no file ")
 
 
 def test_packed_weights_without_their_package(

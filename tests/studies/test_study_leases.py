@@ -16,7 +16,7 @@ import pytest
 from privlora.errors import RunError
 from privlora.studies import leases
 from privlora.studies.leases import STALE_SECONDS, Holder, Lease
-from privlora.studies.parts import WHOLE, Part
+from privlora.studies.shares import WHOLE, Part
 
 ONE, TWO = Part(1, 2), Part(2, 2)
 

@@ -20,9 +20,10 @@ import privlora
 from privlora.errors import ConfigError, RunError
 from privlora.studies import study as studies
 from privlora.studies.choice import all_cells, report_cells, selection_cells
-from privlora.studies.parts import Deal, Part, content_of, part_from
+from privlora.studies.parts import Deal, content_of
 from privlora.studies.results import Row, read_results
 from privlora.studies.settings import Study, study_from
+from privlora.studies.shares import Part, part_from
 from privlora.studies.study import StudyReport, missing_runs, report_study, run_part, run_study
 
 SMALL: dict[str, Any] = {

@@ -8,9 +8,9 @@ import pytest
 
 from privlora.errors import RunError
 from privlora.studies.leases import Lease
-from privlora.studies.parts import WHOLE
 from privlora.studies.results import Results, Row, all_finite, read_results
 from privlora.studies.settings import Cell
+from privlora.studies.shares import WHOLE
 
 
 class Held(Lease):

@@ -25,9 +25,9 @@ from privlora.errors import ConfigError, PrivloraError
 from privlora.studies import running
 from privlora.studies.choice import job_of, selection_cells
 from privlora.studies.leases import LeaseLostError
-from privlora.studies.parts import Part
 from privlora.studies.results import Row, read_results
 from privlora.studies.settings import Cell, Study, study_from
+from privlora.studies.shares import Part
 from privlora.studies.study import StudyReport, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
 from privlora.training import assembly, inputs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -25,14 +26,20 @@ from privlora.cli.planning import plan
 from privlora.cli.processes import refuse_alone
 from privlora.cli.pushing import push
 from privlora.cli.resuming import resume
+from privlora.cli.settings_list import settings
+from privlora.cli.starting import init
 from privlora.cli.synthesizing import synthesize
 from privlora.cli.training import Stopped, train
-from privlora.errors import PrivloraError
+from privlora.config.reading import whereabouts
+from privlora.errors import PrivloraError, named
 from privlora.training.ranks import RankStopped, first_process
 from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+_WITH_OVERRIDES = ("train", "plan", "federate", "synthesize", "diagnose")
 
 
 class _Command(TyperCommand):
@@ -51,6 +58,7 @@ app = typer.Typer(
 )
 for command in (
     demo,
+    init,
     train,
     synthesize,
     federate,
@@ -66,6 +74,7 @@ for command in (
     calibrate,
     budget,
     methods,
+    settings,
 ):
     app.command(cls=_Command)(command)
 
@@ -101,6 +110,9 @@ def run(argv: Sequence[str] | None) -> int:
         usage = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
+        meant = _as_override(error, command, sys.argv[1:] if argv is None else argv)
+        if meant is not None:
+            return _stop("error", f"{meant[0]}. Fix: {meant[1]}", 2)
         ending = "" if usage.endswith((".", "?")) else "."
         return _stop("error", f"{usage}{ending} Fix: see `{command} --help`", 2)
     except Stopped as stopped:
@@ -110,6 +122,25 @@ def run(argv: Sequence[str] | None) -> int:
     if code == 130:  # newer versions of typer turn ctrl-C into this code
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
+
+
+def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[str, str] | None:
+    """What is wrong and how to mend it, where a setting is written as an option; None where that is not it."""
+    option = getattr(error, "option_name", None)
+    if not isinstance(option, str) or command.rpartition(" ")[2] not in _WITH_OVERRIDES:
+        return None
+    name = option.lstrip("-")
+    where = whereabouts(name)
+    if where is None:
+        return None
+    value = next((each.partition("=")[2] for each in argv if each.startswith(f"{option}=")), None)
+    if value is None:
+        value = next((after for each, after in pairwise(argv) if each == option), "VALUE")
+    shown = value if named(value) == repr(value) else "VALUE"
+    mended = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(?:=…)?", where)
+    if mended is None:
+        return f"there is no option {named(option)}", f"settings are written as group.name=value; {where}"
+    return f"there is no option {named(option)}", f"settings have no dashes: write {mended[1]}={shown}"
 
 
 def _stop(kind: str, text: str, code: int) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,11 +23,14 @@ from rich.progress import (
 
 from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
 from privlora.cli.training import Stopped
-from privlora.errors import ConfigError
+from privlora.config import read_yaml
+from privlora.data.records import is_data_file_name, refuse_missing
+from privlora.errors import ConfigError, DataError
+from privlora.studies.shares import part_from
 
 if TYPE_CHECKING:
-    from privlora.studies.parts import Part
     from privlora.studies.results import Row
+    from privlora.studies.shares import Part
     from privlora.studies.study import PartReport, StudyReport
 
 _PLAIN_SECONDS = 30.0  # between lines where there is no terminal
@@ -57,9 +60,14 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods at equal privacy, as STUDY says; the same command goes on after an interruption."""
+    share = None if part is None else part_from(part)
+    if table and share is not None:
+        raise ConfigError("--table runs nothing, and --part says what to run", fix="leave one of them out")
+    content = read_yaml(study)
+    if not table:
+        _refuse_missing_files(content, str(study))
     with quiet_libraries():
-        from privlora.studies.parts import part_from
-        from privlora.studies.settings import load_study
+        from privlora.studies.settings import study_from
         from privlora.studies.study import (
             StudyReport,
             missing_runs,
@@ -70,12 +78,7 @@ def compare(
         )
 
         ended: StudyReport | PartReport
-        share = None if part is None else part_from(part)
-        if table and share is not None:
-            raise ConfigError(
-                "--table runs nothing, and --part says what to run", fix="leave one of them out"
-            )
-        checked = load_study(study)
+        checked = study_from(content, source=str(study))
         folder = output_folder(checked) if output is None else output
         if table:
             ended = report_study(checked, folder)
@@ -102,6 +105,23 @@ def compare(
         _show_part(
             ended, f"privlora compare {study}" + ("" if output is None else f" --output {output}"), as_json
         )
+
+
+def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
+    """Raise DataError for a file of records that a study names and that is not there, before slow imports."""
+    tasks = content.get("tasks")
+    layers = [content.get("base"), *(tasks.values() if isinstance(tasks, Mapping) else ())]
+    for layer in layers:
+        given = layer if isinstance(layer, Mapping) else {}
+        data = given.get("data")
+        found = {f"data.{name}": path for name, path in data.items()} if isinstance(data, Mapping) else {}
+        for place in ("data.path", "data.evaluation"):
+            path = given.get(place, found.get(place))
+            if isinstance(path, str) and is_data_file_name(path):
+                try:
+                    refuse_missing(path)
+                except DataError as error:
+                    raise error.of(f"{source}: {place}") from None
 
 
 def _show_part(ended: PartReport, command: str, as_json: bool) -> None:

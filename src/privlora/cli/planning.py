@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
-from privlora.cli.console import JsonOption, accounting, emit, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError, ModelError, PrivacyError
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.randomness import aes_instructions
 from privlora.sizes import in_one_unit
 from privlora.training.model_names import refuse_unknown_model
+from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
     from privlora.cli.memory import MemoryEstimate
@@ -51,6 +52,9 @@ def plan(
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
         _plan_federation(settings, cross_check, as_json)
         return
+    missing = _missing_records(settings)
+    if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
+        err().print(f"note: {missing}. The plan goes on without the records")
     with quiet_libraries():
         from privlora.cli.memory import as_planned, estimate_memory, with_peak
         from privlora.methods import CHOICES, find_row
@@ -67,7 +71,7 @@ def plan(
         )
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
-        refused = refused_here(settings, model)
+        refused = refused_here(settings, model) + ([] if missing is None else [missing])
         fitted = None
         if model is not None:
             settings, fitted = as_planned(settings, model)
@@ -113,10 +117,18 @@ def plan(
         show_advice(advice)
 
 
+def _missing_records(settings: Settings) -> str | None:
+    """What `privlora train` would say of data.path on this machine, where it is not there. Nothing is read."""
+    try:
+        check_sources(settings, evaluation=())
+    except DataError as error:
+        return str(error) if error.what.startswith("data.path") else None
+    return None
+
+
 def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> None:
     """Raise what `privlora train` would of public files and of the group synthesis. Nothing private is read."""
     from privlora.training.assembly import refuse_missing_texts, refuse_unused_texts
-    from privlora.training.inputs import check_sources
     from privlora.training.texts.preferences import refuse_without_trl
     from privlora.training.texts.synthetic_texts import refuse_unusable_texts
 

@@ -18,6 +18,8 @@ from privlora.config import PrivacySettings, Settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
 from privlora.training.model_names import refuse_unknown_model
+from privlora.training.sources import check_sources
+from privlora.training.takeover import refuse_if_spent
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -94,6 +96,9 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
             fix="use `privlora synthesize`, or remove it",
         )
     refuse_unknown_model(settings.model.name)
+    # As the run itself does, but before slow imports.
+    refuse_if_spent(RunFolder(Path(settings.run.output)))
+    check_sources(settings)
     return settings
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
+from privlora.config.other_names import TRUTHS
 from privlora.ranges import MOST_STEPS
 
 
@@ -34,10 +35,10 @@ class Group(BaseModel):
         for name, value in values.items() if isinstance(values, Mapping) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and bool not in _kinds(field.annotation):
-                raise ValueError(
-                    f"{name}={str(value).lower()} is not a value for this setting. Fix: write a number or a word; YAML "
-                    "reads yes, no, on and off as true and false"
+                mend = TRUTHS.get(name) or (
+                    "write a number or a word; YAML reads yes, no, on and off as true and false"
                 )
+                raise ValueError(f"{name}={str(value).lower()} is not a value for this setting. Fix: {mend}")
         return values
 
 

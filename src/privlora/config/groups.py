@@ -38,6 +38,7 @@ class QuantizationSettings(Group):
     load_in_8bit: bool = False
     """LLM.int8(): the same in 8 bits. Each unit then goes through the model by itself, since such layers mix rows."""
     bnb_4bit_quant_type: Literal["fp4", "nf4"] = "fp4"
+    """Which 16 values 4 bits stand for; nf4 fits weights that are normally distributed, as most are."""
     bnb_4bit_compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Into what 4 bits are unpacked before they are multiplied."""
     bnb_4bit_use_double_quant: bool = False
@@ -148,14 +149,19 @@ class AdapterSettings(Group):
     """The low-rank adapter, in the names of peft's LoraConfig."""
 
     r: int = Field(default=16, ge=1)
+    """Rank of the update of each layer."""
     lora_alpha: float = Field(default=16.0, gt=0)
+    """The update is scaled by lora_alpha / r. Of no effect on training where no factor plays a part (prism)."""
     target_modules: str | list[str] = "all-linear"
     """all-linear, a list of name endings, or a regular expression over whole module names."""
     exclude_modules: list[str] = Field(default=[])
+    """Name endings of layers that are left out of target_modules."""
     layers_to_transform: list[int] | None = None
+    """Numbers of the model's blocks that are adapted, from 0 on; null: all."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's inputs. Its masks are drawn from secret randomness."""
     use_rslora: bool = False
+    """Scale by lora_alpha / sqrt(r) in the place of lora_alpha / r."""
     init: str | None = None
     """Start of the adapter; null takes the method's own. random (the update is zero, as in LoRA), w0-subspace (a zero
     update inside the top singular vectors of the frozen weights), spectral-split (the update starts as the top part of
@@ -192,6 +198,7 @@ class DataSettings(Group):
     path: str | list[str]
     """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as hf://name:split."""
     format: Format = "auto"
+    """Of the files; auto: by their endings. text: one record a line; paragraphs: one between blank lines."""
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
     prompt and completion from the records' usual columns, loss_on=completion, and its metric in `privlora evaluate`."""
@@ -200,6 +207,7 @@ class DataSettings(Group):
     prompt: str | None = None
     """Column or format of the prompt; goes with completion."""
     completion: str | None = None
+    """Column or format of the answer that follows the prompt, with nothing between the two."""
     messages: str | None = None
     """Column of chat messages, rendered by the tokenizer's chat template."""
     label: str | None = None
@@ -217,6 +225,7 @@ class DataSettings(Group):
     chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default={})
     """What the template is told beside messages, as {enable_thinking: false}."""
     loss_on: Literal["all", "completion"] = "all"
+    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns)."""
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
     chunk: bool = False
@@ -226,6 +235,7 @@ class DataSettings(Group):
     """How many of a record's chunks take part in a step at most, drawn anew each time; with unit=user
     privacy.max_records_per_user counts chunks, and this is not read."""
     add_eos: bool = True
+    """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
     against replacing a record, not against adding or removing one. Refused with unit=user."""
@@ -418,6 +428,7 @@ class PrivacySettings(Group):
     unit: Literal["record", "user"] = "record"
     """Whose presence is hidden: one record, or all records of one user."""
     user_column: str | None = None
+    """With unit=user: the column that names the user. Values are compared exactly."""
     max_records_per_user: int = Field(default=16, ge=1)
     """Largest number of a user's records in one step; with more, a random part of them is used."""
     max_batch_size: int | None = Field(default=None, ge=1)
@@ -516,10 +527,15 @@ class MethodSettings(Group):
     """A row of the table of methods (``privlora methods``) and its settings; null takes the row's default."""
 
     name: str = "prism"
+    """A row, or auto, which chooses one on public texts."""
     optimizer: str | None = None
+    """One of the row's optimizers; null: its first."""
     learning_rate: float | None = Field(default=None, gt=0)
+    """Of the optimizer, at its height; tune it on public texts."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
+    """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps in which the learning rate rises from 0; null: the row's share of all steps."""
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
     clipping: Literal["flat", "automatic", "spectral", "normalized"] | None = None
@@ -530,7 +546,9 @@ class MethodSettings(Group):
     # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
     # has no such argument refuses the setting.
     beta1: float | None = Field(default=None, title="β₁", ge=0, lt=1)
+    """Decay of the mean of releases (momentum)."""
     beta2: float | None = Field(default=None, title="β₂", ge=0, lt=1)
+    """Decay of the mean of their squares."""
     weight_decay: float | None = Field(default=None, title="weight decay", ge=0)
     """Decoupled weight decay, as in AdamW."""
     learning_rate_ratio: float | None = Field(default=None, title="learning-rate ratio", gt=0)
@@ -571,6 +589,7 @@ class RunSettings(Group):
     """Where the run lives and how it proceeds; nothing here changes the guarantee."""
 
     output: str = "runs/run"
+    """Folder of the run: release/ may be published, private/ never."""
     seed: int = 0
     """PUBLIC seed of the adapter's start. Noise and sampling never use it."""
     label: str | None = None

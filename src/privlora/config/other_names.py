@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-
-class Here(NamedTuple):
-    """setting: in full, as ``group.name``. but: what is different about it here."""
-
-    setting: str
-    but: str | None = None
-
+from privlora.config.foreign_names import EVERYWHERE, Here, Refused
 
 _STEPS_NOT_EPOCHS = (
     "it counts optimizer steps, each of which is a noisy release that epsilon pays for; how many make an epoch depends "
@@ -76,6 +71,39 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         "user": "privacy.unit: user with privacy.user_column hides all records of a user; privacy_model: record goes "
         "with it",
     },
+    "model.dtype": {
+        **dict.fromkeys(
+            ("float16", "fp16", "half", "16", "torch.float16"),
+            "bfloat16 or float32: in float16 gradients overflow, and clipping would bound the wrong norm",
+        ),
+        **dict.fromkeys(("bf16", "torch.bfloat16", "bf16-true", "bf16-mixed"), "write bfloat16"),
+        **dict.fromkeys(("fp32", "float", "32", "torch.float32", "32-true"), "write float32"),
+    },
+    "method.schedule": {
+        "constant_with_warmup": "write constant, and how many steps in method.warmup_steps",
+        "cosine_with_restarts": "write cosine; no schedule starts again",
+        "cosine_with_min_lr": "write cosine; it ends at 0",
+        "polynomial": "write linear or cosine",
+        "inverse_sqrt": "write constant, linear or cosine",
+    },
+    "method.clipping": {
+        **dict.fromkeys(
+            ("per_layer", "per-layer", "ghost", "global"), "write flat, which clips one norm over all modules"
+        ),
+        **dict.fromkeys(("adaptive", "quantile"), "set privacy.clip_quantile: 0.5"),
+        **dict.fromkeys(("auto", "auto-s", "auto-v"), "write automatic"),
+    },
+    "privacy.unit": {
+        **dict.fromkeys(("example", "sample", "sequence", "document", "row", "text"), "write record"),
+        **dict.fromkeys(
+            ("person", "patient", "client", "author", "group", "household"),
+            "write user, and its column in privacy.user_column",
+        ),
+    },
+    "data.loss_on": {
+        **dict.fromkeys(("assistant", "response", "answer", "output", "completions"), "write completion"),
+        **dict.fromkeys(("full", "everything", "sequence", "text"), "write all"),
+    },
 }
 """Setting -> a value that belongs elsewhere -> how to write what is meant."""
 
@@ -87,13 +115,88 @@ NO_GROUPS: Final[Mapping[str, str]] = {
 """Groups that a run's settings cannot have -> where what they mean is set."""
 
 
-def called_here(group: str, name: object) -> str | None:
+TRUTHS: Final[Mapping[str, str]] = {
+    "gradient_checkpointing": "write non-reentrant (or reentrant) for true, none for false",
+    "quantization": "write 4bit or 8bit for true, and leave it out for false",
+    "init": "write random, w0-subspace or spectral-split; leave it out for the method's own start",
+    "attn_implementation": "write sdpa or flash_attention_2; leave it out for what transformers takes",
+    "clipping": "write flat, automatic or spectral",
+    "averaging": "write a decay such as 0.9, or 0 for none",
+    "tokens_per_micro_batch": "write auto, or a number of tokens",
+}
+"""Setting that other tools switch on and off -> how to write what is meant."""
+
+
+def plain(name: object) -> str:
+    """As names stand in these tables.
+
+    >>> plain("Max-Grad-Norm")
+    'max_grad_norm'
+    """
+    return str(name).lower().replace("-", "_")
+
+
+def called_here(
+    group: str, name: object, value: object = None, content: Mapping[str, Any] | None = None
+) -> str | None:
     """How to mend a setting's name from another tool; None for a name that is not in the table.
+
+    value: what it was set to; content: all groups as given. From both, numbers are worked out where they can be.
 
     >>> called_here("federation", "num-rounds")
     'it is called federation.rounds here'
+    >>> called_here("method", "epochs", 3, {"privacy": {"public_dataset_size": 10000, "expected_batch_size": 64}})[-40:]
+    'expected_batch_size; here steps = 469'
     """
-    found = OTHER_NAMES.get(group, {}).get(str(name).lower().replace("-", "_"))
+    found: Here | Refused | None = OTHER_NAMES.get(group, {}).get(plain(name))
+    if found is None and "." not in group and group != "federation":
+        found = EVERYWHERE.get(plain(name))
     if found is None:
         return None
-    return f"it is called {found.setting} here" + (f": {found.but}" if found.but else "")
+    if isinstance(found, Refused):
+        instead = "" if found.instead is None else f"; instead: {found.instead}"
+        return f"remove it: {found.why}{instead}"
+    number = _NUMBERS[found.setting](plain(name), value, content or {}) if found.setting in _NUMBERS else None
+    return (
+        f"it is called {found.setting} here"
+        + (f": {found.but}" if found.but else "")
+        + (f"; here {number}" if number else "")
+    )
+
+
+def _number(value: object) -> float | None:
+    """Above 0; YAML's 2e-4 is a text to PyYAML."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if 0 < found < math.inf else None
+
+
+def _of_privacy(content: Mapping[str, Any], name: str) -> float | None:
+    privacy = content.get("privacy")
+    return _number(privacy.get(name)) if isinstance(privacy, Mapping) else None
+
+
+def _steps_of_epochs(name: str, value: object, content: Mapping[str, Any]) -> str | None:
+    epochs, n = _number(value), _of_privacy(content, "public_dataset_size")
+    b = _of_privacy(content, "expected_batch_size")
+    if "epoch" not in name or epochs is None or n is None or b is None:
+        return None
+    return f"steps = {max(1, round(epochs * n / b))}"
+
+
+def _warmup_of_share(name: str, value: object, content: Mapping[str, Any]) -> str | None:
+    share, steps = _number(value), _of_privacy(content, "steps")
+    if not name.endswith(("ratio", "fraction")) or share is None or steps is None or share >= 1:
+        return None
+    return f"warmup_steps = {round(share * steps)}"
+
+
+_NUMBERS: Final[Mapping[str, Callable[[str, object, Mapping[str, Any]], str | None]]] = {
+    "privacy.steps": _steps_of_epochs,
+    "method.warmup_steps": _warmup_of_share,
+}
+"""Setting -> what it would be, where the file says enough."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from privlora.config.base import group_in
 from privlora.config.federation import FederationSettings
+from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import QuantizationSettings, Settings
-from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here
+from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here, plain
 from privlora.errors import ConfigError, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
@@ -82,8 +84,10 @@ def _apply(merged: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     group, dot, name = key.strip().partition(".")
     if not (equals and dot and name):
+        told = None if dot else whereabouts(key.strip().lstrip("-"))
         raise ConfigError(
-            f"cannot read override {named(override)}", fix="write group.key=value, as privacy.steps=100"
+            f"cannot read override {named(override)}",
+            fix="write group.key=value, as privacy.steps=100" + (f"; {told}" if told else ""),
         )
     try:
         parsed = yaml.safe_load(value)
@@ -99,7 +103,7 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
     groups = Settings.model_fields
     for group, values in merged.items():
         if group not in groups:
-            fix = NO_GROUPS.get(str(group)) or called_here("", group) or nearest(group, groups)
+            fix = NO_GROUPS.get(str(group)) or _group_here(group, values, merged) or nearest(group, groups)
             raise ConfigError(f"{source}: unknown group {named(group)}", fix=fix)
         annotation = groups[group].annotation
         kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
@@ -114,18 +118,61 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                 fix=f"write {group}.key: value as two levels",
             )
         for key in values:
-            if key == "trust_remote_code":
-                raise ConfigError(
-                    f"{source}: {group}.trust_remote_code is refused",
-                    why="a model's own code could read private batches and write them anywhere",
-                    fix="use an architecture that transformers has; in Python, load a model that you trust and pass it",
-                )
             if key not in kind.model_fields:
                 raise ConfigError(
                     f"{source}: unknown setting {named(f'{group}.{key}', longest=80)}",
                     why="a setting that is ignored may be one that privacy rests on",
-                    fix=called_here(group, key) or nearest(str(key), kind.model_fields),
+                    fix=called_here(group, key, values[key], merged)
+                    or _homes(key)
+                    or _near(group, key, kind),
                 )
+
+
+def _group_here(group: object, values: Any, merged: Mapping[str, Any]) -> str | None:
+    """Where what stands outside of all groups belongs: a group of another tool, or one of its flat settings."""
+    flat = called_here("", group, values, merged) or _homes(group)
+    elsewhere = GROUPS_ELSEWHERE.get(plain(group))
+    inside = isinstance(values, Mapping | list)
+    return (elsewhere or flat) if inside else (flat or elsewhere)
+
+
+def _homes(name: object) -> str | None:
+    """For a setting that stands in another group than its own, or in none."""
+    found = [
+        f"{group}.{plain(name)}"
+        for group, field in Settings.model_fields.items()
+        if (kind := group_in(field.annotation)) is not None and plain(name) in kind.model_fields
+    ]
+    return f"it belongs elsewhere: write {' or '.join(found)}" if found else None
+
+
+def whereabouts(name: str) -> str | None:
+    """What is called ``name`` elsewhere or here, with its group or without one; None for what nothing is called."""
+    group, _, setting = plain(name).rpartition(".")
+    known = Settings.model_fields.get(group)
+    kind = None if known is None else group_in(known.annotation)
+    if kind is not None and setting in kind.model_fields:
+        return f"write {group}.{setting}=…"
+    return called_here(group if kind is not None else "", setting) or _homes(setting)
+
+
+def _near(group: str, key: object, kind: type[BaseModel]) -> str:
+    """The setting that is spelt nearly so. In group privacy alone what can only be a slip of the pen: one number of
+    it in another's place would be a promise that nobody meant."""
+    if group != "privacy":
+        return nearest(str(key), kind.model_fields)
+    words = plain(key).split("_")
+    alike = [
+        name
+        for name in kind.model_fields
+        if name != "insecure_noise_seed"
+        and (
+            name.replace("_", "") == "".join(words)
+            or all(difflib.get_close_matches(part, words, n=1, cutoff=0.8) for part in name.split("_"))
+        )
+    ]
+    near = nearest(str(key), alike, cutoff=0.85)
+    return near if near.startswith("did") else f"known: {', '.join(kind.model_fields)}"
 
 
 def _readable(error: ValidationError, source: str, *, federated: bool) -> ConfigError:
@@ -206,7 +253,7 @@ def _to_mend(problem: Mapping[str, Any]) -> str | None:
     limits, given, kind = problem.get("ctx", {}), problem["input"], problem["type"]
     if kind == "literal_error":
         options = _options(problem)
-        elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given))
+        elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given).lower())
         return elsewhere or nearest(named(given).strip("'"), options)
     if kind == "string_type":
         simple = isinstance(given, int | float) and not _RECORDS.intersection(problem["loc"])

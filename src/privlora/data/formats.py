@@ -39,6 +39,9 @@ _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{},]', re.DOTALL)
 _MARK: Final = "\ufeff"
 """Of the byte order; spreadsheet programs begin a file with it."""
 
+_UTF16: Final = ("\udcff\udcfe", "\udcfe\udcff")
+"""Its byte order marks, as ``surrogateescape`` reads them."""
+
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
 
@@ -85,8 +88,17 @@ def _unmarked(stream: TextIO) -> Iterator[str]:
         yield line.lstrip(_MARK)
 
 
-def _no_utf8(where: str) -> DataError:
-    return DataError(f"{where} is not UTF-8 text", fix="convert it, for example with iconv -t UTF-8")
+def _no_utf8(where: str, text: str) -> DataError:
+    begins = text.startswith(_UTF16)
+    how = (
+        "iconv -f UTF-16 -t UTF-8"
+        if begins
+        else "iconv -f WINDOWS-1252 -t UTF-8, where that is what it is in"
+    )
+    return DataError(
+        f"{where} is not UTF-8 text" + (" but seems to be UTF-16" if begins else ""),
+        fix=f"convert it, for example with {how}",
+    )
 
 
 def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
@@ -107,7 +119,7 @@ def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Re
     if not content.strip():
         return
     if _NO_UTF8.search(content):
-        broken(_no_utf8(str(file)))  # what holds such bytes is no valid text; the rest is
+        broken(_no_utf8(str(file), content))  # what holds such bytes is no valid text; the rest is
     try:
         records = json.loads(content, parse_int=_number)
     except RecursionError:
@@ -256,7 +268,7 @@ def _rows(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[i
             return
         number += len(taken)
         if any(map(_NO_UTF8.search, row)):
-            broken(_no_utf8(f"{file}, line {number}"))
+            broken(_no_utf8(f"{file}, line {number}", row[0]))
             row = None
         yield number, row
 
@@ -315,7 +327,7 @@ def _lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[
     """Lines that are not blank, with their numbers."""
     for number, line in enumerate(stream, start=1):
         if _NO_UTF8.search(line):
-            broken(_no_utf8(f"{file}, line {number}"))
+            broken(_no_utf8(f"{file}, line {number}", line))
         elif line.strip():
             yield number, line
 
@@ -332,6 +344,6 @@ def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Itera
         lines = list(group)
         text = "\n".join(line.rstrip("\r\n") for _, line in lines)
         if _NO_UTF8.search(text):
-            broken(_no_utf8(f"{file}, the paragraph that begins in line {lines[0][0]}"))
+            broken(_no_utf8(f"{file}, the paragraph that begins in line {lines[0][0]}", text))
         else:
             yield {"text": text}

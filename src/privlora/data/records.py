@@ -29,7 +29,8 @@ _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
 _SHOWN_COLUMNS = 20
-_COLUMN = re.compile(r"[^\W\d][\w.-]{0,39}")
+COLUMN = re.compile(r"[^\W\d][\w.-]{0,39}")
+"""What a column may be called to be shown. Of a table without a header, a record stands where the names belong."""
 
 
 def _refuse(error: DataError) -> NoReturn:
@@ -147,7 +148,7 @@ def refuse_splits(data: Any) -> None:
     datasets = sys.modules.get("datasets")
     if datasets is None or not isinstance(data, datasets.DatasetDict | datasets.IterableDatasetDict):
         return
-    splits = [str(name) for name in data if _COLUMN.fullmatch(str(name))][:_SHOWN_COLUMNS]
+    splits = [str(name) for name in data if COLUMN.fullmatch(str(name))][:_SHOWN_COLUMNS]
     one = "train" if "train" in splits or not splits else splits[0]
     raise DataError(
         f"the data are a {type(data).__name__} with the splits {', '.join(splits) or '(not shown)'}",
@@ -215,15 +216,25 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
     """The error for a record without ``column``: its columns and the nearest name, where all look like names."""
     names = [str(name) for name in record]
     nearest: list[str] = []
-    if all(map(_COLUMN.fullmatch, names)):
+    if all(map(COLUMN.fullmatch, names)):
         nearest = difflib.get_close_matches(column, names, n=1)
         shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
     else:  # a table without a header has a record for its names
         shown = "(not shown: they look like contents; does the file have a header line?)"
+    mend = f"did you mean {nearest[0]!r}?" if nearest else "name one of its columns"
+    separator = separator_of(names)
+    if separator is not None:
+        mend = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
     return DataError(
-        f"record {number} has no column {named(column)}; its columns are: {shown or 'none'}",
-        fix=f"did you mean {nearest[0]!r}?" if nearest else "name one of its columns",
+        f"record {number} has no column {named(column)}; its columns are: {shown or 'none'}", fix=mend
     )
+
+
+def separator_of(columns: Collection[str]) -> str | None:
+    """By what a table seems to be separated that was read as if by commas, since one column holds the names of all."""
+    if len(columns) != 1:
+        return None
+    return next((mark for mark in (";", "\t", "|") if mark in next(iter(columns))), None)
 
 
 def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:

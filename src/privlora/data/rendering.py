@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from privlora.data.examples import Template
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mappi
             fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
         )
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise DataError(
                 f"record {number}: message {i + 1} of column {column!r} has no known role",
-                fix=f"give it a role and a content; the roles are {', '.join(_ROLES)}",
+                fix=f"give it a role and a content; the roles are {', '.join(ROLES)}",
             )
         text_of(message, "content", number)
     return messages

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final
 
 from privlora.errors import RunError
-from privlora.studies.parts import WHOLE, Part
+from privlora.studies.shares import WHOLE, Part
 
 FOLDER: Final = "parts"
 _SUFFIX: Final = ".running"

@@ -19,9 +19,10 @@ from privlora.studies.choice import (
 from privlora.studies.leases import FOLDER as PARTS
 from privlora.studies.leases import Claim, Lease
 from privlora.studies.page import render
-from privlora.studies.parts import WHOLE, Deal, Part, content_of
+from privlora.studies.parts import Deal, content_of
 from privlora.studies.results import Results, Role, Row, read_results
 from privlora.studies.settings import Cell, Study
+from privlora.studies.shares import WHOLE, Part
 from privlora.studies.summary import Summary, summarise
 from privlora.studies.tables import markdown
 from privlora.studies.workers import Workers

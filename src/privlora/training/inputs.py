@@ -21,7 +21,6 @@ from privlora.data.records import (
     content_hash,
     iterate_records,
     load_records,
-    refuse_missing,
     text_of,
 )
 from privlora.data.sampling import PoissonSampler
@@ -34,6 +33,7 @@ from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
 )
+from privlora.training.sources import check_sources as check_sources
 from privlora.training.token_cache import Kept, held, keep, kept_in, key_of
 
 
@@ -79,27 +79,6 @@ def fitted(settings: Settings, model: torch.nn.Module) -> Settings:
     if positions is None or positions >= data.max_length or "max_length" in data.model_fields_set:
         return settings
     return settings.model_copy(update={"data": data.model_copy(update={"max_length": positions})})
-
-
-def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
-    """Refuse settings that name a file which is not there, before a model is loaded. Raises DataError.
-
-    records, evaluation: what stands for the files, in memory.
-    """
-    data = settings.data
-    read = {
-        "adapter.public_text": (settings.adapter.public_text, data.format),
-        "data.path": (data.path if records is None else None, data.format),
-        "data.evaluation": (data.evaluation if evaluation is None else None, data.format),
-        "synthesis.file": (None if settings.synthesis is None else settings.synthesis.file, "auto"),
-    }
-    for setting, (path, form) in read.items():
-        if path is None:
-            continue
-        try:
-            refuse_missing(path, format=form)
-        except DataError as error:
-            raise error.of(setting) from None
 
 
 def load_data(

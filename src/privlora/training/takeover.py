@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from privlora.accounting import locked_charges
-from privlora.adapters.peft_files import WEIGHTS_NAME
 from privlora.errors import RunError
 from privlora.training.files import RunFolder, read_lines, temporary
 
 _log = logging.getLogger(__name__)
+_WEIGHTS = "adapter_model.safetensors"  # of PEFT, which is slow to import
 
 
 def refuse_if_spent(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = None) -> None:
@@ -65,7 +65,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     left = [*first, *map(temporary, first), folder.evaluations, ledger]
     if not (folder.settings.exists() or ledger.exists()):
         kept = [folder.checkpoint, folder.private_losses, folder.sampled, folder.texts, folder.report]
-        kept += [temporary(folder.checkpoint), folder.release / WEIGHTS_NAME]
+        kept += [temporary(folder.checkpoint), folder.release / _WEIGHTS]
         of_a_run = next((path for path in [*kept, ledger] if path.exists() or path.is_symlink()), None)
         if of_a_run is not None:
             raise RunError(

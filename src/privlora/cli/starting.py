@@ -1,0 +1,113 @@
+"""``privlora init``: the YAML of a first run, for a file of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privlora.cli.console import JsonOption, emit, err, out
+from privlora.errors import ConfigError
+
+if TYPE_CHECKING:
+    from privlora.starting.foreign.taken import Taken
+
+
+def init(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DATA...", help="The private records: one file or several.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Local folder or hub name of the base model.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="The YAML; the name of DATA unless given.", show_default=False),
+    ] = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The promise; smaller is stronger.")] = 3.0,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="A YAML of TRL, axolotl or litgpt to take over.", show_default=False),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Column of the whole text, or a format.", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Column or format of the prompt.", show_default=False)
+    ] = None,
+    completion: Annotated[
+        str | None, typer.Option("--completion", help="Column or format of the answer.", show_default=False)
+    ] = None,
+    messages: Annotated[
+        str | None, typer.Option("--messages", help="Column of chat messages.", show_default=False)
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", help="Column of people: protect all records of one.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Propose the settings of a first run: reads DATA here, and writes a commented YAML that plan and train accept."""
+    # Not at the top: numpy and templates, which most commands need later or never.
+    from privlora.starting.columns import form_of
+    from privlora.starting.files import refuse_existing, write_new
+    from privlora.starting.foreign.reading import data_of, lay_over, read_foreign
+    from privlora.starting.proposal import Asked, checked_text, look_at, propose, refuse_epsilon, top_of
+    from privlora.starting.survey import survey
+
+    refuse_epsilon(epsilon)
+    taken = None if source is None else read_foreign(source)
+    model = model or _model_of(taken)
+    paths = tuple(data) if data else tuple(data_of(taken)) if taken is not None else ()
+    if not paths:
+        raise ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`")
+    if not model:
+        raise ConfigError("no model is given", fix="add --model with a local folder or a hub name")
+    asked = Asked(paths, epsilon, user)
+    target = output or Path(f"{asked.stem}.yaml")
+    refuse_existing(target)
+    base = look_at(model)
+    found = survey(paths, user)
+    hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
+    form = form_of(found, text or hints.get("text"), prompt, completion, messages or hints.get("messages"))
+    given_length = taken is not None and "data.max_length" in taken.settings
+    end: list[str] = []
+    draft, notes = propose(asked, found, form, base, long_given=given_length)
+    words = ", ".join(Path(path).name for path in paths)
+    if taken is not None:
+        lay_over(draft, taken, base.positions)
+        notes.insert(0, f"{source} reads as settings of {taken.dialect}")
+        end = taken.remarks()
+        words += f" and the {taken.dialect} settings in {source}"
+    content = checked_text(draft, top_of(target, words), end)
+    write_new(target, content)
+    following = [f"privlora plan {target}", f"privlora train {target}"]
+    if as_json:
+        emit(
+            {
+                "settings": str(target),
+                "dialect": None if taken is None else taken.dialect,
+                "groups": draft.content(),
+                "notes": notes,
+                "not_taken": end,
+                "next": following,
+            }
+        )
+        return
+    for note in notes:
+        err().print(f"note: {note}")
+    for line in end:
+        err().print(f"not taken over: {line}")
+    out().print(f"{'settings:':<10}{target}")
+    for command in following:
+        out().print(f"{'next:':<10}{command}")
+
+
+def _model_of(taken: Taken | None) -> str | None:
+    line = None if taken is None else taken.settings.get("model.name")
+    return None if line is None else str(line.value)

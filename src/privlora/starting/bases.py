@@ -1,0 +1,100 @@
+"""What can be known of a base model from the files that are here: no weights are read, and nobody is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privlora.training.model_names import refuse_unknown_model
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
+_CHARACTERS = 3.0  # a token, where no tokenizer is at hand: few languages have fewer
+
+
+@dataclass(frozen=True)
+class Base:
+    """name: as given. local: whether it is a folder. positions: how many tokens it reads, if it says so. chats:
+    whether its tokenizer has a chat template; None if that is not known. tokenizer: to count tokens with."""
+
+    name: str
+    local: bool
+    positions: int | None
+    chats: bool | None
+    tokenizer: Any = None
+
+    def tokens_per_character(self, texts: Iterable[str]) -> float:
+        """Of these texts; a cautious guess without a tokenizer or without texts."""
+        texts = [text for text in texts if text]
+        characters = sum(map(len, texts))
+        if self.tokenizer is None or not characters:
+            return 1 / _CHARACTERS
+        return sum(len(each.ids) for each in self.tokenizer.encode_batch(texts)) / characters
+
+
+def look_at(name: str) -> Base:
+    """Raises ModelError for what is neither a local folder nor the name of a model on the hub."""
+    refuse_unknown_model(name)
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    files = {each: _file(name, folder if local else None, each) for each in _FILES}
+    settings = _json(files["tokenizer_config.json"])
+    chats = None
+    if files["tokenizer_config.json"] is not None:
+        chats = bool(settings.get("chat_template")) or files["chat_template.jinja"] is not None
+    return Base(
+        name, local, _positions(_json(files["config.json"])), chats, _tokenizer(files["tokenizer.json"])
+    )
+
+
+_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def _file(name: str, folder: Path | None, wanted: str) -> Path | None:
+    """Of a local folder, or of what the hub's client has kept on this disk."""
+    if folder is not None:
+        return folder / wanted if (folder / wanted).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, wanted)
+    except ValueError:  # no name of a model there
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _json(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # loading the model says so
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    """The smallest that it states; training may allow more where positions are stretched."""
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
+    stretched = config.get("rope_scaling") or config.get("rope_parameters")
+    places = [config, stretched if isinstance(stretched, dict) else {}]
+    names = (*_POSITIONS, "original_max_position_embeddings")
+    found = [place[name] for place in places for name in names if isinstance(place.get(name), int)]
+    return min((number for number in found if number > 1), default=None)
+
+
+def _tokenizer(file: Path | None) -> Any:
+    if file is None:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # noqa: BLE001 - of a Rust library, which raises Exception; loading the model says so
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,73 @@
+"""Public numbers for a first run, from a number of units that is rounded before anything follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FEW: Final = 2000
+"""Up to so many units what is measured for few records holds (docs/few-records.md)."""
+
+_FEW_STEPS, _FEW_RATE = 10, 0.2
+_SMALLEST, _LARGEST = 64, 1024  # batches
+_PASSES: Final = ((10_000, 200), (None, 300))  # steps up to so many units
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """n: units as they are published. delta: a power of ten, as YAML. batch: expected units in a step."""
+
+    n: int
+    delta: str
+    batch: int
+    steps: int
+
+    @property
+    def few(self) -> bool:
+        return self.n <= FEW
+
+
+def numbers_for(units: int) -> Numbers:
+    """units: the true number, of which only its first digit is used."""
+    n = to_one_digit(units)
+    if n <= FEW:
+        return Numbers(n, delta_for(n), max(1, round(_FEW_RATE * n)), _FEW_STEPS)
+    batch = _SMALLEST
+    while batch < _LARGEST and 40 * batch <= n:  # a twentieth of the units, as a power of two
+        batch *= 2
+    steps = next(steps for most, steps in _PASSES if most is None or n < most)
+    return Numbers(n, delta_for(n), batch, steps)
+
+
+def to_one_digit(units: int) -> int:
+    """To one digit, which tells of the true number only roughly.
+
+    >>> [to_one_digit(n) for n in (1, 14, 15, 949, 4306, 96_000)]
+    [1, 10, 20, 900, 4000, 100000]
+    """
+    size = 10 ** (len(str(units)) - 1)
+    return (units + size // 2) // size * size
+
+
+def delta_for(n: int) -> str:
+    """The largest power of ten that is at most 1 / (10 n).
+
+    >>> delta_for(10_000), delta_for(4000), delta_for(1)
+    ('1e-5', '1e-5', '1e-1')
+    """
+    exponent = 1
+    while 10**exponent < 10 * n:
+        exponent += 1
+    return f"1e-{exponent}"
+
+
+def length_for(tokens: float, positions: int | None) -> int:
+    """A power of two from 64 to 2048 that is at least ``tokens``, and at most what the model reads.
+
+    >>> length_for(100, None), length_for(9000, None), length_for(700, 512)
+    (128, 2048, 512)
+    """
+    length = 64
+    while length < min(tokens, 2048):
+        length *= 2
+    return length if positions is None else min(length, positions)

@@ -1,0 +1,161 @@
+"""What a file of private records is, in one pass: its columns, and how long texts are. Private, and shown to nobody."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from privlora.data.formats import Record
+from privlora.data.records import COLUMN, iterate_records
+from privlora.data.rendering import ROLES
+from privlora.errors import DataError
+
+SAMPLE: Final = 200
+"""Records that are kept, from the first on, to count the tokens of."""
+
+_OF_USERS: Final = re.compile(
+    r"(user|patient|author|customer|client|member|person|subject|speaker|student|employee|account|writer|owner|"
+    r"household|respondent|participant|sender)([_.-]?(id|name|number|no|key))?|uid",
+    re.IGNORECASE,
+)
+
+_LABELS: Final = ("label", "class", "category", "sentiment", "rating", "stars")
+
+
+@dataclass
+class Column:
+    """Of all records: in how many there are texts, texts that say something, lists of messages; lengths in characters.
+
+    foreign: in how many there are messages as from/value. units: digests of values, where the name is one of users or
+    asked for; None once a value is no unit.
+    """
+
+    texts: int = 0
+    filled: int = 0
+    chats: int = 0
+    foreign: int = 0
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    units: set[int] | None = None
+    kinds: set[type] = field(default_factory=set)
+
+    def add(self, value: object) -> None:
+        """The value of the next record."""
+        if isinstance(value, str):
+            self.texts += 1
+            self.filled += bool(value.strip())
+            self.lengths.append(len(value))
+        else:
+            self.lengths.append(_chat_length(value))
+            self.chats += _is_chat(value, "role", "content")
+            self.foreign += _is_chat(value, "from", "value")
+        if self.units is not None:
+            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+                self.units = None
+            else:
+                self.kinds.add(type(value))
+                self.units.add(hash(value))
+
+
+@dataclass
+class Survey:
+    """records: how many. columns: of any record. first: some records."""
+
+    records: int
+    columns: dict[str, Column]
+    first: list[Record]
+
+    @property
+    def texts(self) -> list[str]:
+        """Columns that are text in every record, and not blank in most."""
+        return [
+            name
+            for name, column in self.columns.items()
+            if column.texts == self.records and 2 * column.filled > self.records
+        ]
+
+    @property
+    def plain(self) -> list[str]:
+        """Columns that are text in every record, also where most are blank."""
+        return [name for name, column in self.columns.items() if column.texts == self.records]
+
+    @property
+    def chats(self) -> list[str]:
+        """Columns of messages in every record."""
+        return [name for name, column in self.columns.items() if column.chats == self.records]
+
+    def users(self, name: str) -> int | None:
+        """How many units a column makes; None if a value of it names none."""
+        column = self.columns.get(name)
+        if (
+            column is None
+            or column.units is None
+            or len(column.lengths) < self.records
+            or len(column.kinds) > 1
+        ):
+            return None
+        return len(column.units)
+
+    @property
+    def label(self) -> str | None:
+        """A column that seems to hold labels."""
+        return next((name for name in self.columns if name.lower() in _LABELS), None)
+
+    @property
+    def repeated(self) -> str | None:
+        """A column that seems to name users with several records each."""
+        for name in self.columns:
+            users = self.users(name) if _OF_USERS.fullmatch(name) and COLUMN.fullmatch(name) else None
+            if users is not None and users < self.records:
+                return name
+        return None
+
+
+def survey(path: Sequence[str], user: str | None = None) -> Survey:
+    """Read all records once. user: a column of which units are counted whatever its name. Raises DataError."""
+    for each in path:
+        if Path(each).is_dir():
+            raise DataError(
+                f"{each!r} is a folder", fix=f"give the files in it, as {each.rstrip('/')}/*.jsonl"
+            )
+    columns: dict[str, Column] = {}
+    first: list[Record] = []
+    number = 0
+    for number, record in enumerate(iterate_records(list(path)), start=1):
+        if number <= SAMPLE:
+            first.append(record)
+        for name, value in record.items():
+            column = columns.get(name)
+            if column is None:
+                counted = name == user or _OF_USERS.fullmatch(str(name))
+                column = columns[name] = Column(units=set() if counted else None)
+            column.add(value)
+    return Survey(number, columns, first)
+
+
+def _is_chat(value: object, who: str, what: str) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(each, Mapping)
+            and isinstance(each.get(what), str)
+            and (each.get(who) in ROLES if who == "role" else isinstance(each.get(who), str))
+            for each in value
+        )
+    )
+
+
+def _chat_length(value: Any) -> int:
+    if not isinstance(value, list):
+        return 0
+    return sum(
+        len(text)
+        for each in value
+        if isinstance(each, Mapping)
+        for text in [each.get("content", each.get("value"))]
+        if isinstance(text, str)
+    )

@@ -1,0 +1,421 @@
+"""privlora init and privlora settings, as a user types them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_cases import Outcome, call, check, refuses, tree
+from starting.starting_cases import SECRET, chat, jsonl, rows, save_base, sharegpt, table
+
+from privlora.config import Settings, load_settings
+from privlora.training.assembly import plan_privacy
+
+MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "text": (lambda f: jsonl(f / "d.jsonl", rows(300, text=SECRET)), {"text": "text"}),
+    "plain lines": (lambda f: _text(f / "d.txt", 300), {"text": "text"}),
+    "zipped": (lambda f: _zipped(f / "d.jsonl.gz"), {"text": "text"}),
+    "title and body": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, title="A", body=SECRET)),
+        {"text": "{title}\n{body}"},
+    ),
+    "capitals": (lambda f: jsonl(f / "d.jsonl", rows(9, Note=SECRET)), {"text": "Note"}),
+    "the only text": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, anamnesis=SECRET, age=int)),
+        {"text": "anamnesis"},
+    ),
+    "by far the longest": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, kind="a", anamnesis=9 * SECRET)),
+        {"text": "anamnesis"},
+    ),
+    "Alpaca": (
+        lambda f: jsonl(f / "d.jsonl", rows(2500, instruction="Say", input=lambda i: "", output=SECRET)),
+        {"prompt": "{instruction}\n{input}\n\n", "completion": "output", "loss_on": "completion"},
+    ),
+    "instruction alone": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, instruction="Say", response=SECRET)),
+        {"prompt": "{instruction}\n\n", "completion": "response"},
+    ),
+    "questions": (
+        lambda f: table(f / "d.csv", rows(40_000, question="Who", answer=SECRET)),
+        {"prompt": "Question: {question}\nAnswer: ", "completion": "answer"},
+    ),
+    "prompt and response": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", response=SECRET)),
+        {"prompt": "{prompt}\n", "completion": "response"},
+    ),
+    "set off already": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
+        {"prompt": "prompt", "completion": "completion"},
+    ),
+    "messages": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, messages=chat, source="x")),
+        {"messages": "messages", "loss_on": "completion"},
+    ),
+    "conversations": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, id=int, conversations=chat)),
+        {"messages": "conversations"},
+    ),
+    "a JSON list": (lambda f: _listed(f / "d.json"), {"text": "text"}),
+    "odd name of a file": (
+        lambda f: jsonl(f / "my notes: 2024 #1.jsonl", rows(9, text=SECRET)),
+        {"text": "text"},
+    ),
+}
+
+
+def _text(path: Path, count: int) -> Path:
+    path.write_text("".join(f"{SECRET} {i}\n" for i in range(count)))
+    return path
+
+
+def _zipped(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b"".join(json.dumps(r).encode() + b"\n" for r in rows(50, text=SECRET))))
+    return path
+
+
+def _listed(path: Path) -> Path:
+    path.write_text(json.dumps(rows(50, text=SECRET)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("base"), chat=True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def started(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[Settings, str, Outcome]:
+    """What `privlora init` writes to run.yaml, as settings and as text."""
+    outcome = call(capsys, "init", *argv, "--output", "run.yaml")
+    assert outcome.code == 0, outcome.err
+    return load_settings("run.yaml"), Path("run.yaml").read_text(encoding="utf-8"), outcome
+
+
+@pytest.mark.parametrize("shape", MAKES)
+def test_a_file_of_this_shape(shape: str, base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, form = MAKES[shape]
+    settings, text, outcome = started(capsys, make(here), "--model", base)
+    assert settings.data.model_dump(include=set(form)) == form
+    plan_privacy(settings)  # the noise can be found
+    assert settings.data.max_length <= 128
+    assert settings.privacy.target_epsilon == 3
+    assert settings.run.tokens_per_micro_batch == "auto"
+    for said in (text, outcome.out, outcome.err):
+        assert "Greta" not in said
+        assert "cough" not in said
+    assert outcome.out.splitlines()[1:] == [
+        "next:     privlora plan run.yaml",
+        "next:     privlora train run.yaml",
+    ]
+
+
+def test_each_value_is_explained(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(4306, text=SECRET)), "--model", base)
+    assert "public_dataset_size: 4000" in text
+    assert "delta: 1e-5" in text
+    assert "4306" not in text
+    for word in ("PUBLISHED", "PRIVATE records", "a power of ten", "noisy releases", "PUBLIC file"):
+        assert word in text
+    assert text.startswith("# Editors complete settings with `privlora settings --schema")
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_an_editor_finds_the_schema_beside_it(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "privlora.schema.json").write_text(call(capsys, "settings", "--schema").out)
+    _, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(9, text=SECRET)), "--model", base)
+    assert text.startswith("# yaml-language-server: $schema=privlora.schema.json\n")
+
+
+def test_few_records_take_what_was_measured_on_few(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(210, text=SECRET)), "--model", base)
+    assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 40)
+    assert "write name: auto here" in text
+    (here / "run.yaml").unlink()
+    settings, _, outcome = started(capsys, jsonl(here / "e.jsonl", rows(3, text=SECRET)), "--model", base)
+    assert settings.privacy.b == 1
+    assert "so few records" in outcome.err
+    (here / "run.yaml").unlink()
+    many = started(capsys, jsonl(here / "f.jsonl", rows(9000, text=SECRET)), "--model", base)[0]
+    assert (many.method.clipping, many.privacy.steps) == (None, 200)
+
+
+def test_users_are_proposed_where_they_repeat(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = jsonl(here / "d.jsonl", rows(600, text=SECRET, patient_id=lambda i: f"Mr{i % 50}"))
+    settings, text, _ = started(capsys, records, "--model", base)
+    assert settings.privacy.unit == "record"
+    assert "# unit: user\n  # user_column: patient_id\n" in text
+    assert "Mr" not in text
+    (here / "run.yaml").unlink()
+    settings, text, _ = started(capsys, records, "--model", base, "--user", "patient_id")
+    assert (settings.privacy.unit, settings.privacy.user_column) == ("user", "patient_id")
+    assert settings.privacy.public_dataset_size == 50
+    (here / "run.yaml").unlink()
+    alone = jsonl(here / "e.jsonl", rows(600, text=SECRET, patient_id=int))
+    assert "unit: user" not in started(capsys, alone, "--model", base)[1]
+
+
+def test_a_label_is_proposed_and_its_values_are_not_shown(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = jsonl(here / "d.jsonl", rows(60, text=SECRET, label=lambda i: "hypochondria"))
+    _, text, _ = started(capsys, records, "--model", base)
+    assert "# label: label" in text
+    assert "hypochondria" not in text
+
+
+def test_columns_that_are_told(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = jsonl(here / "d.jsonl", rows(9, alpha=SECRET, beta=SECRET, talk=chat))
+    for argv, form in (
+        (["--text", "{alpha}: {beta}"], {"text": "{alpha}: {beta}"}),
+        (["--prompt", "alpha", "--completion", "beta"], {"prompt": "alpha", "completion": "beta"}),
+        (["--messages", "talk"], {"messages": "talk"}),
+    ):
+        settings = started(capsys, records, "--model", base, *argv)[0]
+        assert settings.data.model_dump(include=set(form)) == form
+        (here / "run.yaml").unlink()
+
+
+def test_several_files_and_a_model_of_the_hub(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (jsonl(here / f"{name}.jsonl", rows(30, text=4 * SECRET)) for name in "ab")
+    settings, text, outcome = started(capsys, first, second, "--model", "some-org/some-model")
+    assert settings.data.path == [str(first), str(second)]
+    assert "by characters, since no tokenizer is at hand" in text
+    assert "no tokenizer of some-org/some-model is on this disk" in outcome.err
+
+
+def test_the_name_of_the_file_is_the_runs(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "runs/notes").mkdir(parents=True)
+    found = call(capsys, "init", jsonl(here / "notes.jsonl", rows(9, text=SECRET)), "--model", base, "--json")
+    assert found.json["settings"] == "notes.yaml"
+    assert found.json["groups"]["run"]["output"] == "runs/notes-2"
+    assert found.json["next"] == ["privlora plan notes.yaml", "privlora train notes.yaml"]
+    assert load_settings("notes.yaml").run.output == "runs/notes-2"
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
+    "a table separated otherwise": (
+        lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), ";"),
+        [],
+        ["separated by", "';'"],
+    ),
+    "tabs": (lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), "\t"), [], ["separated by"]),
+    "no header": (lambda f: table(f / "d.csv", [{SECRET: SECRET, "a": "b c"}]), [], ["header line"]),
+    "a folder": (lambda f: f, [], ["is a folder", "/*.jsonl"]),
+    "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
+    "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),
+    "empty": (lambda f: _text(f / "d.jsonl", 0), [], ["no records in"]),
+    "UTF-16": (lambda f: _bytes(f / "d.txt", SECRET.encode("utf-16")), [], ["iconv -f UTF-16 -t UTF-8"]),
+    "Latin": (lambda f: _bytes(f / "d.txt", "Müller".encode("latin-1")), [], ["iconv -f WINDOWS-1252"]),
+    "no JSON": (lambda f: _text(f / "d.jsonl", 3), [], ["line 1", "this is not JSON"]),
+    "a list of words": (lambda f: _bytes(f / "d.json", b'["a"]'), [], ["item 1"]),
+    "columns like any": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, alpha=SECRET, beta=SECRET)),
+        [],
+        ["cannot be guessed", "alpha, beta", "--text COLUMN"],
+    ),
+    "a text that is missing once": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
+        [],
+        ["cannot be guessed", "--text COLUMN"],
+    ),
+    "a null": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": None}]),
+        [],
+        ["--text COLUMN"],
+    ),
+    "numbers alone": (lambda f: jsonl(f / "d.jsonl", rows(3, a=int)), [], ["cannot be guessed"]),
+    "from and value": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, conversations=sharegpt)),
+        [],
+        ["as from/value", "role/content"],
+    ),
+    "no such column": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
+        ["--text", "notes"],
+        ["did you mean 'note'?"],
+    ),
+    "a column of numbers": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET, age=int)),
+        ["--text", "age"],
+        ["'age' is not a text in every record"],
+    ),
+    "no messages": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
+        ["--messages", "note"],
+        ["not a list of messages"],
+    ),
+    "half a form": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
+        ["--prompt", "note"],
+        ["by halves"],
+    ),
+    "two forms": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
+        ["--text", "note", "--messages", "note"],
+        ["more than once"],
+    ),
+    "a broken format": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
+        ["--text", "{note"],
+        ["cannot be read"],
+    ),
+    "a format without a column": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
+        ["--text", "{{}}"],
+        ["names no column"],
+    ),
+    "no users": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET, user=lambda i: None)),
+        ["--user", "user"],
+        ["names no unit"],
+    ),
+    "users that are missing late": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
+        ["--user", "user"],
+        ["does not name a user in every record"],
+    ),
+    "no epsilon": (lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)), ["--epsilon", "0"], ["above 0"]),
+    "infinite epsilon": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--epsilon", "inf"],
+        ["above 0"],
+    ),
+    "no folder": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--output", "no/x.yaml"],
+        ["no folder"],
+    ),
+    "over another file": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--output", "d.jsonl"],
+        ["exists already"],
+    ),
+    "no model": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--model", "models/none"],
+        ["no local folder"],
+    ),
+    "a text for a model": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--model", SECRET],
+        ["not shown: it is a text"],
+    ),
+}
+
+
+def _bytes(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_refused_in_one_line(
+    name: str, base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, more, words = BAD[name]
+    path = make(here)
+    refuses(capsys, here, ["init", path, "--model", base, *more], *words, "Fix: ")
+    assert SECRET not in capsys.readouterr().err
+
+
+def test_what_the_command_line_lacks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, here, ["init", "--model", "a/b"], "no DATA is given")
+    refuses(capsys, here, ["init", jsonl(here / "d.jsonl", rows(3, text=SECRET))], "no model is given")
+
+
+def test_messages_need_a_chat_template(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = save_base(here / "plain")
+    records = jsonl(here / "d.jsonl", rows(9, messages=chat))
+    refuses(capsys, here, ["init", records, "--model", plain], "has no chat template")
+
+
+def test_a_full_disk_leaves_nothing(
+    base: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    records = jsonl(here / "d.jsonl", rows(9, text=SECRET))
+    monkeypatch.setattr("os.fsync", full)
+    refuses(capsys, here, ["init", records, "--model", base], "No space left")
+    assert [path.name for path in here.iterdir()] == ["d.jsonl"]
+
+
+def test_a_file_that_came_meanwhile_is_kept(
+    base: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = jsonl(here / "d.jsonl", rows(9, text=SECRET))
+    monkeypatch.setattr("os.fsync", lambda _: (here / "d.yaml").write_text("mine"))
+    check(call(capsys, "init", records, "--model", base), "exists already")
+    assert (here / "d.yaml").read_text() == "mine"
+    assert len(tree(here)) == 2
+
+
+def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "settings", "privacy.delta")
+    assert shown.code == 0
+    assert "privacy.delta  (number, above 0, below 1 or null; default null)" in shown.out
+    assert "1 / public_dataset_size" in shown.out
+    found = call(capsys, "settings", "--json").json["settings"]
+    assert {each["place"].partition(".")[0] for each in found} == set(Settings.model_fields)
+    assert yaml.safe_load(call(capsys, "settings", "--schema").out)["$defs"]["PrivacySettings"]
+    check(call(capsys, "settings", "privacy.dela"), "did you mean 'privacy.delta'?")
+    check(call(capsys, "settings", "privacy", "--schema"), "the schema is of a whole file")
+
+
+OPTIONS = {
+    "--steps 3": "write privacy.steps=3",
+    "--learning_rate 1e-4": "write method.learning_rate=1e-4",
+    "--learning-rate=1e-4": "write method.learning_rate=1e-4",
+    "--privacy.steps 3": "write privacy.steps=3",
+    "--max_grad_norm 1": "privacy.clip_norm",
+    "--num_train_epochs 3": "privacy.steps",
+    "--packing": "several people's records",
+    "--nothing 3": "see `privlora train --help`",
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_settings_as_options(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(call(capsys, "train", "run.yaml", *option.split()), OPTIONS[option])
+
+
+def test_a_record_in_the_place_of_an_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = call(capsys, "train", "run.yaml", "--steps", SECRET)
+    check(outcome, "write privacy.steps=VALUE")
+    assert SECRET not in outcome.err
+
+
+def test_no_slow_imports(here: Path, base: Path) -> None:
+    """Neither for settings nor for init, nor for what a run refuses for its files."""
+    jsonl(here / "d.jsonl", rows(9, text=SECRET))
+    code = (
+        "import sys; from privlora.cli import main\n"
+        "main(['settings', 'privacy']); main(['settings', '--schema'])\n"
+        f"main(['init', 'd.jsonl', '--model', {str(base)!r}])\n"
+        "assert main(['train', 'd.yaml', 'data.path=none.jsonl']) == 2\n"
+        "assert main(['compare', 'none.yaml', '--part', 'a/b']) == 2\n"
+        "assert main(['compare', 'none.yaml']) == 2\n"
+        "print([m for m in ('torch', 'transformers', 'scipy', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

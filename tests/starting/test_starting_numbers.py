@@ -1,0 +1,34 @@
+"""Public numbers: rounded before anything follows from them, and such that settings take them."""
+
+from __future__ import annotations
+
+import pytest
+
+from privlora.config import PrivacySettings
+from privlora.starting.numbers import delta_for, length_for, numbers_for, to_one_digit
+
+
+@pytest.mark.parametrize("units", [1, 2, 7, 14, 95, 120, 999, 1500, 2001, 4306, 9_999, 50_000, 1_234_567])
+def test_settings_and_a_run_take_them(units: int) -> None:
+    numbers = numbers_for(units)
+    assert numbers.n / 2 <= units <= 2 * numbers.n  # what data.summary lets pass
+    assert float(numbers.delta) <= 1 / (10 * numbers.n)
+    assert 10 * float(numbers.delta) > 1 / (10 * numbers.n)
+    PrivacySettings(
+        target_epsilon=3,
+        delta=float(numbers.delta),
+        steps=numbers.steps,
+        expected_batch_size=numbers.batch,
+        public_dataset_size=numbers.n,
+    )
+
+
+def test_numbers_tell_no_more_than_the_first_digit() -> None:
+    assert numbers_for(3501) == numbers_for(4499)
+    assert [to_one_digit(n) for n in (1, 14, 15, 949, 950, 96_000)] == [1, 10, 20, 900, 1000, 100_000]
+    assert delta_for(10_000) == "1e-5"
+
+
+def test_lengths() -> None:
+    assert [length_for(n, None) for n in (3, 64, 65, 600, 10_000)] == [64, 64, 128, 1024, 2048]
+    assert length_for(600, 512) == 512
