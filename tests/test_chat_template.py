@@ -75,7 +75,7 @@ def test_templates_with_the_tags_of_transformers_are_read() -> None:
 def test_trust_remote_code_is_refused_by_name(group: str) -> None:
     content = {"model": {"name": "m"}, "data": {"path": "x.jsonl"}, "privacy": PRIVACY, "run": {}}
     content[group] = {**content[group], "trust_remote_code": True}
-    with pytest.raises(ConfigError, match="trust_remote_code.*could read private batches"):
+    with pytest.raises(ConfigError, match=r"trust_remote_code.*could read private batches"):
         settings_from(content)
 
 
