@@ -1,9 +1,9 @@
-# make demo | make test-quick | make test | make check | make mutants: each creates the environment it needs in .venv first.
+# make demo | make test-quick | make test | make check | make mutants | make docs: each creates the environment it needs in .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-quick check mutants mutants-sample clean
+.PHONY: demo test test-quick check mutants mutants-sample docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,5 +38,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, in site/index.html; a link that leads nowhere is an error.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo site/index.html
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

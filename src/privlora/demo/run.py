@@ -1,15 +1,17 @@
-"""``privlora demo``: the main job on the embedded model and data, private and not, with what each run memorised."""
+"""``privlora demo``: the main job on the embedded model and data, private and not, and what each model recites."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.accounting import read_ledger
@@ -18,6 +20,7 @@ from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer,
 from privlora.config import Settings, settings_from
 from privlora.demo import Canary, make_canaries, model_path, private_records
 from privlora.errors import RunError
+from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, png
 from privlora.training.assembly import plan_privacy
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.progress import RichObserver
@@ -26,7 +29,15 @@ RECORDS, PATIENTS, HELD_OUT, CANARIES = 2000, 800, 200, 8
 EPSILON, DELTA = 3.0, 1e-5
 # In patients, whose records in one step are capped; the plain run goes through the records often enough to memorise.
 _PRIVATE_STEPS, _PRIVATE_BATCH, _RECORDS_PER_PATIENT = 45, 64, 2
-_PLAIN_STEPS, _PLAIN_BATCH = 450, 32
+_PLAIN_STEPS, _PLAIN_BATCH, _PLAIN_RATE = 320, 32, 2e-2
+_LOOKS = 5  # at the held-out loss of a run, after the one before it
+_BAR = 16  # characters, of the largest loss
+_WORDS = 16  # tokens of an answer
+TITLES = {
+    "before": "untouched model",
+    "private": f"private model, ε = {EPSILON:g}",
+    "non-private": "non-private model",
+}
 
 
 def main(output: Path | None, console: Console) -> dict[str, Any]:
@@ -43,9 +54,11 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
     console.print(
         f"[bold]privlora demo[/]: {len(records)} generated clinic notes, {CANARIES} of whose patients have a secret "
         f"access code.\nA note reads: [italic]{records[0]['text']}[/]\n"
-        f"A canary reads: [italic]{canaries[0].texts[0]}[/]\n"
+        f"One with a code:  [italic]{canaries[0].texts[0]}[/]\n"
+        "The same small model learns from them twice, with privacy and without; then both are asked for the codes.\n"
     )
-    shown = {"before": {"loss": None, **_leakage(str(model_path()), None, canaries)}}
+    shown: dict[str, dict[str, Any]] = {"before": _leakage(None, canaries)}
+    curves: dict[str, dict[int, float]] = {}
     runs: dict[str, Result] = {}
     for name, title in (
         ("private", f"PRISM, ε = {EPSILON:g} for every patient (δ = {DELTA:g})"),
@@ -59,19 +72,23 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
         losses = {
             row["step"]: row["loss_per_example"] for row in read_lines(RunFolder(root / name).evaluations)
         }
+        curves[name] = losses
         shown["before"]["loss"] = losses[0]
-        shown[name] = {
-            "loss": losses[max(losses)],
-            **_leakage(str(model_path()), runs[name].release, canaries),
-        }
+        shown[name] = {"loss": losses[max(losses)], **_leakage(runs[name].release, canaries)}
     shown["private"] |= {"epsilon": runs["private"].epsilon, "delta": runs["private"].delta}
     secrets = root / "secrets.jsonl"
     for canary in canaries:
         kept = {"prefix": canary.prefix, "secret": canary.secret, "references": canary.references}
         append_line(secrets, kept)
+    asked = most_telling(shown, canaries)
+    answers = {name: row["answers"][asked] for name, row in shown.items()}
+    picture = root / "picture.png"
+    picture.write_bytes(png(draw(curves, canaries[asked], answers)))
+    console.print(_curve(curves))
     console.print(_table(shown))
-    _tell_where(console, RunFolder(root / "private"), secrets)
-    return {**shown, "release": str(runs["private"].release)}
+    console.print(_answers(canaries[asked], answers))
+    _tell_where(console, RunFolder(root / "private"), secrets, picture)
+    return {**shown, "curves": curves, "release": str(runs["private"].release), "picture": str(picture)}
 
 
 def _settings(output: Path, *, private: bool) -> Settings:
@@ -90,18 +107,23 @@ def _settings(output: Path, *, private: bool) -> Settings:
             "privacy": privacy,
             "method": {"name": "prism"}
             if private
-            else {"name": "adamw", "learning_rate": 1e-2, "schedule": "linear"},
-            "run": {"output": str(output), "label": "generated clinic notes", "tokens_per_micro_batch": 8192},
+            else {"name": "adamw", "learning_rate": _PLAIN_RATE, "schedule": "linear"},
+            "run": {
+                "output": str(output),
+                "label": "generated clinic notes",
+                "tokens_per_micro_batch": 8192,
+                "evaluate_every": (_PRIVATE_STEPS if private else _PLAIN_STEPS) // _LOOKS,
+            },
         }
     )
 
 
-def _leakage(model: str, adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
-    """Exposure of the canaries' secrets and how many greedy decoding recites."""
+def _leakage(adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
+    """Exposure of the canaries' secrets, how many greedy decoding recites, and what it writes for each."""
     from peft import PeftModel
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    base = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
+    base = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
     tuned = base if adapter is None else PeftModel.from_pretrained(base, str(adapter))
     report = measure_exposure(canaries, log_likelihood_scorer(tuned, tokenizer))
     extracted = sum(greedy_extraction(tuned, tokenizer, canaries))
@@ -110,7 +132,85 @@ def _leakage(model: str, adapter: Path | None, canaries: list[Canary]) -> dict[s
         "exposure_chance": report.chance,
         "exposure_ceiling": report.ceiling,
         "extracted": extracted,
+        "answers": [_answer(tuned, tokenizer, canary.prefix) for canary in canaries],
     }
+
+
+def _answer(model: Any, tokenizer: Any, prefix: str) -> str:
+    """What greedy decoding writes after the prefix: a few words, without a line's end in them."""
+    ids = tokenizer(prefix.rstrip(), return_tensors="pt")
+    with torch.no_grad():
+        written = model.generate(**ids, max_new_tokens=_WORDS, do_sample=False)[0]
+    return " ".join(tokenizer.decode(written[ids.input_ids.shape[1] :], skip_special_tokens=True).split())
+
+
+def most_telling(shown: dict[str, dict[str, Any]], canaries: list[Canary]) -> int:
+    """Which secret is shown: the first that the plain model recites and the private one does not, else the first."""
+
+    def recited(name: str, index: int) -> bool:
+        return canaries[index].secret in shown[name]["answers"][index]
+
+    telling = (i for i in range(len(canaries)) if recited("non-private", i) and not recited("private", i))
+    return next(telling, 0)
+
+
+def _curve(curves: dict[str, dict[int, float]]) -> Table:
+    """The held-out loss over each run, as bars from zero: they work on any terminal, and in a log."""
+    table = Table(title="Held-out loss on the way (nats per token)", title_style="bold", box=None)
+    table.add_column("of the run", justify="right")
+    for name, style in (("private", "green"), ("non-private", "red")):
+        table.add_column({"private": f"private, ε = {EPSILON:g}"}.get(name, name), style=style)
+    most = max(loss for losses in curves.values() for loss in losses.values())
+    for row in zip(*(sorted(losses.items()) for losses in curves.values()), strict=True):
+        bars = [f"{loss:.3f} {'█' * max(1, round(_BAR * loss / most))}" for _, loss in row]
+        table.add_row(f"{row[0][0] / max(curves['private']):.0%}", *bars)
+    return table
+
+
+def _answers(canary: Canary, answers: dict[str, str]) -> Table:
+    table = Table(title="Asked for one patient's code", title_style="bold", show_header=False)
+    table.add_row("asked", Text(f"{canary.prefix}…"))
+    table.add_row("in the private notes", Text(canary.secret))
+    for name, title in TITLES.items():
+        answer = Text(answers[name])
+        answer.highlight_words([canary.secret], "bold red")
+        note = "  ← recited" if canary.secret in answers[name] else ""
+        table.add_row(f"the {title} answers", answer.append(note, "bold red"))
+    return table
+
+
+@in_style
+def draw(curves: dict[str, dict[int, float]], canary: Canary, answers: dict[str, str]) -> Any:
+    """Both runs' held-out loss, and beside it what each model writes when it is asked for one code.
+
+    curves: run -> step -> nats per token. answers: by the keys of TITLES.
+    """
+    figure, (losses, words) = grid(1, 2, WIDTH, 3.3, gridspec_kw={"width_ratios": [1, 1.35]})
+    for name, colour in (("private", ACCENT), ("non-private", SECOND)):
+        last = max(curves[name])
+        share = [100 * step / last for step in curves[name]]
+        losses.plot(share, list(curves[name].values()), marker="o", color=colour, label=TITLES[name])
+    losses.set(xlabel="% of the run", title="held-out loss (nats per token)")
+    losses.set_ylim(bottom=0)
+    losses.legend()
+    words.set_axis_off()
+    words.set(xlim=(0, 1), ylim=(0, 1))
+    lines = [("asked for one patient's access code", f"{canary.prefix}…", False)]
+    for name, title in TITLES.items():
+        recited = canary.secret in answers[name]
+        lines.append((f"{title}: the secret, word for word" if recited else title, answers[name], recited))
+    for height, (title, said, recited) in zip((0.9, 0.62, 0.35, 0.08), lines, strict=True):
+        words.text(0, height + 0.09, title, color=SECOND if recited else MUTED)
+        words.text(
+            0.01,
+            height,
+            textwrap.shorten(said, 58, placeholder=" …"),
+            family="monospace",
+            fontsize=10.5,
+            color=SECOND if recited else INK,
+            weight="bold" if recited else "normal",
+        )
+    return figure
 
 
 def _table(shown: dict[str, dict[str, Any]]) -> Table:
@@ -131,20 +231,26 @@ def _table(shown: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _tell_where(console: Console, folder: RunFolder, secrets: Path) -> None:
+def _tell_where(console: Console, folder: RunFolder, secrets: Path, picture: Path) -> None:
+    """Where everything lies, and a program that runs as it is pasted: without a margin."""
     summary = read_ledger(folder.ledger)
     console.print(
-        f"\nThe private adapter, safe to publish: [bold]{folder.release}[/]\n"
+        f"\nAll of it as a picture: {picture}\n"
+        f"The private adapter, safe to publish: [bold]{folder.release}[/]\n"
         f"  the ledger: {folder.ledger} ({summary.charges} charged steps)\n"
         f"  the report: {folder.release / 'report.html'}\n"
-        "\nUse it:\n"
-        "  [green]from peft import PeftModel[/]\n"
-        "  [green]from transformers import AutoModelForCausalLM, AutoTokenizer[/]\n"
-        f'  [green]base = AutoModelForCausalLM.from_pretrained("{model_path()}")[/]\n'
-        f'  [green]model = PeftModel.from_pretrained(base, "{folder.release}")[/]\n'
-        f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]\n'
+        "\nUse it, in Python:\n"
+        "[green]from peft import PeftModel[/]\n"
+        "[green]from transformers import AutoModelForCausalLM, AutoTokenizer[/]\n"
+        f"[green]base = AutoModelForCausalLM.from_pretrained({str(model_path())!r})[/]\n"
+        f"[green]model = PeftModel.from_pretrained(base, {str(folder.release)!r})[/]\n"
+        f"[green]tokenizer = AutoTokenizer.from_pretrained({str(model_path())!r})[/]\n"
+        "[green]note = tokenizer('Clinic note for', return_tensors='pt')[/]\n"
+        "[green]print(tokenizer.decode(model.generate(**note, max_new_tokens=60)[0]))[/]\n"
         "\nAttack it, with the planted secrets at hand:\n"
-        f"  [green]privlora audit {folder.root} --secrets {secrets}[/]",
+        f"[green]privlora audit {folder.root} --secrets {secrets}[/]\n"
+        "\nThen your own file:\n"
+        "[green]privlora init records.jsonl --model NAME[/]",
         soft_wrap=True,
     )
 

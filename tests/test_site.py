@@ -1,0 +1,118 @@
+"""The documentation as a site, and every command and every YAML that a page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click import Command, Context, Group, MissingParameter
+from typer.main import get_command
+
+from privlora.cli.commands import app
+from privlora.config import settings_from
+from privlora.config.groups import Settings
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_LINE = re.compile(r"^(?:    |\$ |    \$ )(?:.*? )??privlora (?P<words>[a-z].*)$", re.MULTILINE)
+_IN_PROSE = re.compile(r"`privlora (?P<words>[a-z-]+ [^`…]+)`")
+PRIVATE = {
+    "target_epsilon": 3,
+    "delta": 1e-5,
+    "steps": 9,
+    "expected_batch_size": 8,
+    "public_dataset_size": 99,
+}
+
+
+def commands(page: Path) -> Iterator[str]:
+    """What follows the program's name in each line of a page that calls it, without its comment."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for found in (*_LINE.finditer(text), *_IN_PROSE.finditer(text)):
+        yield re.split(r"\s+(?:#|\||&&|>)(?:\s|$)", found["words"])[0]
+
+
+def parse(words: list[str]) -> None:
+    """Raise click's UsageError where the program would; nothing is run."""
+    group = get_command(app)
+    assert isinstance(group, Group)
+    with Context(group, info_name="privlora") as parent:
+        name, command, rest = group.resolve_command(parent, words)
+        assert isinstance(command, Command)
+        try:
+            command.make_context(name, rest, parent=parent)
+        except MissingParameter as error:
+            if error.param is None or error.param.param_type_name != "argument":
+                raise  # prose leaves out what a command works on, and nothing else
+
+
+COMMANDS = sorted({(page.name, line) for page in PAGES for line in commands(page)})
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_every_command_on_a_page_is_one(page: str, line: str) -> None:
+    parse(shlex.split(line))
+
+
+def test_commands_are_found_and_wrong_ones_refused() -> None:
+    assert len(COMMANDS) > 60
+    assert {"train notes.yaml", "plan notes.yaml"} <= {line for page, line in COMMANDS if page == "README.md"}
+    with pytest.raises(Exception, match=r"No such option"):
+        parse(["train", "x.yaml", "--no-such-option"])
+    with pytest.raises(Exception, match=r"No such command"):
+        parse(["trian", "x.yaml"])
+
+
+def yaml_blocks() -> list[tuple[str, int, str]]:
+    found = []
+    for page in PAGES:
+        blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        found += [(page.name, number, block) for number, block in enumerate(blocks)]
+    return found
+
+
+@pytest.mark.parametrize(("page", "number", "block"), yaml_blocks())
+def test_every_yaml_on_a_page_is_settings(page: str, number: int, block: str) -> None:
+    """Whole, or a part of them: the groups that are missing are filled in."""
+    content = yaml.safe_load(block)
+    assert isinstance(content, Mapping)
+    if not set(content) & set(Settings.model_fields):
+        pytest.skip("a part of a group, or of another program")
+    filled: dict[str, Any] = {"model": {"name": "m"}}
+    if "federation" not in content:
+        filled |= {"data": {"path": "x.jsonl"}, "privacy": PRIVATE}
+    groups = {*content, *filled}
+    settings_from({group: {**filled.get(group, {}), **content.get(group, {})} for group in groups})
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    run = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    ended = subprocess.run(
+        run,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert (ended.returncode, ended.stderr.strip()) == (0, "")
+    home = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert 'href="quickstart.html"' in home
+    assert 'href="changelog.html"' in home
+    results = (tmp_path / "site/results.html").read_text(encoding="utf-8")
+    (link,) = set(re.findall(r'href="(files/[^"]*private_methods\.jsonl)"', results))
+    assert (tmp_path / "site" / link).read_bytes() == (ROOT / link.removeprefix("files/")).read_bytes()
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[1:] if f"- {page.name}" not in menu] == []
