@@ -564,6 +564,15 @@ def find_row(name: str) -> Method:
     return rows[name]
 
 
+def uses_lora_alpha(name: str) -> bool:
+    """Whether what a row learns depends on lora_alpha: its adapter's factors themselves are moved."""
+    if name not in METHODS:
+        return True  # which row will be taken, or what votes train by ordinary steps
+    start = SPACES[METHODS[name].space].start
+    inner = getattr(start, "keywords", {}).get("inner", start)
+    return getattr(inner, "func", inner) is factor_start
+
+
 def build(
     method: Method,
     adapter: LowRankAdapter,

@@ -317,6 +317,13 @@ def test_what_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert word in planned.out
 
 
+def test_an_alpha_without_effect_is_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "has no effect on what prism learns"
+    assert said in call(capsys, "plan", config, "adapter.lora_alpha=32").out
+    assert said not in call(capsys, "plan", config).out
+    assert said not in call(capsys, "plan", config, "adapter.lora_alpha=32", "method.name=dp-adamw").out
+
+
 def test_dropout_and_a_slow_generator_are_told(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

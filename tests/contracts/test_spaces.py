@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from method_cases import ONE_A_SPACE, by_space, make_case
-from tiny_models import PUBLIC_TEXTS, tiny_model, tiny_tokenizer
+from method_cases import ONE_A_SPACE, by_space, make_case, share_projections
+from tiny_models import PUBLIC_TEXTS, tiny_model, tiny_tokenizer, uneven_examples
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
@@ -18,7 +19,7 @@ from privlora.config import settings_from
 from privlora.coordinates import Coordinates, ProjectedCoordinates, PublicGradients, SpanSpace
 from privlora.errors import ConfigError
 from privlora.mechanisms import Release
-from privlora.methods import METHODS, SPACES, build, find_method
+from privlora.methods import METHODS, SPACES, build, find_method, uses_lora_alpha
 from privlora.optimizers import IterateAverage, Optimizer
 from privlora.reporting.noise import noise_on_weights
 from privlora.stacked.parts import stack_parts
@@ -230,3 +231,22 @@ def test_m2_alone_lets_a_part_of_a_unit_through(variant: tuple[str, str], tmp_pa
     share = case.coordinates.released_share(captured)
     # ``gradients`` gives whole gradients twice the energy of their projections.
     assert torch.allclose(share, torch.full((4,), 0.5 if case.coordinates.event_layers else 1.0).double())
+
+
+@by_space
+def test_lora_alpha_is_said_to_have_no_effect_where_it_has_none(
+    variant: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = []
+    for alpha in (3.0, 30.0):
+        monkeypatch.setattr("method_cases.build", partial(build_with, alpha))
+        cases.append(make_case(variant, tmp_path, model=tiny_model()))
+    share_projections(*(case.coordinates for case in cases))
+    for case in cases:
+        case.step(case.mechanism(sigma=0.0), uneven_examples())
+    moved = [case.weights() for case in cases]
+    assert torch.allclose(*moved, rtol=1e-4, atol=1e-7) != uses_lora_alpha(variant[0])
+
+
+def build_with(alpha: float, *args: Any, **options: Any) -> Any:
+    return build(*args, **{**options, "lora_alpha": alpha})

@@ -104,7 +104,7 @@ def test_standings() -> None:
     found = standings(Z)
     assert [line.method for line in found] == ["b", "a", "c"]  # means 1.75, 1.5, -2
     assert [line.mean_score for line in found] == pytest.approx([1.75, 1.5, -2.0])
-    assert [line.mean_rank for line in found] == [1.5, 1.5, 3.0]
+    assert [line.mean_place for line in found] == [1.5, 1.5, 3.0]
     assert [line.lead.against for line in found if line.lead] == ["a", "b", "b"]
     (alone,) = standings({"x": {"a": {0: 1.0}}})
     assert alone.lead is None

@@ -210,7 +210,7 @@ def refused_here(settings: Settings, model: Any) -> list[str]:
 def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> dict[str, Any]:
     """Numbers that follow from the settings alone."""
     from privlora.mechanisms import split_noise_multiplier
-    from privlora.methods import find_row
+    from privlora.methods import find_row, uses_lora_alpha
 
     privacy = settings.privacy
     facts: dict[str, Any] = {
@@ -224,6 +224,8 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "unit": privacy.unit,
         "dropout": settings.model.dropout,
         "lora_dropout": settings.adapter.lora_dropout,
+        "lora_alpha_unused": "lora_alpha" in settings.adapter.model_fields_set
+        and not uses_lora_alpha(settings.method.name),
         "aes_instructions": aes_instructions(),
     }
     if planned is None:
@@ -328,6 +330,13 @@ def _show(
         free = [name for name in ("alpha", "ridge", "top_k") if name not in content["hyperparameters"]]
         part = f"{content['hyperparameters']['hold_out']:.0%} of the public gradients at a time, held out"
         rows.append(("span", f"{', '.join(free)} chosen before each step on {part}; costs no epsilon"))
+    if content["lora_alpha_unused"]:
+        rows.append(
+            (
+                "lora_alpha",
+                f"has no effect on what {content['method']} learns; the adapter is written with it",
+            )
+        )
     rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
     rows.append(("model", _model_line(content["model"])))
     rows += [

@@ -67,12 +67,14 @@ def _clipping(result: Clipping) -> str:
 
 
 def _gauge_sweep(result: GaugeSweep) -> str:
+    nearest = result.gauges[min(range(len(result.gauges)), key=lambda i: result.amplification[i])]
     return (
         f"One Z ({result.module}, {result.m} × {result.n}, rank {result.r}) at {len(result.gauges)} gauges. The energy "
         f"of the factor noise varies by {number(result.factor_decades)} orders of magnitude; what fixes PRISM's law, "
         "its energy and the point that each gauge's factors give, varies by "
-        f"{number(result.prism_variation, 2)} (relative). The factor noise is least near c = "
-        f"{number(result.quietest_gauge)}; the least median is {number(min(result.amplification))} times PRISM's."
+        f"{number(result.prism_variation, 2)} (relative). The energy of the factor noise is least at c = "
+        f"{number(result.quietest_gauge)}; the least of the medians drawn here, at c = {number(nearest, 2)}, is "
+        f"{number(min(result.amplification))} times PRISM's."
     )
 
 

@@ -24,6 +24,7 @@ from privlora.studies.summary import Summary
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _MARKERS = "osD^vPX*"
 _PANEL = 2.45  # inches, the height of one
+_LEVEL = (0, (1, 2))  # dots, of a method without noise
 _LETTERS, _LINE = 14, 0.19  # of the legend: letters to an inch, inches to a line
 _COLUMNS = 3
 
@@ -58,6 +59,9 @@ def utility_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Mark
         _levels(panel, {c["method"]: c["mean"] for c in mine if not c["epsilon"]}, looks)
         _epsilons(panel, epsilons)
         panel.set(title=task["name"], ylabel=_axis(task))
+    for method in summary["methods"]:
+        if not method["private"]:  # shown as a level
+            looks[method["label"]] |= {"linestyle": _LEVEL, "marker": ""}
     return _finish(figure, looks, f"score against epsilon, {rule['rule']} rates, rank {rank}")
 
 
@@ -165,7 +169,7 @@ def _levels(axes: Axes, levels: Mapping[str, float], looks: Mapping[str, dict[st
     span = high - low
     for name, level in levels.items():
         if low - 0.4 * span <= level <= high + 0.4 * span:
-            axes.axhline(level, color=looks[name]["color"], linewidth=1, linestyle=(0, (1, 2)))
+            axes.axhline(level, color=looks[name]["color"], linewidth=1, linestyle=_LEVEL)
             continue
         below = level < low
         axes.annotate(

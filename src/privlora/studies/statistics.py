@@ -55,14 +55,14 @@ class Lead:
 
 @dataclass(frozen=True)
 class Standing:
-    """A method over all tasks. mean_score: of standardised scores; mean_rank: 1 is best on every task.
+    """A method over all tasks. mean_score: of standardised scores; mean_place: 1 is best on every task.
 
     lead: None if there is no other method.
     """
 
     method: str
     mean_score: float
-    mean_rank: float
+    mean_place: float
     lead: Lead | None
 
 

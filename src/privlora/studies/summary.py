@@ -157,7 +157,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return {
         "method": standing.method,
         "mean_score": standing.mean_score,
-        "mean_rank": standing.mean_rank,
+        "mean_place": standing.mean_place,
         "lead": lead,
     }
 

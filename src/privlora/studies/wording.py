@@ -16,7 +16,7 @@ REPEATABLE = "the noise of every run is repeatable, and the same for all methods
 STANDARDISED = (
     "A run's score is its gain over the untouched model as a share of the best private method's mean gain on that task "
     "at this ε and rank (or of the spread over seeds, where that is larger): 1 is the best method's mean, 0 no better "
-    "than no training. Scores are averaged over tasks; the rank is the mean over tasks, 1 is best. The lead is over "
+    "than no training. Scores are averaged over tasks; the place is the mean over tasks, 1 is best. The lead is over "
     "the best other private method, and others stand behind the best; standard errors and 95 % intervals are paired "
     "over seeds within tasks (the interval by bootstrap), so they speak of other seeds on these tasks, not of other "
     "tasks."
@@ -79,13 +79,13 @@ def score(cell: Mapping[str, Any]) -> str:
 
 
 def standing(line: Mapping[str, Any]) -> str:
-    """``0.953 (rank 1.3)``, and how far behind the best: ``0.930 (rank 2.1; behind by 0.023, 4.1 SE)``."""
+    """``0.953 (place 1.3)``, and how far behind the best: ``0.930 (place 2.1; behind by 0.023, 4.1 SE)``."""
     lead = line["lead"]
     behind = ""
     if line["place"] > 1 and lead is not None and lead["lead"] is not None:
         errors = "" if lead["in_errors"] is None else f", {-lead['in_errors']:.1f} SE"
         behind = f"; behind by {-lead['lead']:.3f}{errors}"
-    return f"{line['mean_score']:.3f} (rank {line['mean_rank']:.1f}{behind})"
+    return f"{line['mean_score']:.3f} (place {line['mean_place']:.1f}{behind})"
 
 
 def verdicts(rule: Mapping[str, Any]) -> list[str]:
