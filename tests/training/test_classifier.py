@@ -404,7 +404,19 @@ def test_pairs_are_read_as_the_tokenizer_reads_them() -> None:
 
 @pytest.mark.parametrize(
     ("value", "names"),
-    [("other", NAMES), (3, 3), (-1, 3), (1.5, 3), (None, NAMES), ("nan", "score"), (float("inf"), "score")],
+    [
+        *[
+            ("other", NAMES),
+            (3, 3),
+            (-1, 3),
+            (1.5, 3),
+            (None, NAMES),
+            ("nan", "score"),
+            (float("inf"), "score"),
+        ],
+        *[(10**400, 3), (10**400, "score"), (10**5000, NAMES)],
+    ],
+    ids=lambda value: "huge" if isinstance(value, int) and value > 9 else str(value),
 )
 def test_a_label_that_is_none_is_refused_and_not_shown(value: Any, names: Any) -> None:
     with pytest.raises(DataError, match="record 1") as error:
