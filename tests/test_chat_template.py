@@ -13,6 +13,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.api import fine_tune, resume_run
 from privlora.config import settings_from
 from privlora.data.examples import Template, build_examples
+from privlora.data.jinja import DATE
 from privlora.errors import ConfigError, PrivacyError
 from privlora.training.files import RunFolder
 from privlora.training.token_cache import key_of
@@ -47,6 +48,10 @@ def test_a_file_is_read_into_the_settings(tmp_path: Path) -> None:
         ({"chat_template": "a patient came in with a cold"}, "not shown"),
         ({"chat_template": "{# nothing #}"}, "shows nothing of a message"),
         ({"chat_template": "{% for m in messages %}"}, "line 1, is no Jinja"),
+        ({"chat_template": "{% patient %}{{ messages }}"}, "line 1, is no Jinja"),
+        ({"chat_template": "{{ ['a', 'b']|random }}{{ messages }}"}, "draws at random"),
+        ({"chat_template": "{{ messages }}{{ lipsum(1) }}"}, "draws at random"),
+        ({"chat_template_kwargs": {"strftime_now": "x"}}, "which is decided here"),
         ({"chat_template": 3}, "chat_template"),
         ({"chat_template": OWN, "messages": None, "text": "text"}, "is read with messages alone"),
         ({"chat_template_kwargs": {"a": 1}, "messages": None, "text": "text"}, "is read with messages alone"),
@@ -139,3 +144,17 @@ def test_a_run_is_of_its_template(tmp_path: Path) -> None:
     folder.settings.write_text(folder.settings.read_text().replace("thinks: false", "thinks: true"))
     with pytest.raises(PrivacyError, match="are not those that the run began with"):
         resume_run(folder.root, **given)
+
+
+def test_a_tokenizers_own_template_may_not_draw_either() -> None:
+    """What it draws for a record depends on how many were rendered before it."""
+    tokenizer = tiny_tokenizer()
+    for template in ("{{ ['a', 'b']|random }}{{ messages }}", {"default": "{{ lipsum(1) }}{{ messages }}"}):
+        tokenizer.chat_template = template
+        with pytest.raises(ConfigError, match="draws at random"):
+            build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
+
+
+def test_no_clock_reaches_a_text() -> None:
+    found = ids(chat_template="{{ strftime_now('%d %b %Y') }}{{ messages[0]['content'] }}")
+    assert found == ids(chat_template=f"{DATE}{{{{ messages[0]['content'] }}}}")

@@ -17,6 +17,7 @@ LAYERS = (
     {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
     {"config", "losses", "class_losses", "mechanisms"},
+    {"preference_losses"},
     {"evaluation", "optimizers", "wishart"},
     {"methods", "synthesis"},
     {"training"},

@@ -298,3 +298,25 @@ def test_sft_config_is_read_as_it_is() -> None:
     packed = trl.SFTConfig(output_dir="runs/x", use_cpu=True, bf16=False, max_steps=4, packing=True)
     with pytest.raises(ConfigError, match=r"SFTConfig\.packing is set"):
         groups_of(packed, PROMISE, None)
+
+
+def test_no_single_record_decides_how_all_are_read(tmp_path: Path) -> None:
+    """The form of the records is published; a first record of another form would tell that it was there."""
+    pairs = [{"text": f"t {i}", "prompt": f"p {i}", "completion": "c"} for i in range(30)]
+    assert trainer(config(tmp_path / "a"), train_dataset=pairs)._groups["columns"]["loss_on"] == "completion"
+    for at in (0, 15, 30):
+        mixed = [*pairs[:at], {"text": "hello"}, *pairs[at:]]
+        with pytest.raises(
+            DataError, match="some records have messages, or prompt and completion"
+        ) as refused:
+            trainer(config(tmp_path / "b"), train_dataset=mixed)
+        assert "hello" not in str(refused.value)
+
+
+def test_what_others_put_into_a_release_is_not_saved(tmp_path: Path) -> None:
+    one = trainer(config(tmp_path / "run", max_steps=1))
+    one.train()
+    (one.result.release / "stray.jsonl").symlink_to(tmp_path / "run/private/training_loss.jsonl")
+    with pytest.raises(PrivacyError, match="is a link"):
+        one.save_model(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from privlora.data.batching import MicroBatch
+from privlora.errors import PrivacyError
 
 
 def class_logits(
@@ -24,7 +25,17 @@ def class_logits(
 
 
 def batch_logits(model: Any, batch: MicroBatch) -> Tensor:
-    """(b, outputs) of a micro-batch on the model's device, in float32 or better."""
+    """(b, outputs) of a micro-batch on the model's device, in float32 or better.
+
+    Raises PrivacyError where texts are filled up with another token than the model finds their ends by.
+    """
+    known = model.config.get_text_config().pad_token_id
+    if known != batch.pad_token_id:
+        raise PrivacyError(
+            f"texts are filled up with token {batch.pad_token_id}, and the classifier's padding token is {known}",
+            why="it would take a text's last token to be elsewhere, by how long the texts beside it are",
+            fix="call training.classifier.padded_as(model, tokenizer) with the tokenizer of the texts",
+        )
     logits = class_logits(model, batch.input_ids, batch.attention_mask, batch.token_type_ids)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

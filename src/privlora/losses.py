@@ -225,6 +225,33 @@ def weighted_cross_entropy(
     return total, losses
 
 
+def token_losses(found: LabelLogits | LabelStates) -> Tensor:
+    """The k token losses -log p_k, in float32 or better, with a graph: backward may be given any weights of them."""
+    ones = torch.ones_like(found.targets, dtype=torch.float32)
+    if isinstance(found, LabelLogits):
+        source, (losses, gradient) = found.logits, _of_logits(found.logits, found.targets, ones)
+    else:
+        source, head = found.states, found.head
+        losses, gradient = _of_states(source, found.targets, ones, head.weight, head.bias)
+    if gradient is None:
+        return losses
+    return _Known.apply(source, losses, gradient)
+
+
+class _Known(torch.autograd.Function):
+    """Losses (k,) whose gradients by the rows of ``source`` (k, .) are known."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, losses: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return losses.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream[:, None].to(gradient.dtype), None, None
+
+
 def _in_blocks(count: int, width: int) -> list[slice]:
     rows = min(_BLOCK, max(_FEW, _NUMBERS // max(1, width)))
     return [slice(start, start + rows) for start in range(0, count, rows)]
@@ -241,21 +268,46 @@ def _loss_and_gradient(
     return losses, log_p.exp_().mul_(w).scatter_add_(1, targets[:, None], -w)
 
 
+@torch.no_grad()
+def _of_logits(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Losses (k,), and the gradient of their weighted sum by the logits, if those have one."""
+    gradient = torch.empty_like(logits) if logits.requires_grad else None
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    losses = torch.empty(len(targets), dtype=dtype, device=logits.device)
+    # In float32 the gradient's own memory holds the log-probabilities on their way to it.
+    in_place = gradient is not None and gradient.dtype == dtype
+    for block in _in_blocks(*logits.shape):
+        room = gradient[block] if gradient is not None and in_place else None
+        losses[block], part = _loss_and_gradient(logits[block], targets[block], weights[block], room)
+        if gradient is not None and not in_place:
+            gradient[block] = part
+    return losses, gradient
+
+
+@torch.no_grad()
+def _of_states(
+    states: Tensor, targets: Tensor, weights: Tensor, matrix: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The same by the states that the output layer makes logits of."""
+    gradient = torch.empty_like(states) if states.requires_grad else None
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    losses = torch.empty(len(targets), dtype=dtype, device=states.device)
+    blocks = _in_blocks(len(states), len(matrix))
+    room = states.new_empty(blocks[0].stop if blocks else 0, len(matrix), dtype=dtype)
+    for block in blocks:
+        logits = torch.nn.functional.linear(states[block], matrix, bias)
+        losses[block], part = _loss_and_gradient(logits, targets[block], weights[block], room[: len(logits)])
+        if gradient is not None:
+            gradient[block] = part.to(matrix.dtype) @ matrix
+    return losses, gradient
+
+
 class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor, is_root: bool
     ) -> tuple[Tensor, Tensor]:
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        losses = torch.empty(len(targets), dtype=dtype, device=logits.device)
-        # In float32 the gradient's own memory holds the log-probabilities on their way to it.
-        in_place = gradient is not None and gradient.dtype == dtype
-        for block in _in_blocks(*logits.shape):
-            room = gradient[block] if gradient is not None and in_place else None
-            losses[block], part = _loss_and_gradient(logits[block], targets[block], weights[block], room)
-            if gradient is not None and not in_place:
-                gradient[block] = part
+        losses, gradient = _of_logits(logits, targets, weights)
         ctx.save_for_backward(gradient)
         ctx.is_root = is_root
         ctx.mark_non_differentiable(losses)
@@ -278,18 +330,7 @@ class _OfStates(torch.autograd.Function):
         bias: Tensor | None,
         is_root: bool,
     ) -> tuple[Tensor, Tensor]:
-        gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
-        dtype = torch.promote_types(states.dtype, torch.float32)
-        losses = torch.empty(len(targets), dtype=dtype, device=states.device)
-        blocks = _in_blocks(len(states), len(matrix))
-        room = states.new_empty(blocks[0].stop if blocks else 0, len(matrix), dtype=dtype)
-        for block in blocks:
-            logits = torch.nn.functional.linear(states[block], matrix, bias)
-            losses[block], part = _loss_and_gradient(
-                logits, targets[block], weights[block], room[: len(logits)]
-            )
-            if gradient is not None:
-                gradient[block] = part.to(matrix.dtype) @ matrix
+        losses, gradient = _of_states(states, targets, weights, matrix, bias)
         ctx.save_for_backward(gradient)
         ctx.is_root = is_root
         ctx.mark_non_differentiable(losses)

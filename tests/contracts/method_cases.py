@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting_ledger import CountingLedger
 from tiny_models import PUBLIC_TEXTS, VOCAB, one_batch, tiny_model, uneven_examples
 from torch import Tensor
 
@@ -66,17 +67,6 @@ by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
 by_any_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
 by_space = pytest.mark.parametrize("variant", ONE_A_SPACE, ids=label)
 by_case = pytest.mark.parametrize(("variant", "state"), CASES, ids=label)
-
-
-class CountingLedger:
-    """Charges in memory, without a limit."""
-
-    def __init__(self) -> None:
-        self.events: list[StepEvent] = []
-
-    def charge(self, event: StepEvent) -> int:
-        self.events.append(event)
-        return len(self.events)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import one_batch, random_example
 
-from privlora.data.batching import MicroBatch, micro_batches, sequential_batches
+from privlora.data.batching import MicroBatch, collate, micro_batches, sequential_batches
 from privlora.data.examples import IGNORED, Example, Examples
 from privlora.errors import ConfigError, PrivacyError
 
@@ -225,3 +225,10 @@ def test_a_wider_micro_batch_holds_the_same() -> None:
     assert not wide.token_weight[:, 7:].any()
     assert bool((wide.labels[:, 7:] == IGNORED).all())
     assert batch.widened(7) is batch
+
+
+def test_wider_batches_are_filled_up_with_padding() -> None:
+    examples = Examples([Example(np.array([4, 5], np.int32), np.array([4, 5], np.int32))], pad_token_id=7)
+    wide = collate([np.array([0])], examples).widened(5)
+    assert wide.input_ids.tolist() == [[4, 5, 7, 7, 7]]
+    assert wide.attention_mask.tolist() == [[1, 1, 0, 0, 0]]

@@ -140,6 +140,16 @@ def _link(run: RunFolder) -> None:
     (run.release / "choice.json").symlink_to(run.settings.absolute())
 
 
+def _hard_link(run: RunFolder) -> None:
+    (run.release / "metrics.jsonl").unlink(missing_ok=True)
+    (run.release / "metrics.jsonl").hardlink_to(run.private / "training_loss.jsonl")
+
+
+def _linked(run: RunFolder) -> None:
+    elsewhere = run.release.rename(run.root / "elsewhere")
+    run.release.symlink_to(elsewhere.absolute())
+
+
 def _open(run: RunFolder) -> None:
     run.release.rename(run.root / "not-private")
 
@@ -170,6 +180,8 @@ def _no_weights(run: RunFolder) -> None:
         (_hidden, PrivacyError, "may hold records"),
         (_folder, PrivacyError, "'choice.json' in .* is no file"),
         (_link, PrivacyError, "'choice.json' in .* is a link"),
+        (_hard_link, PrivacyError, "'metrics.jsonl' in .* is a link"),
+        (_linked, PrivacyError, "release' is a link"),
         (_open, PrivacyError, "NOT PRIVATE"),
         (_stamped, PrivacyError, "NOT PRIVATE"),
         (_unfinished, RunError, "privlora resume"),

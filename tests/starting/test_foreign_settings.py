@@ -355,3 +355,40 @@ def test_keys_that_are_no_names_are_not_shown() -> None:
     assert taken.remarks() == [
         "not known to privlora, so without effect: (a key that is no name), (a key that is no name)"
     ]
+
+
+LEAKY = (
+    *(
+        "lora_r",
+        "lora_alpha",
+        "lora_dropout",
+        "learning_rate",
+        "weight_decay",
+        "warmup_ratio",
+        "warmup_steps",
+    ),
+    *("max_steps", "max_length", "seed", "save_steps", "num_train_epochs", "per_device_train_batch_size"),
+)
+
+
+@pytest.mark.parametrize("key", LEAKY)
+def test_values_that_are_not_taken_are_not_shown(
+    key: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One may be a key of a service that slipped into the wrong line."""
+    (here / "trl.yaml").write_text(yaml.safe_dump({**BASE, key: "hf_SECRETTOKEN"}))
+    ended = call(capsys, "init", "--from", "trl.yaml", "--output", "new.yaml")
+    assert "SECRETTOKEN" not in ended.out + ended.err
+    assert not Path("new.yaml").exists() or "SECRETTOKEN" not in Path("new.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: *sk-SECRETTOKEN", "a: !sk-SECRETTOKEN b", "SECRETTOKEN: 1\nSECRETTOKEN: 2", "hf_SECRETTOKEN: 1"],
+)
+def test_errors_do_not_quote_another_tools_file(
+    text: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "trl.yaml").write_text(yaml.safe_dump(BASE) + text)
+    ended = call(capsys, "init", "--from", "trl.yaml", "--output", "new.yaml")
+    assert "SECRETTOKEN" not in ended.out + ended.err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from counting_ledger import CountingLedger
 from tiny_models import VOCAB, everything_in_double, tiny_tokenizer
 from torch.func import functional_call
 
@@ -25,27 +26,17 @@ from privlora.config import Settings, settings_from
 from privlora.coordinates.headed import HeadedCoordinates
 from privlora.data.batching import collate
 from privlora.data.examples import Examples
-from privlora.errors import ConfigError, DataError, ModelError
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.evaluation import evaluate_classes
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
 from privlora.methods import METHODS, build
 from privlora.training.classifier import head_name, headed, padded_as
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
-from privlora.training.model_checks import refuse_coupled_texts
+from privlora.training.model_checks import refuse_coupled_texts, refuse_too_short
 from privlora.training.models import unchanged_afterwards
 
 NAMES = ["no", "yes", "maybe"]
-
-
-class CountingLedger:
-    """Charges in memory, without a limit."""
-
-    count = 0
-
-    def charge(self, event: StepEvent) -> int:
-        self.count += 1
-        return self.count
 
 
 _COMMON: dict[str, Any] = {
@@ -413,7 +404,19 @@ def test_pairs_are_read_as_the_tokenizer_reads_them() -> None:
 
 @pytest.mark.parametrize(
     ("value", "names"),
-    [("other", NAMES), (3, 3), (-1, 3), (1.5, 3), (None, NAMES), ("nan", "score"), (float("inf"), "score")],
+    [
+        *[
+            ("other", NAMES),
+            (3, 3),
+            (-1, 3),
+            (1.5, 3),
+            (None, NAMES),
+            ("nan", "score"),
+            (float("inf"), "score"),
+        ],
+        *[(10**400, 3), (10**400, "score"), (10**5000, NAMES)],
+    ],
+    ids=lambda value: "huge" if isinstance(value, int) and value > 9 else str(value),
 )
 def test_a_label_that_is_none_is_refused_and_not_shown(value: Any, names: Any) -> None:
     with pytest.raises(DataError, match="record 1") as error:
@@ -427,6 +430,40 @@ def test_numbered_labels(value: Any, number: int) -> None:
     found = examples_of([{"text": "a", "label": value}], labels=3)
     assert found.answers is not None
     assert found.answers.values.tolist() == [number]
+
+
+def test_a_model_that_is_not_told_how_texts_are_filled_up_is_refused() -> None:
+    """It would take the last token of a short text to be where the longest text beside it ends."""
+    model = classifier()
+    adapter, _, _ = started(model, "dp-adamw")
+    batch = collate([np.array([0]), np.array([1])], examples_of(RECORDS))
+    model.config.pad_token_id = 5
+    with (
+        adapter,
+        pytest.raises(PrivacyError, match="filled up with token 0, and the classifier's padding token is 5"),
+    ):
+        micro_batch_gradients(adapter, batch)
+
+
+@pytest.mark.slow
+def test_a_run_tells_the_model_how_texts_are_filled_up(tmp_path: Path) -> None:
+    model = classifier()
+    model.config.pad_token_id = 5
+    assert run(tmp_path, model=model).steps > 0
+    assert model.config.pad_token_id == 5
+
+
+def test_padding_that_the_model_counts_as_text_is_found_before_the_run() -> None:
+    """RoBERTa counts positions of all tokens but its own padding: a long text would fail once it is padded."""
+    config = hf.RobertaConfig(**{**_COMMON, "pad_token_id": 1, "max_position_embeddings": 66}, **_ENDS)
+    for dtype, fails in ((torch.float32, False), (torch.bfloat16, True)):
+        torch.manual_seed(0)
+        adapter = adapted(hf.RobertaForSequenceClassification(config).to(dtype).eval())
+        if not fails:
+            refuse_too_short(adapter, tiny_tokenizer(), max_length=64)
+            continue
+        with pytest.raises(ModelError, match="the model's padding token"):
+            refuse_too_short(adapter, tiny_tokenizer(), max_length=64)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -102,6 +102,8 @@ def test_what_each_logger_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     off = ("disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
     assert all(begun["settings"][name] for name in off)
     assert not begun["settings"]["save_code"]
+    assert begun["settings"]["console"] == "off"
+    assert begun["settings"]["program"] == "privlora"  # else the path of the script
     assert {row[3] for row in sent.told if row[0] == "tensorboard"} == {0.0}
     names = {name for row in sent.told if isinstance(row[1], int) for name in row[2]}
     assert names == {"epsilon", "learning_rate", "clip_norm", "held_out_loss"}

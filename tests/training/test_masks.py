@@ -150,6 +150,8 @@ class Fails:
     def on_step(self, report: StepReport) -> None:
         raise RuntimeError("no")
 
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+
 
 @pytest.mark.parametrize("where", DROPPING)
 @pytest.mark.parametrize("fails", [False, True])

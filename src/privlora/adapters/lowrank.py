@@ -174,6 +174,7 @@ class LowRankAdapter:
         # Gives the first adapted layer a graph although nothing of the base model requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
         self._rows: int | None = None
+        self._off = False
         self._summed = False
         self._places = {
             site.name: (g, k) for g, group in enumerate(self.groups) for k, site in enumerate(group.sites)
@@ -309,6 +310,18 @@ class LowRankAdapter:
         return whole
 
     @contextmanager
+    def without_terms(self) -> Iterator[None]:
+        """Inside, passes are those of the base model, without gradients. Updates of whole weights stay."""
+        for part in self.parts:
+            part._off = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for part in self.parts:
+                part._off = False
+
+    @contextmanager
     def capture(self, records: Tensor, *, summed: bool = False) -> Iterator[None]:
         """Gather P and Q in the backward passes inside, of a micro-batch whose row i is record records[i], (rows,).
 
@@ -375,7 +388,7 @@ class LowRankAdapter:
 
     def _hook(self, site: Site) -> Any:
         def add_term(_: torch.nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-            if site.left is None:
+            if site.left is None or self._off:
                 return y
             x = args[0]
             if site.dtype is not None and y.dtype != site.dtype:

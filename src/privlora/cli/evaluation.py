@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from privlora.training.classifier import Head
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_FORMS = ("task", "text", "prompt", "completion", "messages", "label", "labels", "text_pair")
+_FORMS = (
+    "task",
+    "text",
+    "prompt",
+    "completion",
+    "messages",
+    "label",
+    "labels",
+    "text_pair",
+    "chosen",
+    "rejected",
+    "dpo_beta",
+)
 
 
 def evaluate(
@@ -123,6 +135,8 @@ def evaluate(
     with quiet_libraries():
         if settings.label is not None:
             result = _classes(model_settings, adapter, settings, seed)
+        elif settings.chosen is not None:
+            result = _preferences(model_settings, adapter, settings)
         elif settings.task is None:
             result = _next_token(model_settings, adapter, settings)
         else:
@@ -132,7 +146,11 @@ def evaluate(
         emit({"target": target, "data": data, **result})
         return
     lines = (
-        _class_lines if settings.label is not None else _loss_lines if settings.task is None else _task_lines
+        _class_lines
+        if settings.label is not None or settings.chosen is not None
+        else _loss_lines
+        if settings.task is None
+        else _task_lines
     )
     for line in lines(result):
         out().print(line)
@@ -264,6 +282,22 @@ def _classes(
     model, tokenizer = _load(model_settings, adapter, Head(classes.outputs, classes.names, seed))
     padded_as(model, tokenizer)
     return evaluate_classes(model, tokenise(records, data, tokenizer)).to_dict()
+
+
+def _preferences(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
+    from privlora.data.records import load_records
+    from privlora.evaluation import evaluate_preferences
+    from privlora.training.inputs import tokenise
+
+    if adapter is None:
+        raise ConfigError(
+            "preferences are measured against the base model, and the target is one",
+            fix="give a run or an adapter, or a form of records, as --text",
+        )
+    records = load_records(data.path, format=data.format, limit=data.limit)
+    model, tokenizer = _load(model_settings, adapter)
+    reference: Any = model.disable_adapter
+    return evaluate_preferences(model, tokenise(records, data, tokenizer), reference).to_dict()
 
 
 def _task(

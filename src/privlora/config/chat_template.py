@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from privlora.errors import in_one_line, named
+from privlora.errors import named
 
 TAKEN: Final = frozenset(
     {
-        *("messages", "conversation", "tools", "documents", "chat_template", "tokenize", "tokenizer_kwargs"),
+        *(
+            "messages",
+            "conversation",
+            "tools",
+            "documents",
+            "chat_template",
+            "strftime_now",
+            "tokenize",
+            "tokenizer_kwargs",
+        ),
         *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"),
         *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
     }
@@ -48,12 +57,16 @@ def _of_file(given: str) -> str:
 
 def _parse(text: str) -> None:
     from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from privlora.data.jinja import draws
 
     try:
-        # As transformers does, but for its tag that marks what an assistant wrote.
-        plain = text.replace("endgeneration", "endif").replace("generation %}", "if true %}")
-        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+        found = draws(text)
     except TemplateSyntaxError as error:
-        said = in_one_line(error.message or "")
-        raise ValueError(f"chat_template, line {error.lineno}, is no Jinja: {said}. Fix: mend it") from None
+        # Not what it says of the line: the file may be one of records.
+        raise ValueError(f"chat_template, line {error.lineno}, is no Jinja. Fix: mend it") from None
+    if found is not None:
+        raise ValueError(
+            f"chat_template uses {found}, which draws at random: a record's text would depend on the records before "
+            "it. Fix: remove it"
+        )

@@ -210,6 +210,14 @@ class DataSettings(Group):
     """Column or format of the answer that follows the prompt, with nothing between the two."""
     messages: str | None = None
     """Column of chat messages, rendered by the tokenizer's chat template."""
+    chosen: str | None = None
+    """Column or format of the better one of two answers to prompt, and rejected of the other: the run then learns the
+    preference (DPO). Without prompt both are columns of chat messages. A record is a unit with both of its answers."""
+    rejected: str | None = None
+    """Column or format of the answer that was not chosen."""
+    dpo_beta: float | None = Field(default=None, gt=0, le=10)
+    """With chosen: how fast the loss of a preference falls as the model leaves the base model, which is the reference.
+    Null is 0.1."""
     label: str | None = None
     """Column of a label. The run then trains a classifier (AutoModelForSequenceClassification) on text, or on the pair
     text and text_pair: the model's last layer learns with the adapter, under the same clipping and noise. With task,
@@ -258,11 +266,31 @@ class DataSettings(Group):
             return {"text": "text", "prompt": None, "completion": None, "messages": None}
         if self.task is not None:  # what data.tasks.task_record makes
             return {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
+        if self.chosen is not None:
+            return self._answers_in(self.chosen)
         named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
         if self.messages is not None:
             chat = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
             return named | {name: value for name, value in chat.items() if value}
         return named if any(named.values()) else {**named, "text": "text"}
+
+    @property
+    def beta(self) -> float:
+        """dpo_beta, or what it is where none is set."""
+        return 0.1 if self.dpo_beta is None else self.dpo_beta
+
+    @property
+    def rejected_columns(self) -> dict[str, Any] | None:
+        """The same of the answers that were not chosen, where records are preferences."""
+        return None if self.rejected is None else self._answers_in(self.rejected)
+
+    def _answers_in(self, column: str) -> dict[str, Any]:
+        if self.prompt is not None:
+            return {"text": None, "prompt": self.prompt, "completion": column, "messages": None}
+        chat = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
+        return {"text": None, "prompt": None, "completion": None, "messages": column} | {
+            name: value for name, value in chat.items() if value
+        }
 
     @property
     def pair(self) -> str | None:
@@ -287,7 +315,8 @@ class DataSettings(Group):
         is_task = (
             isinstance(values, Mapping) and values.get("task") is not None and values.get("label") is None
         )
-        return {"loss_on": "completion", **values} if is_task else values
+        is_preference = isinstance(values, Mapping) and values.get("chosen") is not None
+        return {"loss_on": "completion", **values} if is_task or is_preference else values
 
     @field_validator("chat_template")
     @classmethod
@@ -319,11 +348,12 @@ class DataSettings(Group):
             raise ValueError(
                 f"task={self.task} brings its own prompt and completion. Fix: remove {', '.join(own)}, or task"
             )
+        self._refuse_other_than_preferences()
         self._refuse_other_than_labels()
         if self.task is not None and self.label is None and self.loss_on != "completion":
             raise ValueError(f"task={self.task} trains on the answers. Fix: remove loss_on, or task")
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
-        forms.append(self.messages is not None)
+        forms += [self.messages is not None, self.chosen is not None and self.prompt is None]
         if sum(forms) > 1:
             raise ValueError(
                 "there are several forms of records. Fix: give only one of: text, or prompt and completion, or messages"
@@ -334,13 +364,13 @@ class DataSettings(Group):
                 "chunk divides whole texts, and these records are prompts, chats or labelled texts, which lose their "
                 "sense in parts. Fix: remove chunk, or name the text's column with text"
             )
-        if (self.prompt is None) != (self.completion is None):
+        if self.chosen is None and (self.prompt is None) != (self.completion is None):
             lacking = "prompt" if self.prompt is None else "completion"
             raise ValueError(
                 f"prompt and completion go together. Fix: name the column {lacking}, or use text"
             )
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
-        if chat and self.messages is None:
+        if chat and self.messages is None and (self.chosen is None or self.prompt is not None):
             raise ValueError(f"{chat[0]} is read with messages alone. Fix: name their column, or remove it")
         if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
             raise ValueError(
@@ -359,6 +389,32 @@ class DataSettings(Group):
                 "Fix: give public records, or none"
             )
         return self
+
+    def _refuse_other_than_preferences(self) -> None:
+        if (self.chosen is None) != (self.rejected is None):
+            lacking = "chosen" if self.chosen is None else "rejected"
+            raise ValueError(f"chosen and rejected go together. Fix: name the column {lacking}")
+        if self.chosen is None:
+            if self.dpo_beta is not None:
+                raise ValueError(
+                    "dpo_beta is read with chosen and rejected only. Fix: name their columns, or remove it"
+                )
+            return
+        if self.chosen == self.rejected:
+            raise ValueError(
+                "chosen and rejected are the same column. Fix: name that of the other answer as rejected"
+            )
+        others = ("text", "completion", "messages", "task", "label")
+        given = [name for name in others if getattr(self, name) is not None]
+        if given:
+            raise ValueError(
+                f"chosen and rejected are two answers, and {given[0]} names another form of records. Fix: remove "
+                f"{given[0]}; the prompt's column is prompt"
+            )
+        if self.loss_on != "completion":
+            raise ValueError("a preference is about answers alone. Fix: remove loss_on")
+        if self.cache:
+            raise ValueError("cache keeps the tokens of one text a record. Fix: remove data.cache")
 
     def _refuse_other_than_labels(self) -> None:
         if self.label is None:
@@ -720,6 +776,10 @@ class Settings(Group):
                 "data.chunk does not go with a federation, whose clients count whole records. Fix: remove it, and "
                 "divide long texts before, with privacy.unit: user"
             )
+        if self.data.chosen is not None:
+            raise ValueError(
+                "data.chosen does not go with a federation, whose clients learn texts. Fix: remove either"
+            )
         if self.data.label is not None:
             raise ValueError(
                 "data.label does not go with a federation, whose rules know the factors of adapters alone. Fix: remove "
@@ -788,13 +848,18 @@ class Settings(Group):
     @property
     def rows_of_a_unit(self) -> int:
         """PUBLIC. How many rows a drawn unit brings at most."""
+        answers = 1 if self.data.chosen is None else 2
         if self.privacy.unit == "user":
-            return self.privacy.max_records_per_user
-        return self.data.max_chunks if self.data.chunk else 1
+            return answers * self.privacy.max_records_per_user
+        return self.data.max_chunks if self.data.chunk else answers
 
     def _refuse_other_than_public_texts(self) -> None:
         if self.synthesis is None:
             return
+        if self.data.chosen is not None:
+            raise ValueError(
+                "data.chosen does not go with the group synthesis, whose texts nobody prefers. Fix: remove either"
+            )
         if self.data.chunk:
             raise ValueError(
                 "data.chunk does not go with the group synthesis, whose texts are as long as they are written. Fix: "
@@ -831,7 +896,13 @@ class Settings(Group):
             )
 
     def refuse_labels(self, what: str) -> None:
-        """Raise ConfigError for settings of a classifier, where one does not go. what: does not know them."""
+        """Raise ConfigError for settings of a classifier, where one does not go, or of preferences. what: does not know
+        them."""
+        if self.data.chosen is not None:
+            raise ConfigError(
+                f"{what} knows texts that a model writes, and data.chosen asks for preferences",
+                fix="remove data.chosen and data.rejected, or use `privlora train`, `plan` or `evaluate`",
+            )
         if self.data.label is not None:
             raise ConfigError(
                 f"{what} knows texts that a model writes, and data.label asks for a classifier",

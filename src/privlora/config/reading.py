@@ -37,8 +37,11 @@ def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
     return settings_from(read_yaml(path), overrides, source=str(path))
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; a key that is given twice is an error. Raises ConfigError."""
+def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
+    """The mapping that a YAML file holds; a key that is given twice is an error. Raises ConfigError.
+
+    quoted: whether the error may say what is wrong in words of the file, among which may be keys of services.
+    """
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -49,6 +52,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or type(error).__name__
+        if not quoted:
+            problem = "a key is given twice" if problem.endswith(_TWICE) else type(error).__name__
         raise ConfigError(
             f"{str(path)!r}{where} is not valid YAML ({problem})", fix="check indentation, colons and names"
         ) from None
@@ -287,6 +292,9 @@ def _place(location: tuple[int | str, ...]) -> str:
     return where
 
 
+_TWICE: Final = "is given twice"
+
+
 class _StrictLoader(yaml.SafeLoader):
     """YAML's plain types, and no key twice in a mapping: one of two clip_norm would be lost silently."""
 
@@ -295,7 +303,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{key_node.value} is given twice", problem_mark=key_node.start_mark
+                    problem=f"{key_node.value} {_TWICE}", problem_mark=key_node.start_mark
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)

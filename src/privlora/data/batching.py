@@ -37,7 +37,7 @@ class MicroBatch:
     token_weight: torch.Tensor
     """(b, T) float32: row_weight / number of label tokens of the row, 0 where nothing is predicted."""
     record_index: torch.Tensor
-    """(b,) int64: which example each row is."""
+    """(b,) int64: which example each row is of."""
     unit_count: int
     """Number of units (private)."""
     pad_token_id: int
@@ -46,6 +46,8 @@ class MicroBatch:
     """(b,) float64, of labelled texts: each one's class number or score."""
     token_type_ids: torch.Tensor | None = None
     """(b, T) int64, of labelled pairs whose texts the model tells apart: 1 on tokens of the second."""
+    beta: float | None = None
+    """Of preferences: rows are chosen and rejected answers in turn, two a record, and this is of their loss."""
 
     def each_unit(self) -> Iterator[MicroBatch]:
         """One micro-batch a unit, in unit order, padded to the unit's own longest row: a function of the unit alone."""
@@ -153,7 +155,8 @@ def micro_batches(
 
     lengths = [_longest(unit, examples) for unit in units]
     order = sorted(range(len(units)), key=lambda unit: -lengths[unit])
-    widths, rows = ([of[unit] for unit in order] for of in (lengths, [len(unit) for unit in units]))
+    counts = [examples.rows * len(unit) for unit in units]
+    widths, rows = ([of[unit] for unit in order] for of in (lengths, counts))
     on_gpu = device is not None and device.type != "cpu"
     for start, stop in _cheapest_split(
         np.maximum(widths, 1),
@@ -254,7 +257,7 @@ def _longest(unit: np.ndarray, examples: Examples) -> int:
 def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
     """One micro-batch of these units, each the (k,) numbers of its records, in their order."""
     width = max(1, *(_longest(unit, examples) for unit in units))
-    records = np.concatenate(units)
+    records = np.repeat(np.concatenate(units), examples.rows)
     sizes = np.array([len(unit) for unit in units])
     input_ids = np.full((len(records), width), examples.pad_token_id, dtype=np.int64)
     labels = np.full_like(input_ids, IGNORED)
@@ -263,12 +266,14 @@ def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
     attention_mask[:, 0] = 1
     for row, record in enumerate(records):
         example = examples[record]
+        if example.rejected is not None and row % 2:
+            example = example.rejected
         length = len(example.input_ids)
         input_ids[row, :length] = example.input_ids
         labels[row, :length] = example.labels
         attention_mask[row, :length] = 1
 
-    row_weight = np.repeat(1.0 / sizes, sizes)
+    row_weight = np.repeat(1.0 / sizes, sizes * examples.rows)
     predicted = labels != IGNORED
     predicted[:, 0] = False  # nothing precedes the first token
     token_weight = predicted * (row_weight / np.maximum(predicted.sum(axis=1), 1))[:, None]
@@ -276,7 +281,7 @@ def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
         input_ids=torch.from_numpy(input_ids),
         attention_mask=torch.from_numpy(attention_mask),
         labels=torch.from_numpy(labels),
-        unit_index=torch.from_numpy(np.repeat(np.arange(len(units)), sizes)),
+        unit_index=torch.from_numpy(np.repeat(np.arange(len(units)), sizes * examples.rows)),
         row_weight=torch.from_numpy(row_weight.astype(np.float32)),
         token_weight=torch.from_numpy(token_weight.astype(np.float32)),
         record_index=torch.from_numpy(records),
@@ -284,6 +289,7 @@ def collate(units: Sequence[np.ndarray], examples: Examples) -> MicroBatch:
         pad_token_id=examples.pad_token_id,
         answers=None if examples.answers is None else torch.from_numpy(examples.answers.values[records]),
         token_type_ids=_types(examples.answers, records, attention_mask),
+        beta=None if examples.preferences is None else examples.preferences.beta,
     )
 
 

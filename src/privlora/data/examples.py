@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from privlora.data.assembling import Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
-from privlora.data.rendering import parse, renderer
+from privlora.data.assembling import Frame, Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
+from privlora.data.rendering import Segment, parse, renderer
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,11 +43,14 @@ class Example:
     """Of a labelled text: its class's number, or its score."""
     second: int = 0
     """Of a labelled pair whose texts the model tells apart: where the second one begins; else 0."""
+    rejected: Example | None = None
+    """Of a preference: the answer that was not chosen, behind the same prompt."""
 
     @property
     def digest(self) -> bytes:
         """SHA-256 of tokens and labels; private."""
         told = b"" if self.answer is None else np.float64(self.answer).tobytes()
+        told += b"" if self.rejected is None else self.rejected.digest
         return sha256(self.input_ids.tobytes() + self.labels.tobytes() + told).digest()
 
 
@@ -63,6 +66,16 @@ class Answers:
     """PUBLIC. How many numbers the model gives: one a class, or 1 for a score."""
     typed: bool = False
     """PUBLIC. Whether examples are pairs of texts that the model tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What makes N examples preferences: their own tokens are of the chosen answers."""
+
+    rejected: Examples
+    """N, private: the same prompts with the answers that were not chosen."""
+    beta: float
+    """PUBLIC. Of the loss (preference_losses)."""
 
 
 class Examples(Sequence[Example]):
@@ -85,36 +98,54 @@ class Examples(Sequence[Example]):
         self.chunks: np.ndarray | None = (
             None  # (records,) int64: how many examples each became, where they are divided
         )
+        self.preferences: Preferences | None = None
         self._tokens = self._flat(list(examples))
 
     @classmethod
-    def of(cls, tokens: Tokens, *, pad_token_id: int, answers: Answers | None = None) -> Examples:
+    def of(
+        cls,
+        tokens: Tokens,
+        *,
+        pad_token_id: int,
+        answers: Answers | None = None,
+        preferences: Preferences | None = None,
+    ) -> Examples:
         """Those in the arrays, which are kept. answers: of labelled texts."""
         examples = cls((), pad_token_id=pad_token_id)
-        examples._tokens, examples.answers = tokens, answers
+        examples._tokens, examples.answers, examples.preferences = tokens, answers, preferences
         return examples
+
+    @property
+    def rows(self) -> int:
+        """PUBLIC. How many rows of a micro-batch each example takes: two where they are preferences."""
+        return 1 if self.preferences is None else 2
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """(N,) int64: tokens of each example."""
-        return np.diff(self._tokens.starts)
+        """(N,) int64: tokens of each example; of a preference those of its longer answer, prompt included."""
+        own = np.diff(self._tokens.starts)
+        return own if self.preferences is None else np.maximum(own, self.preferences.rejected.lengths)
 
     @cached_property
     def label_counts(self) -> np.ndarray:
-        """(N,) int64: predicted tokens of each example; an example with 0 stays and has a zero gradient."""
+        """(N,) int64: predicted tokens of each example, of a preference those of its shorter answer; an example with 0
+        stays, and without any label it has a zero gradient."""
         begins, ends = self._tokens.edges.reshape(-1, 2).T.astype(np.int64)
         before = starts_of(ends - np.maximum(begins, 1))  # nothing precedes the first token
-        return np.diff(before[self._tokens.edge_starts // 2])
+        own = np.diff(before[self._tokens.edge_starts // 2])
+        return own if self.preferences is None else np.minimum(own, self.preferences.rejected.label_counts)
 
     @property
     def dropped(self) -> np.ndarray:
         """(N,) int32: tokens that did not fit into max_length."""
-        return self._tokens.dropped
+        own = self._tokens.dropped
+        return own if self.preferences is None else np.maximum(own, self.preferences.rejected.dropped)
 
     @property
     def blank(self) -> np.ndarray:
         """(N,) whether what is trained on says nothing."""
-        return self._tokens.blank
+        own = self._tokens.blank
+        return own if self.preferences is None else own | self.preferences.rejected.blank
 
     @property
     def tokens(self) -> Tokens:
@@ -125,12 +156,14 @@ class Examples(Sequence[Example]):
     @property
     def bytes_beside_ids(self) -> int:
         """What all examples take beside their ids."""
-        return self._tokens.beside_ids + (0 if self._labels is None else self._labels.nbytes)
+        more = 0 if self.preferences is None else self.preferences.rejected.bytes_beside_ids
+        return self._tokens.beside_ids + more + (0 if self._labels is None else self._labels.nbytes)
 
     @property
     def largest_id(self) -> int:
         """The largest token id; -1 if there is no token."""
-        return int(self._tokens.ids.max(initial=-1))
+        more = -1 if self.preferences is None else self.preferences.rejected.largest_id
+        return int(self._tokens.ids.max(initial=more))
 
     def sums(self) -> Iterator[np.ndarray]:
         """(n, 2) int64, of each thousand examples: a sum over the tokens of each, and one over the labelled ones
@@ -168,9 +201,13 @@ class Examples(Sequence[Example]):
         return self._example(number % len(self))
 
     def like(self, examples: Iterable[Example]) -> Examples:
-        """Others of the same tokenizer, labelled if these are."""
+        """Others of the same tokenizer, labelled or preferences if these are."""
         given = list(examples)
         found = Examples(given, pad_token_id=self.pad_token_id)
+        if self.preferences is not None:
+            others = [example.rejected for example in given]
+            rejected = self.preferences.rejected.like(other for other in others if other is not None)
+            found.preferences = replace(self.preferences, rejected=rejected)
         if self.answers is not None:
             values = np.array([example.answer for example in given], np.float64)
             seconds = np.array([example.second for example in given], np.int32)
@@ -186,8 +223,11 @@ class Examples(Sequence[Example]):
         edges = tokens.edges[slice(*tokens.edge_starts[number : number + 2])].tolist()
         for first, last in zip(edges[::2], edges[1::2], strict=True):
             labels[first:last] = source[first:last]
-        told = (None, 0) if self.answers is None else self._answer(self.answers, number)
-        return Example(ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]), *told)
+        answer, second = (None, 0) if self.answers is None else self._answer(self.answers, number)
+        other = None if self.preferences is None else self.preferences.rejected[number]
+        return Example(
+            ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]), answer, second, other
+        )
 
     @staticmethod
     def _answer(answers: Answers, number: int) -> tuple[float, int]:
@@ -284,12 +324,39 @@ def build_examples(
         ConfigError: a setting is out of range, or does not go with the template or the tokenizer.
         DataError: a record lacks a column, or holds something that is not text (its contents are not shown).
     """
+    if chunk and template.text is None:
+        raise ConfigError("chunk divides whole texts alone", fix="give a template with text, or remove chunk")
+    frame = frame_for(template, tokenizer, max_length=max_length, loss_on=loss_on, add_eos=add_eos)
+
+    render, numbered = renderer(template, tokenizer, loss_on), enumerate(records, start=1)
+
+    counts = list[int]()
+
+    def chunks() -> Iterator[Tokens]:
+        while rendered := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
+            if not chunk:
+                yield tokens_of(rendered, tokenizer, frame)
+                continue
+            ids, blank = _token_ids(rendered, tokenizer)
+            parts = [divided(text, frame) for ((text, _),) in ids]
+            counts.extend(map(len, parts))
+            flags = [flag for flag, some in zip(blank, parts, strict=True) for _ in some]
+            each = [[(list(part), True)] for some in parts for part in some]
+            yield assemble(each, flags, replace(frame, eos=[]))
+
+    found = Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
+    found.chunks = np.array(counts, np.int64) if chunk else None
+    return found
+
+
+def frame_for(
+    template: Template, tokenizer: PreTrainedTokenizerBase, *, max_length: int, loss_on: str, add_eos: bool
+) -> Frame:
+    """What is the same for all examples of a template. Raises the ConfigErrors of `build_examples`."""
     if max_length < 2:
         raise ConfigError(f"max_length={max_length} leaves nothing to predict", fix="set it to 2 or more")
     if loss_on not in ("all", "completion"):
         raise ConfigError(f"loss_on={loss_on!r} is unknown", fix='use "all" or "completion"')
-    if chunk and template.text is None:
-        raise ConfigError("chunk divides whole texts alone", fix="give a template with text, or remove chunk")
     if loss_on == "completion" and template.text is not None:
         raise ConfigError(
             'loss_on="completion" needs a template with a completion',
@@ -303,33 +370,27 @@ def build_examples(
             fix="use the tokenizer of an instruction-tuned model, set data.chat_template, "
             "or use prompt and completion columns",
         )
-    frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
+    return frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
 
-    render, numbered = renderer(template, tokenizer, loss_on), enumerate(records, start=1)
 
-    counts = list[int]()
+def tokens_of(
+    rendered: Sequence[Sequence[Segment]], tokenizer: PreTrainedTokenizerBase, frame: Frame
+) -> Tokens:
+    """Examples of rendered records."""
+    return assemble(*_token_ids(rendered, tokenizer), frame)
 
-    def chunks() -> Iterator[Tokens]:
-        while rendered := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
-            token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
-            ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
-            blank = [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
-            if not chunk:
-                yield assemble(ids, blank, frame)
-                continue
-            parts = [divided(text, frame) for ((text, _),) in ids]
-            counts.extend(map(len, parts))
-            flags = [flag for flag, some in zip(blank, parts, strict=True) for _ in some]
-            each = [[(list(part), True)] for some in parts for part in some]
-            yield assemble(each, flags, replace(frame, eos=[]))
 
-    found = Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
-    found.chunks = np.array(counts, np.int64) if chunk else None
-    return found
+def _token_ids(
+    rendered: Sequence[Sequence[Segment]], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[list[tuple[list[int], bool]]], list[bool]]:
+    """Of each record the ids of its segments and whether they are trained on, and whether that says nothing."""
+    token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
+    ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
+    return ids, [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
 
 
 def pad_token(tokenizer: Any) -> int:
-    """A ``pad_token_id``. Any id serves: padding is masked and carries no weight."""
+    """A ``pad_token_id``. Any serves models of texts, where padding is masked and weightless; classifiers are told."""
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)

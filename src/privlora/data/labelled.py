@@ -12,6 +12,7 @@ from privlora.data.assembling import Tokens, edges_of, starts_of
 from privlora.data.examples import Answers, Examples, Template, pad_token
 from privlora.data.labels import Classes
 from privlora.data.rendering import Render, renderer
+from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,6 +92,11 @@ def _encode(
     long = [at for at, over in enumerate(dropped) if over]
     if long:
         shorter = encode([texts[at] for at in long], truncation=True, max_length=max_length)
+        if max(map(len, shorter["input_ids"])) > max_length:
+            raise ConfigError(
+                f"data.max_length={max_length} leaves no room for a text beside the tokenizer's special tokens",
+                fix="raise it",
+            )
         for place, at in enumerate(long):
             ids[at] = shorter["input_ids"][place]
             if types is not None:

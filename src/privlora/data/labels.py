@@ -55,10 +55,13 @@ class Classes:
         if self.numbered:
             try:
                 number = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return None
             return number if number in range(len(self.names)) else None
-        text = str(value) if isinstance(value, str | int) else None
+        try:
+            text = str(value) if isinstance(value, str | int) else None
+        except ValueError:  # an integer of thousands of digits
+            return None
         return float(self.names.index(text)) if text in self.names else None
 
     @staticmethod
@@ -67,7 +70,7 @@ class Classes:
             return None
         try:
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return number if isfinite(number) else None
 

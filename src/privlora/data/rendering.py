@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from privlora.data.jinja import refuse_chance, without_clock
 from privlora.data.records import missing_column, text_of
 from privlora.errors import ConfigError, DataError, named
 
@@ -36,8 +37,10 @@ Render = Callable[[Mapping[str, Any], int], list[Segment]]
 def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: str) -> Render:
     """How records are rendered; the template is read once."""
     if template.messages is not None:
-        own = {} if template.chat_template is None else {"chat_template": template.chat_template}
-        apply = partial(tokenizer.apply_chat_template, tokenize=False, **own, **template.chat_template_kwargs)
+        refuse_chance(template.chat_template or tokenizer.chat_template)
+        text = without_clock(template.chat_template or tokenizer.get_chat_template())
+        told = {"chat_template": text, **template.chat_template_kwargs}
+        apply = partial(tokenizer.apply_chat_template, tokenize=False, **told)
         column = template.messages
         return lambda record, number: _render_chat(record, number, column, apply, loss_on)
     given = [(template.text, True), (template.prompt, False), (template.completion, True)]

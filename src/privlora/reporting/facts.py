@@ -61,7 +61,14 @@ def gather(
         ),
         **({} if federation is None else {"federation": dict(federation)}),
         **_classes(parts.settings),
+        **_preferences(parts.settings),
     }
+
+
+def _preferences(settings: Settings) -> dict[str, Any]:
+    """Of a run that learns which of two answers is preferred."""
+    data = settings.data
+    return {} if data.chosen is None else {"preferences": {"loss": "dpo", "beta": data.beta}}
 
 
 def _classes(settings: Settings) -> dict[str, Any]:

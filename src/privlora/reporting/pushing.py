@@ -102,17 +102,28 @@ def _finished(folder: RunFolder) -> dict[str, Any]:
     return report
 
 
+def released(folder: RunFolder) -> tuple[str, ...]:
+    """Names of the files of a finished private run's release. Raises what `push` does for those that are not."""
+    return _files(folder, _finished(folder))
+
+
 def _files(folder: RunFolder, report: dict[str, Any]) -> tuple[str, ...]:
     """Names of all files of the release, if each is one that reporting writes."""
+    if folder.release.is_symlink():
+        raise PrivacyError(
+            f"{str(folder.release)!r} is a link",
+            why="what privlora did not write may hold records",
+            fix="put the folder that it leads to in its place",
+        )
     needed = (*_ALWAYS, *(_TEXTS if "texts" in report else _ADAPTER))
     found = {path.name: path for path in folder.release.iterdir()}
     for name, path in sorted(found.items()):
         known = name in needed or name in _SOMETIMES
         known = known or ("federation" in report and _OF_CLIENTS.fullmatch(name) is not None)
-        if not known or path.is_symlink() or not path.is_file():
+        if not known or path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
             what = (
                 "a link"
-                if path.is_symlink()
+                if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
                 else "nothing that a run leaves there"
                 if not known
                 else "no file"

@@ -234,8 +234,17 @@ def seeds(report: Report) -> str:
     return f"noise and sampling use keys of the operating system, never stored; {start}"
 
 
+def _learnt(report: Report) -> str:
+    """On what the loss is."""
+    if "preferences" in report:
+        return f"the preference of one answer to another (DPO, β {number(report['preferences']['beta'])})"
+    return "the label" if "classes" in report else str(report["method"]["loss_on"])
+
+
 def loss_unit(report: Report) -> str:
     """Of the held-out loss."""
+    if "preferences" in report:
+        return "in nats per preference"
     classes = report.get("classes")
     if classes is None:
         return "in nats per token"
@@ -243,8 +252,8 @@ def loss_unit(report: Report) -> str:
 
 
 def metrics(report: Report) -> list[str]:
-    """Names of what a classifier's held-out records were measured by beside the loss."""
-    if "classes" not in report or not report["evaluation"]:
+    """Names of what held-out records were measured by beside the loss: of a classifier, and of preferences."""
+    if not {"classes", "preferences"} & set(report) or not report["evaluation"]:
         return []
     beside = {"step", "loss_per_example", "standard_error", "examples"}
     return [name for name in report["evaluation"][-1] if name not in beside]
@@ -285,8 +294,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         *_predicted(report),
         (
             "Text",
-            f"at most {method['max_length']} tokens, loss on "
-            + ("the label" if "classes" in report else method["loss_on"]),
+            f"at most {method['max_length']} tokens, loss on " + _learnt(report),
         ),
     ]
     rows += _chat(method)

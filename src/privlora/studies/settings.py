@@ -397,6 +397,11 @@ def _check(study: Study) -> None:
     for place in study.places:
         cell = Cell(*place, study.by_label[place[1]].learning_rates[0], study.settings.seeds[0])
         settings = study.run_settings(cell)
+        if settings.data.chosen is not None:
+            raise ConfigError(
+                f"{study.source}: a study compares what models write or classify, and data.chosen asks for preferences",
+                fix="remove data.chosen and data.rejected, or train with `privlora train`",
+            )
         if settings.data.evaluation is None:
             raise ConfigError(
                 f"{study.source}: task {cell.task!r} has no data.evaluation",

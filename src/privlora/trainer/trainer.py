@@ -11,10 +11,12 @@ import torch
 
 from privlora.api import fine_tune, given_records, refuse_no_mapping, resume_run, settings_of_call
 from privlora.config import IN_MEMORY
-from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+from privlora.reporting.pushing import released
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of
 from privlora.training.callbacks import checked_callbacks
+from privlora.training.files import RunFolder
 
 if TYPE_CHECKING:
     from privlora.reporting.pushing import Pushed
@@ -185,8 +187,17 @@ class PrivateTrainer:
         target = Path(output_dir)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunError(f"{str(target)!r} holds something already", fix="give a new folder")
+        folder = RunFolder(release.parent)
+        # Of a private run what reporting writes, and nothing that others put beside it.
+        names = (
+            released(folder)
+            if release.name == "release"
+            else [p.name for p in release.iterdir() if p.is_file()]
+        )
         try:
-            shutil.copytree(release, target, dirs_exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                shutil.copyfile(release / name, target / name, follow_symlinks=False)
         except OSError as error:
             raise RunError(
                 f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}",
@@ -209,11 +220,11 @@ class PrivateTrainer:
 def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) -> None:
     """Which columns are read, and what of them is trained on, where the arguments do not say."""
     columns = groups.columns
-    first = records[0] if records else {}
     if "text" not in columns and groups.method.get("task") is None:
-        if "messages" in first:
+        form = _form(records or [])
+        if form == "messages":
             columns.setdefault("messages", "messages")
-        elif {"prompt", "completion"} <= first.keys():
+        elif form == "completion":
             columns |= {"prompt": "prompt", "completion": "completion"}
     if groups.assistant_only:
         columns["loss_on"] = "completion"
@@ -221,6 +232,28 @@ def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) ->
         columns["loss_on"] = "all" if groups.completion_only is False else "completion"
     elif groups.completion_only:
         columns["loss_on"] = "completion"
+
+
+def _form(records: Sequence[Mapping[str, Any]]) -> str:
+    """By which columns all records are of one form. It is published, so that no single record may decide it.
+
+    Raises DataError where they differ.
+    """
+
+    def of(names: Any) -> str:
+        if "messages" in names:
+            return "messages"
+        return "completion" if {"prompt", "completion"} <= set(names) else "text"
+
+    schema = getattr(records, "column_names", None)
+    found = {of(schema)} if schema else {of(record.keys()) for record in records}
+    if len(found) > 1:
+        raise DataError(
+            "some records have messages, or prompt and completion, and others do not",
+            why="how they are read is published, and must not follow from some of them",
+            fix="bring all records into one form, or say which column is read by dataset_text_field",
+        )
+    return next(iter(found), "text")
 
 
 def _add_dtype(groups: Groups, model: Any) -> None:

@@ -173,6 +173,7 @@ class Callbacks:
         self._steps, self._every, self._run = settings.privacy.steps, settings.run.log_every, settings
         self._stop_run: Callable[[], None] = lambda: None
         self._told = self._stopping = False
+        self._asked = list[bool]()  # by functions
         self._step = 0
         self._rate: float | None = None
         self._clip_norm: float | None = None
@@ -257,11 +258,18 @@ class Callbacks:
     def _tell(
         self, kind: Literal["begin", "step", "evaluation", "end"], method: str, loss: float | None = None
     ) -> None:
-        numbers = (self._step, self._steps, self._rate, self._clip_norm, loss, self._plan, self._stop)
+        asked = self._asked
+
+        def stop() -> None:  # holds nothing of the run that a callback could read
+            asked.append(True)
+
+        numbers = (self._step, self._steps, self._rate, self._clip_norm, loss, self._plan, stop)
         for callback in self._callbacks:
             if not hasattr(callback, method):
                 name = getattr(callback, "__name__", type(callback).__name__)
                 self._guarded(f"callback {name}", callback, PublicEvent(kind, *numbers))
+                if asked:
+                    self._stop()
             elif method == "on_evaluate":
                 self._call(callback, method, metrics={"eval_loss": loss, "step": self._step})
             else:

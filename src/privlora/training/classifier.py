@@ -104,7 +104,9 @@ def padded_as(model: Any, tokenizer: Any) -> None:
 
 
 def refuse_other_rows(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for a row, or a way of training, that labels do not go with."""
+    """Raise ConfigError for a row, or a way of training, that labels or preferences do not go with."""
+    if settings.data.chosen is not None:
+        _refuse_for_preferences(settings, method)
     if settings.data.label is None:
         return
     what = None
@@ -128,4 +130,26 @@ def refuse_other_rows(settings: Settings, method: Method) -> None:
         raise ConfigError(
             f"{what} does not go with data.label: {why}",
             fix="choose prism, dp-adamw or another row that takes gradients of factors, or remove data.label",
+        )
+
+
+def _refuse_for_preferences(settings: Settings, method: Method) -> None:
+    what = None
+    if method.releases == "votes" or method.public_texts:
+        what, why = (
+            f"method {method.name!r}",
+            "it works on texts that are written, and nobody prefers one of them",
+        )
+    elif method.coordinates.dense:
+        what, why = f"method {method.name!r}", "it changes the base model's weights, which are the reference"
+    elif settings.adapter.public_text is not None:
+        what, why = "adapter.public_text", "gradients of texts say nothing of a preference"
+    elif settings.model.dropout:
+        what, why = "model.dropout", "the reference would be another one at every step"
+    elif settings.model.fully_shard:
+        what, why = "model.fully_shard", "processes do not agree on the passes of the reference"
+    if what is not None:
+        raise ConfigError(
+            f"{what} does not go with data.chosen: {why}",
+            fix="choose prism, dp-adamw or another row that takes gradients of factors, or remove the setting",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,11 +11,9 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.class_losses import batch_logits, class_losses
 from privlora.data.batching import MicroBatch
 from privlora.losses import label_states, weighted_cross_entropy
+from privlora.preference_losses import log_likelihoods, margins, preference_losses
 from privlora.stages import BACKWARD, CAPTURE, FORWARD, LOSS, listener, stage
-from privlora.training.model_checks import positions_of, routes_tokens
-
-# Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
-_COLUMNS = 32
+from privlora.training.model_checks import routes_tokens, steady_width
 
 
 def micro_batch_gradients(
@@ -67,9 +65,7 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
     """
     if not adapter.reduced_precision:
         return batch
-    width = (batch.input_ids.shape[1] // _COLUMNS + 1) * _COLUMNS
-    positions = positions_of(adapter.model)
-    return batch.widened(width if positions is None else min(width, positions))
+    return batch.widened(steady_width(adapter, batch.input_ids.shape[1]))
 
 
 def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
@@ -78,7 +74,7 @@ def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Capt
         rows, width = batch.attention_mask.shape
         heard.micro_batch(rows, width, int(batch.attention_mask.sum()))
     with adapter.capture(batch.record_index, summed=summed):
-        total, row_losses = _of_texts(adapter, batch) if batch.answers is None else _of_labels(adapter, batch)
+        total, row_losses = _kind(batch)(adapter, batch)
         with stage(LOSS):
             unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
             unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
@@ -88,6 +84,12 @@ def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Capt
         if summed:
             return adapter.captured(), unit_losses
         return adapter.captured(batch.unit_index, batch.unit_count), unit_losses
+
+
+def _kind(batch: MicroBatch) -> Callable[[LowRankAdapter, MicroBatch], tuple[Tensor, Tensor]]:
+    if batch.beta is not None:
+        return _of_preferences
+    return _of_texts if batch.answers is None else _of_labels
 
 
 def _of_texts(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -111,3 +113,18 @@ def _of_labels(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tens
         weights = batch.row_weight.to(logits.device, logits.dtype, non_blocking=True)
         losses = weights * class_losses(logits, answers)
         return losses.sum(), losses.detach()
+
+
+def _of_preferences(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """The same of preferences, whose loss is one number a record, shared by its two rows."""
+    beta = batch.beta
+    assert beta is not None
+    with stage(FORWARD):
+        batch = batch.to(adapter.device)
+        with adapter.without_terms():
+            reference = log_likelihoods(adapter.model, batch)
+        own = log_likelihoods(adapter.model, batch)
+    with stage(LOSS):
+        weights = batch.row_weight[0::2].to(own.device, own.dtype, non_blocking=True)
+        losses = weights * preference_losses(margins(own, reference, beta))
+        return losses.sum(), losses.detach().repeat_interleave(2) / 2

@@ -15,6 +15,7 @@ import torch
 from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
 from privlora.data.examples import Examples, Template, build_examples, have_shared_tokens, pad_token
 from privlora.data.labelled import build_labelled
+from privlora.data.preferences import build_preferences
 from privlora.data.records import (
     CONTENT_BYTES,
     as_records,
@@ -342,6 +343,16 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
         return build_labelled(
             records, Template(**data.columns), pair, classes, tokenizer, max_length=data.max_length
         )
+    if data.rejected_columns is not None:
+        return build_preferences(
+            records,
+            Template(**data.columns),
+            Template(**data.rejected_columns),
+            tokenizer,
+            max_length=data.max_length,
+            add_eos=data.add_eos,
+            beta=data.beta,
+        )
     return build_examples(
         records,
         Template(**data.columns),
@@ -367,7 +378,8 @@ def _of_task(record: Mapping[str, Any], number: int, data: DataSettings) -> Mapp
 def _columns(data: DataSettings) -> frozenset[str]:
     """Those that say what a record is; its label does not."""
     pair = frozenset[str]() if data.pair is None else Template(text=data.pair).used
-    return Template(**data.columns).used | pair
+    others = frozenset[str]() if data.rejected_columns is None else Template(**data.rejected_columns).used
+    return Template(**data.columns).used | pair | others
 
 
 def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:

@@ -113,6 +113,7 @@ def _to_wandb(rows: Rows, folder: RunFolder, label: str | None) -> None:
         disable_code=True,
         disable_git=True,
         disable_job_creation=True,
+        program=PROJECT,  # else the path of the script
         save_code=False,
         silent=True,
         x_disable_machine_info=True,

@@ -370,7 +370,7 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
         return
     if step:
         parts.install_result()
-    result = evaluate_held_out(parts.adapter.model, data.evaluation)
+    result = evaluate_held_out(parts.adapter.model, data.evaluation, parts.adapter.without_terms)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **result.to_dict()})
     if observer is not None:

@@ -20,6 +20,8 @@ from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 from privlora.losses import label_logits, label_states
 
 _ROWS, _TOKENS, _HALF = 3, 8, 4
+# Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
+_COLUMNS: Final = 32
 _LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
 _KEPT: Final = ((2, 0), (0, 2))  # (row, its new place): both get other neighbours on either side
 # Where models say how many positions they have.
@@ -100,21 +102,31 @@ def refuse_unknown_tokens(model: torch.nn.Module, *examples: Examples) -> None:
         )
 
 
+def steady_width(adapter: LowRankAdapter, width: int) -> int:
+    """To how many columns a micro-batch of ``width`` is padded below float32 (`gradients.steadied`)."""
+    wider, positions = (width // _COLUMNS + 1) * _COLUMNS, positions_of(adapter.model)
+    return max(width, wider if positions is None else min(wider, positions))
+
+
 def refuse_too_short(adapter: LowRankAdapter, tokenizer: Any, *, max_length: int) -> None:
     """Raise ModelError for a model that cannot read ``max_length`` tokens, whatever its configuration says of it.
 
-    One forward pass of as many random tokens. adapter: detached; its model is in evaluation mode, and is not changed.
+    One forward pass of as many random tokens, padded as they will be. adapter: detached; its model is in evaluation
+    mode, and is not changed.
     """
     known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
     generator = torch.Generator().manual_seed(0)
     tokens = known[torch.randint(len(known), (1, max_length), generator=generator)]
+    more = steady_width(adapter, max_length) - max_length if adapter.reduced_precision else 0
+    mask = torch.nn.functional.pad(torch.ones_like(tokens), (0, more))
+    tokens = torch.nn.functional.pad(tokens, (0, more), value=pad_token(tokenizer))
     try:
-        _logits(adapter, tokens, torch.ones_like(tokens))
+        _logits(adapter, tokens, mask)
     except ModelError as error:
         raise ModelError(
             f"with data.max_length={max_length}, {error.what}",
             why="a record of that length would end a step before it is charged, and so show that it was drawn",
-            fix="lower data.max_length to what the model reads",
+            fix="lower data.max_length to what the model reads, and use a tokenizer with the model's padding token",
         ) from None
 
 

@@ -91,6 +91,8 @@ def peak_of_a_step(
         return None
     if row.public_texts:
         raise Unknown(f"method {row.name!r} also takes gradients of public texts")
+    if settings.data.chosen is not None:
+        raise Unknown("a preference takes passes of the base model beside its own, which nothing counts")
     if packing_of(settings.model, model):
         raise Unknown("packed weights are unpacked by kernels that nothing counts")
     adapter = adapter_for(settings, model)

@@ -26,7 +26,7 @@ _OF_ADAMW: Final = ("method.learning_rate", "method.beta1", "method.beta2", "met
 
 def read_foreign(path: Path) -> Taken:
     """Raises ConfigError for a file that is of none of the tools."""
-    content = read_yaml(path)
+    content = read_yaml(path, quoted=False)
     own = [group for group in groups() if isinstance(content.get(group), Mapping)]
     counts = [len(marks & {str(key) for key in content}) for marks, _ in _DIALECTS]
     best = max(counts)

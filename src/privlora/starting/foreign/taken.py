@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from privlora.config.foreign_names import EVERYWHERE, Refused
 from privlora.config.other_names import plain
-from privlora.errors import named
 from privlora.starting.draft import Line
 from privlora.starting.survey import Survey
 
 _NAME = re.compile(r"[\w.]+")
+_SETTING = re.compile(r"[a-z][a-z_.]{0,40}[0-9]{0,2}[a-z_.]{0,20}")
 Convert = Callable[[Any], Any]
 """From a value of theirs to ours. Raises ValueError, which says why not, for one that means nothing here."""
 
@@ -109,13 +109,21 @@ def _under(key: str, begin: str) -> bool:
 
 
 def shown(key: str) -> str:
-    """A key of theirs, as far as it is a name."""
-    return key if named(key, longest=60) == repr(key) else "(a key that is no name)"
+    """A key of theirs, as far as it is spelt like the name of a setting: a key of a service has capitals and digits."""
+    return key if _SETTING.fullmatch(key) else "(a key that is no name)"
+
+
+def _float(value: Any) -> float:
+    """NaN for whatever is no number: Python's own words would quote it."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def number(value: Any) -> float:
     """Above 0; YAML's 2e-4 is a text to its reader."""
-    found = math.nan if isinstance(value, bool) else float(value)
+    found = _float(value)
     if not 0 < found < math.inf:
         raise ValueError("it is no number above 0")
     return found
@@ -123,7 +131,7 @@ def number(value: Any) -> float:
 
 def share(value: Any) -> float:
     """From 0 to below 1."""
-    found = math.nan if isinstance(value, bool) else float(value)
+    found = _float(value)
     if not 0 <= found < 1:
         raise ValueError("it is no number from 0 to below 1")
     return found
@@ -131,7 +139,7 @@ def share(value: Any) -> float:
 
 def not_negative(value: Any) -> float:
     """0 or more."""
-    found = math.nan if isinstance(value, bool) else float(value)
+    found = _float(value)
     if not 0 <= found < math.inf:
         raise ValueError("it is no number of 0 or more")
     return found

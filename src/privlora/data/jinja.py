@@ -1,0 +1,53 @@
+"""Chat templates as programs: a text must be a function of its own record and of the settings, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from privlora.errors import ConfigError
+
+DATE: Final = "26 Jul 2024"
+"""What `strftime_now` gives, whatever the day and the format: no clock reaches a text. Llama's own say it
+where there is no clock."""
+
+
+def parse(text: str) -> nodes.Template:
+    """The syntax tree. Raises jinja2's TemplateSyntaxError."""
+    # As transformers does, but for its tag that marks what an assistant wrote.
+    plain = text.replace("endgeneration", "endif").replace("generation %}", "if true %}")
+    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+
+
+def draws(text: str) -> str | None:
+    """The name of what draws at random in a template, if anything does."""
+    tree = parse(text)
+    filters = {node.name for node in tree.find_all(nodes.Filter)}
+    names = {node.name for node in tree.find_all(nodes.Name)}
+    return next(iter(sorted((filters & {"random"}) | (names & {"lipsum"}))), None)
+
+
+def refuse_chance(template: Any) -> None:
+    """Raise ConfigError for a chat template that draws at random; templates by name are looked at one by one."""
+    for text in template.values() if isinstance(template, Mapping) else [template]:
+        try:
+            found = draws(text)
+        except (TemplateSyntaxError, TypeError, AttributeError):
+            continue  # whoever renders it says so
+        if found is not None:
+            raise ConfigError(
+                f"the chat template uses {found}, which draws at random",
+                why="what it draws for a record depends on how many records came before, so that no clipping bounds "
+                "what a record changes",
+                fix="give data.chat_template without it",
+            )
+
+
+def without_clock(text: str) -> str:
+    """The template with a date that stands still, if it asks for today's."""
+    if "strftime_now" not in text:
+        return text
+    return f"{{%- macro strftime_now(form='') -%}}{DATE}{{%- endmacro -%}}{text}"
