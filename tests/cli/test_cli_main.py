@@ -132,3 +132,29 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_a_mistyped_command_is_hinted_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trane"]) == 2
     assert capsys.readouterr().err.count("Did you mean 'train'?") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "left_out"),
+    [
+        (["--help"], ("torch", "transformers", "peft", "matplotlib")),
+        (["settings", "privacy"], ("torch", "transformers", "peft", "matplotlib")),
+        (
+            ["methods"],
+            ("transformers.modeling_utils", "transformers.pytorch_utils", "peft", "matplotlib", "datasets"),
+        ),
+    ],
+)
+def test_what_a_table_does_not_need_is_not_imported(words: list[str], left_out: tuple[str, ...]) -> None:
+    """Each of them takes tenths of a second."""
+    asked = (
+        f"import sys; from privlora.cli import main; main({words!r}); print([*sys.modules], file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    loaded = ended.stderr.splitlines()[-1]
+    assert [name for name in left_out if f"'{name}'" in loaded] == []
+
+
+def test_the_short_word_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "-h").out == call(capsys, "--help").out
+    assert call(capsys, "train", "-h").out.startswith("Usage: ")

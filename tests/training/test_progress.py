@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
+from privlora.config import RunSettings, settings_from
 from privlora.training import progress
 from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver
@@ -156,3 +157,53 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
         observer.on_step(StepReport(1, 9, 2e-4, 0.5))
     assert isinstance(console.file, io.StringIO)
     assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()
+
+
+def test_a_terminal_shows_how_the_held_out_loss_went() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=140)
+    with RichObserver(console, plan(4), "nats") as observer:
+        for step, loss in enumerate((4.0, 2.0, 1.0, 0.0)):
+            observer.on_evaluation(step, loss)
+            observer.on_step(StepReport(step + 1, 4, 2e-4, 0.5))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "held-out loss after step 3: 0.0000 nats (mean over records)" in shown
+    assert "━━━━━━──────  loss █▁ 2.000  step 2/4" in shown
+    assert "━━━━━━━━━━━━  loss █▅▃▁ 0.000  step 4/4" in shown
+    log = show(plan(30), 30)
+    assert "━" not in log
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.0], [1.0, math.nan, 0.0], [math.inf, 2.0]])
+def test_sparks_are_as_long_as_their_numbers(values: list[float]) -> None:
+    assert len(progress.spark(values)) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("data", "unit"),
+    [
+        ({}, "nats per token"),
+        ({"text": "t", "label": "l", "labels": 3}, "nats"),
+        ({"text": "t", "label": "l", "labels": "score"}, "squared error"),
+        ({"prompt": "p", "chosen": "c", "rejected": "r"}, "nats per preference"),
+    ],
+)
+def test_units_of_held_out_losses(data: dict[str, Any], unit: str) -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
+    settings = settings_from(
+        {
+            "model": {"name": "m"},
+            "data": {"path": "x.jsonl", **data},
+            "privacy": {**privacy, "public_dataset_size": 9},
+        },
+        source="s",
+    )
+    assert progress.unit_of(settings) == unit
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "every"),
+    [(None, 19, 0), (None, 20, 2), (None, 45, 5), (None, 300, 30), (0, 300, 0), (7, 3, 7)],
+)
+def test_ten_looks_at_held_out_losses(given: int | None, steps: int, every: int) -> None:
+    assert RunSettings(output="x", evaluate_every=given).evaluation_interval(steps) == every

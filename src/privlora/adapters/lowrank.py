@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.captured import Captured
 from privlora.adapters.dense_norms import dense_norms
@@ -36,7 +35,7 @@ from privlora.adapters.quantised import (
     precisions,
     refuse_unknown_storage,
 )
-from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
+from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets, is_conv1d
 from privlora.errors import ModelError, PrivacyError
 
 
@@ -473,7 +472,7 @@ def _show_update(site: Site) -> None:
         # A parameter of its own: where W0 is shared (tied embeddings), the other layer keeps it.
         site.frozen = module.weight
         module.weight = torch.nn.Parameter(module.weight.clone(), requires_grad=False)
-    update = (site.update.T if isinstance(module, Conv1D) else site.update).to(site.weight.device)
+    update = (site.update.T if is_conv1d(module) else site.update).to(site.weight.device)
     if module.weight.dtype == update.dtype:
         torch.add(site.weight, update, out=module.weight)
     else:

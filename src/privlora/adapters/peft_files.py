@@ -16,12 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.headed import NEW_MODULES, HeadedAdapter
 from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.quantised import bits
-from privlora.adapters.targets import find_targets
+from privlora.adapters.targets import find_targets, is_conv1d
 from privlora.errors import ModelError, PrivloraError, named
 from privlora.names import published_name
 
@@ -71,7 +70,7 @@ def write_adapter(
         lora_alpha=lora_alpha,
         use_rslora=use_rslora,
         lora_dropout=0.0,
-        fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in adapter.sites),
+        fan_in_fan_out=any(is_conv1d(site.module) for site in adapter.sites),
         inference_mode=True,
     )
     # peft makes a set of it, whose order would be another one in every process.
@@ -133,7 +132,7 @@ def merge(model: torch.nn.Module, factors: Mapping[str, tuple[Tensor, Tensor]]) 
                     fix="merge into the model that they were packed from, or use the adapter beside them (--as-lora)",
                 )
             update = a.float() @ b.float().T
-            if isinstance(module, Conv1D):
+            if is_conv1d(module):
                 update = update.T
             weight.copy_((weight.float() + update.to(weight.device)).to(weight.dtype))
 

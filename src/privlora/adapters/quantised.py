@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
+from privlora.adapters.targets import is_conv1d
 from privlora.errors import ModelError
 
 _BITS = {"Params4bit": 4, "Int8Params": 8}
@@ -84,7 +84,7 @@ def dense_weight(name: str, module: Any) -> Tensor:
     if packed is None:
         # Where it is spread over processes, all of them ask for it at once.
         weight: Tensor = getattr(module.weight, "full_tensor", lambda: module.weight)().detach()
-        dense = weight.T if isinstance(module, Conv1D) else weight
+        dense = weight.T if is_conv1d(module) else weight
         return dense if dense.dtype in FULL else dense.float()
     if packed == 8:
         return module.weight.detach().float() * (scales(module).float()[:, None] / 127)

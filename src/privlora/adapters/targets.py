@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from privlora.errors import ModelError, PrivacyError, named
 
@@ -18,12 +18,20 @@ ALL_LINEAR = "all-linear"
 _MIXES_EXAMPLES = (torch.nn.modules.batchnorm._BatchNorm,)
 
 
+def is_conv1d(module: torch.nn.Module) -> bool:
+    """Whether it is transformers' Conv1D, a linear layer whose weight is stored transposed."""
+    # Where the package has not been imported there is no such layer, and importing it takes half a second.
+    known: Any = sys.modules.get("transformers.pytorch_utils")
+    return known is not None and isinstance(module, known.Conv1D)
+
+
 def feature_sizes(module: torch.nn.Module) -> tuple[int, int] | None:
     """(out_features, in_features) of a linear layer, or None for any other module."""
     if isinstance(module, torch.nn.Linear):
         return module.out_features, module.in_features
-    if isinstance(module, Conv1D):
-        n, m = module.weight.shape
+    if is_conv1d(module):
+        weight: Any = module.weight
+        n, m = weight.shape
         return m, n
     return None
 

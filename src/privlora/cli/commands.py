@@ -49,10 +49,12 @@ class _Command(TyperCommand):
         return super().get_help(ctx).replace("\\[", "[")
 
 
+_WIDE = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
 app = typer.Typer(
     name="privlora",
     help="Fine-tune language models on private text with low-rank adapters under differential privacy.",
-    add_completion=False,
+    context_settings=_WIDE,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -76,7 +78,7 @@ for command in (
     methods,
     settings,
 ):
-    app.command(cls=_Command)(command)
+    app.command(cls=_Command, context_settings=_WIDE)(command)
 
 
 def _show_version(wanted: bool) -> None:

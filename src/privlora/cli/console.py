@@ -45,6 +45,17 @@ def accounting(steps: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Says on a terminal that torch and transformers are being imported, which takes seconds."""
+    console = err()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("loading torch and transformers"):
+        yield
+
+
+@contextlib.contextmanager
 def counted(what: str) -> Iterator[Callable[[int, int], None]]:
     """Shows how far long work is, by calls with (done, all): a bar on a terminal, a line for each tenth elsewhere."""
     console = err()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
 from privlora.cli.training import OverridesArgument, Stopped
 from privlora.config import Settings, load_settings, settings_from
 
@@ -56,9 +56,10 @@ def diagnose(
     if settings is not None:
         settings.refuse_labels("a diagnosis")
     with quiet_libraries():
-        from privlora.diagnostics.experiments import chosen_figures, chosen_rows
-        from privlora.diagnostics.experiments import diagnose as run
-        from privlora.diagnostics.page import findings, make_folder, write
+        with loading():
+            from privlora.diagnostics.experiments import chosen_figures, chosen_rows
+            from privlora.diagnostics.experiments import diagnose as run
+            from privlora.diagnostics.page import findings, make_folder, write
 
         wanted, others = chosen_figures(figures), chosen_rows(also)
         records: list[dict[str, str]] | None = None

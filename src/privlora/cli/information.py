@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries
 from privlora.cli.training import Stopped
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
@@ -20,7 +20,7 @@ from privlora.training.files import RunFolder
 
 def methods(as_json: JsonOption = False) -> None:
     """Print the table of methods."""
-    with quiet_libraries():
+    with loading():  # no model is needed, and so no transformers
         from privlora.methods import CHOICES, METHODS, VOTE_METHODS
     rows = [*METHODS.values(), *VOTE_METHODS.values()]
     if as_json:

@@ -83,6 +83,7 @@ def synthesize(
             result = observed(
                 folder,
                 plan,
+                settings,
                 lambda observer: synthesize_run(
                     settings,
                     observer=observer,

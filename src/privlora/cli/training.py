@@ -12,7 +12,7 @@ import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import describe_events, event_or_phases
-from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.processes import processes
 from privlora.config import PrivacySettings, Settings, load_settings
 from privlora.errors import ConfigError, RunError
@@ -64,8 +64,9 @@ def train(
         settings = ranks.same(partial(_settings, config, overrides))
         folder = RunFolder(Path(settings.run.output))
         with quiet_libraries():
-            from privlora.api import train_run
-            from privlora.rehearsals.choosing import plan_run
+            with loading():
+                from privlora.api import train_run
+                from privlora.rehearsals.choosing import plan_run
 
             if not ranks.first:
                 with explained_stops(folder):
@@ -76,6 +77,7 @@ def train(
             result = observed(
                 folder,
                 plan,
+                settings,
                 lambda observer: train_run(
                     settings,
                     observer=observer,
@@ -107,8 +109,9 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool
     chosen = settings.synthesis
     publish = chosen is not None and chosen.publish
     with quiet_libraries():
-        from privlora.api import resume_run
-        from privlora.training.assembly import plan_privacy
+        with loading():
+            from privlora.api import resume_run
+            from privlora.training.assembly import plan_privacy
 
         if folder.report.exists():
             err().print("this run is over already: no step is taken, and what it leaves is written anew")
@@ -122,6 +125,7 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool
             result = observed(
                 folder,
                 plan,
+                settings,
                 lambda observer: resume_run(
                     folder.root,
                     observer=observer,
@@ -154,13 +158,15 @@ def load_run_settings(folder: RunFolder) -> Settings:
     return load_settings(folder.settings)
 
 
-def observed(folder: RunFolder, plan: Plan | None, start: Callable[[RichObserver], Result]) -> Result:
+def observed(
+    folder: RunFolder, plan: Plan | None, settings: Settings, start: Callable[[RichObserver], Result]
+) -> Result:
     """What ``start`` gives, with the run on the screen."""
-    from privlora.training.progress import RichObserver
+    from privlora.training.progress import RichObserver, unit_of
 
     console = err()
     console.print(f"plan: {describe(plan)}" if plan is not None else "NOT PRIVATE: no clipping, no noise")
-    with explained_stops(folder), RichObserver(console, plan) as observer:
+    with explained_stops(folder), RichObserver(console, plan, unit_of(settings)) as observer:
         return start(observer)
 
 

@@ -641,6 +641,9 @@ MICRO_BATCH = 4096
 """Tokens of a micro-batch where nothing else is said."""
 
 
+_LOOKS, _LOOKS_FROM = 10, 20  # at held-out losses, in runs of so many steps
+
+
 class RunSettings(Group):
     """Where the run lives and how it proceeds; nothing here changes the guarantee."""
 
@@ -664,8 +667,9 @@ class RunSettings(Group):
     """Steps from one checkpoint to the next; what a crash loses of them stays charged."""
     checkpoint_minutes: float = Field(default=10.0, gt=0)
     """At most so long from one checkpoint to the next, where steps take long."""
-    evaluate_every: int = Field(default=0, ge=0)
-    """Steps between evaluations on the public evaluation records; 0 evaluates before and after training only."""
+    evaluate_every: int | None = Field(default=None, ge=0)
+    """Steps between evaluations on the public evaluation records. Null: about ten times in runs of 20 steps and more,
+    and before and after training only in shorter ones, as 0 does in all."""
     report_to: list[Literal["jsonl", "tensorboard", "wandb", "trackio"]] = Field(default=[])
     """Where public numbers go beside the report (steps, epsilon, learning rate, held-out loss): jsonl writes
     release/metrics.jsonl, tensorboard private/tensorboard, both while a run goes on; wandb and trackio get all of it
@@ -683,6 +687,12 @@ class RunSettings(Group):
         if given is None or given == "none" or given == ["none"]:
             return []
         return [given] if isinstance(given, str) else given
+
+    def evaluation_interval(self, steps: int) -> int:
+        """Steps, or rounds, from one held-out loss to the next in a run of so many; 0: none between first and last."""
+        if self.evaluate_every is not None:
+            return self.evaluate_every
+        return 0 if steps < _LOOKS_FROM else -(-steps // _LOOKS)
 
     @property
     def max_tokens(self) -> int:

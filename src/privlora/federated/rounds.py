@@ -83,7 +83,8 @@ class Rounds:
         for it, and are not asked twice. Raises Interrupted, after saving, on SIGINT or SIGTERM; RunError if a client
         does not join.
         """
-        federation, run = federation_of(self.settings), self.settings.run
+        federation = federation_of(self.settings)
+        every = self.settings.run.evaluation_interval(federation.rounds)
         self._join()
         self.take_up()
         begun = self.history.begun
@@ -95,7 +96,7 @@ class Rounds:
                     continue
                 done = self._take(number, asked)
                 last = number == federation.rounds
-                if last or (run.evaluate_every and number % run.evaluate_every == 0):
+                if last or (every and number % every == 0):
                     self._evaluate(number)  # first: a round is shown with its own loss
                 self._show(done)
                 if stop.is_set() and not last:

@@ -284,7 +284,7 @@ class Callbacks:
             global_step=self._step,
             max_steps=self._steps,
             logging_steps=self._every,
-            eval_steps=self._run.run.evaluate_every,
+            eval_steps=self._run.run.evaluation_interval(self._steps),
             log_history=[dict(row) for row in self._logs],
         )
         arguments = (public_arguments(self._run), state, self._control)
@@ -322,7 +322,7 @@ def public_arguments(settings: Settings) -> SimpleNamespace:
     return SimpleNamespace(
         max_steps=privacy.steps,
         logging_steps=run.log_every,
-        eval_steps=run.evaluate_every,
+        eval_steps=run.evaluation_interval(settings.privacy.steps),
         seed=run.seed,
         run_name=run.label,
         report_to=list(run.report_to),

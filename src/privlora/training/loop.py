@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import torch
 
 from privlora.accounting import Ledger, Plan, read_ledger
-from privlora.config import RunSettings
+from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_held_out
 from privlora.mechanisms import Mechanism
@@ -134,7 +134,7 @@ def train(
         with stage(EVALUATION), nullcontext() if shared is None else shared.waiting():
             _evaluate(parts, data, folder, step, observer)
 
-    if _evaluated(run, done):
+    if _evaluated(parts.settings, done):
         # Also that of a step which a crash lost: a gap would publish where the run broke.
         evaluate(done)
     kept, saved_at = done, time.monotonic()  # nothing that this process did is missing in the checkpoint
@@ -184,7 +184,7 @@ def train(
             late = time.monotonic() - saved_at >= 60 * run.checkpoint_minutes
             if last or stopping or late or step % run.checkpoint_every == 0:
                 save(step)
-            if _evaluated(run, step) and not last:
+            if _evaluated(parts.settings, step) and not last:
                 evaluate(step)
                 stopping = agree(step)  # a loss may be why somebody wants to stop
             if stopping and not last:
@@ -204,20 +204,20 @@ def train_beside(parts: Parts, data: Data, ranks: Ranks) -> None:
     begun = ranks.same(_Begun)
     if begun is None:
         return
-    steps, run = parts.settings.privacy.steps, parts.settings.run
+    steps = parts.settings.privacy.steps
     shared = SharedStep(build_step(parts, data, begun.plan, done=begun.done), ranks)
 
     def wait() -> None:
         with shared.waiting():
             pass
 
-    if _evaluated(run, begun.done):
+    if _evaluated(parts.settings, begun.done):
         wait()
     with stop_on_signal("") as stop:
         for step in range(begun.done + 1, steps + 1):
             shared.take()
             stopping = ranks.any(stop.is_set())
-            if _evaluated(run, step) and step < steps:
+            if _evaluated(parts.settings, step) and step < steps:
                 wait()
                 stopping = ranks.any(stop.is_set())
             if stopping and step < steps:
@@ -239,9 +239,10 @@ def _clip_norm(parts: Parts) -> float | None:
     return privacy.clip_norm if parts.adaptive is None else parts.adaptive.value
 
 
-def _evaluated(run: RunSettings, step: int) -> bool:
+def _evaluated(settings: Settings, step: int) -> bool:
     """Whether what stands after ``step`` steps is evaluated, beside the last one."""
-    return step == 0 or bool(run.evaluate_every and step % run.evaluate_every == 0)
+    every = settings.run.evaluation_interval(settings.privacy.steps)
+    return step == 0 or bool(every and step % every == 0)
 
 
 @dataclass(frozen=True)

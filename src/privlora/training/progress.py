@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from privlora.accounting import Plan, epsilon
+from privlora.config import Settings
 from privlora.training.loop import StepReport
 
 _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
 _SMOOTHING = 0.9
+_BAR, _BLOCKS = 12, "▁▂▃▄▅▆▇█"
 # The first takes some tenths of a second, others milliseconds; live lines get it anew when it takes no more than this.
 _ACCOUNTING_SHARE = 0.02
+
+
+PER_TOKEN: Final = "nats per token"
 
 
 class RichObserver:
@@ -29,10 +36,13 @@ class RichObserver:
     Args:
         console: where to write, for example ``Console(stderr=True)``.
         plan: the run's plan; None in the non-private mode.
+        unit: of the held-out loss.
     """
 
-    def __init__(self, console: Console, plan: Plan | None) -> None:
+    def __init__(self, console: Console, plan: Plan | None, unit: str = PER_TOKEN) -> None:
         self._console = console
+        self._unit = unit
+        self._losses = list[float]()  # on public records
         self._plan = plan
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._private_loss: float | None = None
@@ -60,10 +70,11 @@ class RichObserver:
         self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * report.seconds
         if self._live.is_started:
             line = self._line(report, self._seconds, exact=report.step in (1, report.steps))
-            self._step_line = line
-            self._live.update(line, refresh=True)
             if report.step == report.steps:
                 self._console.print(line)
+            line = self._drawn(report).append_text(line)
+            self._step_line = line
+            self._live.update(line, refresh=True)
             return
         every = max(1, report.steps // _LINES)
         late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
@@ -73,7 +84,8 @@ class RichObserver:
 
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
-        self._console.print(f"held-out loss after step {step}: {loss:.4f} nats per token (mean over records)")
+        self._losses.append(loss)
+        self._console.print(f"held-out loss after step {step}: {loss:.4f} {self._unit} (mean over records)")
 
     def on_private_loss(self, step: int, loss: float) -> None:
         """Keep it for the step's line."""
@@ -120,6 +132,14 @@ class RichObserver:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")
         return line
 
+    def _drawn(self, report: StepReport) -> Text:
+        """A bar of what is done, and how the held-out loss went; on a terminal alone."""
+        full = _BAR * report.step // report.steps
+        drawn = Text("━" * full, style="green").append("─" * (_BAR - full), style="dim")
+        if len(self._losses) > 1:
+            drawn.append(f"  loss {spark(self._losses)} {self._losses[-1]:.3f}")
+        return drawn.append("  ")
+
     def _epsilon(self, plan: Plan, step: int, *, exact: bool) -> tuple[int, float]:
         """(step, PLD epsilon after it): of this step if ``exact``, else of one for which it could be afforded."""
         started = time.monotonic()
@@ -128,6 +148,28 @@ class RichObserver:
             ended = time.monotonic()
             self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
         return self._spent
+
+
+def spark(values: Sequence[float]) -> str:
+    """Numbers as one line of blocks, the least of them the lowest; a blank for what is not finite.
+
+    >>> spark([4.0, 2.0, 1.0, 0.0])
+    '█▅▃▁'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
+
+
+def unit_of(settings: Settings) -> str:
+    """Of a run's held-out loss."""
+    if settings.data.chosen is not None:
+        return "nats per preference"
+    classes = settings.data.classes
+    if classes is None:
+        return PER_TOKEN
+    return "nats" if classes.outputs > 1 else "squared error"
 
 
 def clock(seconds: float) -> str:

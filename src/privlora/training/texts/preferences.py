@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PrinterCallback
-from transformers.pytorch_utils import Conv1D
 
 from privlora.adapters.lowrank import Site
+from privlora.adapters.targets import is_conv1d
 from privlora.errors import ConfigError, ModelError
 from privlora.randomness import counter_generator
 from privlora.synthesis.popri import Preference
@@ -173,7 +173,7 @@ class PreferenceTuner:
                 lora_alpha=self._scale * rank,
                 lora_dropout=0.0,
                 target_modules=[site.name for site in sites],
-                fan_in_fan_out=any(isinstance(site.module, Conv1D) for site in sites),
+                fan_in_fan_out=any(is_conv1d(site.module) for site in sites),
             ),
         )
         point = self._state.coordinates.state_dict()
