@@ -15,9 +15,10 @@ from privlora.api import fine_tune
 from privlora.cli import main
 from privlora.demo import model_path, private_records
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
+from privlora.reporting import pushing
 from privlora.reporting.pushing import push
 from privlora.result import Result
-from privlora.training.files import RunFolder
+from privlora.training.files import AUDIT_MARK, RunFolder
 
 FILES = (
     "README.md",
@@ -154,6 +155,10 @@ def _open(run: RunFolder) -> None:
     run.release.rename(run.root / "not-private")
 
 
+def _audit(run: RunFolder) -> None:
+    (run.release / AUDIT_MARK).write_text("")
+
+
 def _stamped(run: RunFolder) -> None:
     report = json.loads(run.report.read_text())
     report["stamp"] = {"text": "NOT PRIVATE", "reason": "repeatable"}
@@ -184,6 +189,7 @@ def _no_weights(run: RunFolder) -> None:
         (_linked, PrivacyError, "release' is a link"),
         (_open, PrivacyError, "NOT PRIVATE"),
         (_stamped, PrivacyError, "NOT PRIVATE"),
+        (_audit, PrivacyError, "holds an audit"),
         (_unfinished, RunError, "privlora resume"),
         (_not_closed, RunError, "is not finished"),
         (_no_weights, RunError, "lacks adapter_model.safetensors"),
@@ -263,3 +269,17 @@ def test_a_result_tells_what_the_run_left(finished: Result, run: RunFolder) -> N
     handed_over = Result(run.release, 3, None, None, base_was_given=True)
     with pytest.raises(RunError, match=r"PeftModel.from_pretrained\(model, result.release\)"):
         _ = handed_over.model
+
+
+def test_what_comes_to_lie_there_meanwhile_stays(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = pushing._files
+
+    def late(*arguments: Any) -> tuple[str, ...]:
+        found = looked(*arguments)
+        (run.release / "notes.jsonl").write_text("{}")
+        return found
+
+    monkeypatch.setattr(pushing, "_files", late)
+    hub = Hub()
+    push(run, "me/notes", base_model=BASE, api=hub)
+    assert tuple(sorted(hub.files)) == FILES
