@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension
@@ -20,7 +20,7 @@ where there is no clock."""
 class _Generation(Extension):
     """transformers' tag around what an assistant wrote: its body alone, however its blanks are trimmed."""
 
-    tags: ClassVar = {"generation"}
+    tags: set[str] = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
