@@ -51,6 +51,13 @@ def test_a_file_is_read_into_the_settings(tmp_path: Path) -> None:
         ({"chat_template": "{% patient %}{{ messages }}"}, "line 1, is no Jinja"),
         ({"chat_template": "{{ ['a', 'b']|random }}{{ messages }}"}, "draws at random"),
         ({"chat_template": "{{ messages }}{{ lipsum(1) }}"}, "draws at random"),
+        ({"chat_template": "{{ [['a', 'b']]|map('random')|first }}{{ messages }}"}, "draws at random"),
+        ({"chat_template": "{{ [['a', 'b']]|map(f)|first }}{{ messages }}"}, "draws at random"),
+        ({"chat_template": "{{ [['a', 'b']]|map(*f)|first }}{{ messages }}"}, "draws at random"),
+        (
+            {"chat_template": "{%- generation -%}{{ 'ab'|random }}{%- endgeneration -%}{{ messages }}"},
+            "draws at random",
+        ),
         ({"chat_template_kwargs": {"strftime_now": "x"}}, "which is decided here"),
         ({"chat_template": 3}, "chat_template"),
         ({"chat_template": OWN, "messages": None, "text": "text"}, "is read with messages alone"),
@@ -149,7 +156,12 @@ def test_a_run_is_of_its_template(tmp_path: Path) -> None:
 def test_a_tokenizers_own_template_may_not_draw_either() -> None:
     """What it draws for a record depends on how many were rendered before it."""
     tokenizer = tiny_tokenizer()
-    for template in ("{{ ['a', 'b']|random }}{{ messages }}", {"default": "{{ lipsum(1) }}{{ messages }}"}):
+    for template in (
+        "{{ ['a', 'b']|random }}{{ messages }}",
+        {"default": "{{ lipsum(1) }}{{ messages }}"},
+        "{{ ['ab']|map('random')|first }}{{ messages }}",
+        "{%- generation -%}{{ 'ab'|random }}{%- endgeneration -%}{{ messages }}",
+    ):
         tokenizer.chat_template = template
         with pytest.raises(ConfigError, match="draws at random"):
             build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
@@ -158,3 +170,20 @@ def test_a_tokenizers_own_template_may_not_draw_either() -> None:
 def test_no_clock_reaches_a_text() -> None:
     found = ids(chat_template="{{ strftime_now('%d %b %Y') }}{{ messages[0]['content'] }}")
     assert found == ids(chat_template=f"{DATE}{{{{ messages[0]['content'] }}}}")
+
+
+def test_what_others_templates_do_is_taken() -> None:
+    """map over what an attribute or a filter without chance gives, and trimmed tags of transformers."""
+    for text in (
+        "{{ messages|map(attribute='content')|join }}",
+        "{%- for m in messages -%}{%- generation -%}{{ m.content|trim }}{%- endgeneration -%}{%- endfor -%}",
+        "{{ messages|map(attribute='content')|map('upper')|join }}",
+    ):
+        assert read(chat_template=text).columns["chat_template"] == text
+
+
+def test_a_large_file_is_no_template(tmp_path: Path) -> None:
+    file = tmp_path / "large.jinja"
+    file.write_text("{{ messages }}" + " " * (1 << 20))
+    with pytest.raises(ConfigError, match="too large for a template"):
+        read(chat_template=str(file))

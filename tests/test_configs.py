@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings, load_settings
+from privlora.reporting.pushing import push
+from privlora.training.files import RunFolder
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
@@ -100,6 +102,9 @@ def test_it_runs(config: Path, model: Path, tmp_path: Path, capsys: pytest.Captu
         assert 0.1 < ended.json["epsilon"] <= 0.5
         ledger = read_ledger(ended.json["ledger"])
         assert (ledger.charges, ledger.closed) == (4, True)
+        base = None if (release / "synthetic.jsonl").exists() else "me/base"
+        pushed = push(RunFolder(release.parent), "me/run", base_model=base, dry_run=True)
+        assert set(pushed.files) == {path.name for path in release.iterdir()}
     assert any(bool(tensor.any()) for tensor in load_file(release / "adapter_model.safetensors").values())
     # The exported rank of dense updates grows by r a step, up to the layers' sizes.
     dense = settings.method.name == "projected"

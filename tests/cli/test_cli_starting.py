@@ -419,3 +419,16 @@ def test_no_slow_imports(here: Path, base: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_no_exact_number_of_records_or_users_is_told(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Users of which the true number would give another delta than their first digit; notes without numbers."""
+    records = jsonl(here / "d.jsonl", rows(4307, text=SECRET, patient_id=lambda i: f"Mr{i % 1013}"))
+    _, text, outcome = started(capsys, records, "--model", base)
+    assert "# unit: user" in text
+    assert "# delta: 1e-4\n" in text  # of 1000; of 1013 it is 1e-5
+    for said in (text, outcome.out, outcome.err):
+        assert "4307" not in said
+        assert "1013" not in said

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_models import one_batch, random_example
 
 from privlora.data.batching import MicroBatch, collate, micro_batches, sequential_batches
-from privlora.data.examples import IGNORED, Example, Examples
+from privlora.data.examples import IGNORED, Answers, Example, Examples
 from privlora.errors import ConfigError, PrivacyError
 
 PAD = 99
@@ -232,3 +232,13 @@ def test_wider_batches_are_filled_up_with_padding() -> None:
     wide = collate([np.array([0])], examples).widened(5)
     assert wide.input_ids.tolist() == [[4, 5, 7, 7, 7]]
     assert wide.attention_mask.tolist() == [[1, 1, 0, 0, 0]]
+
+
+def test_padding_is_of_no_second_text() -> None:
+    """Padded places have the type 0, as tokenizers give it, so that no row depends on how wide its batch is."""
+    answers = Answers(np.zeros(2), np.array([1, 2], np.int32), 2, typed=True)
+    both = padded([example(2), example(4)])
+    both.answers = answers
+    found = collate([np.array([0]), np.array([1])], both)
+    assert found.token_type_ids is not None
+    assert found.token_type_ids.tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]

@@ -15,9 +15,10 @@ from privlora.api import fine_tune
 from privlora.cli import main
 from privlora.demo import model_path, private_records
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
+from privlora.reporting import pushing
 from privlora.reporting.pushing import push
 from privlora.result import Result
-from privlora.training.files import RunFolder
+from privlora.training.files import AUDIT_MARK, RunFolder
 
 FILES = (
     "README.md",
@@ -118,7 +119,9 @@ def test_a_base_of_the_hub_keeps_its_name(run: RunFolder) -> None:
         (run.release / name).write_text(json.dumps(content))
     hub = Hub()
     push(run, "me/notes", api=hub)
-    assert all(hub.files[name] == (run.release / name).read_bytes() for name in FILES)
+    same = set(FILES) - {"README.md", "privacy_report.json", "report.html"}  # which are made anew
+    assert all(hub.files[name] == (run.release / name).read_bytes() for name in same)
+    assert json.loads(hub.files["privacy_report.json"]) == json.loads(run.report.read_text())
     (run.release / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/home/me/base"}))
     with pytest.raises(RunError, match="names another base model than the report"):
         push(run, "me/notes", api=hub)
@@ -145,6 +148,24 @@ def _hard_link(run: RunFolder) -> None:
     (run.release / "metrics.jsonl").hardlink_to(run.private / "training_loss.jsonl")
 
 
+def _planted_choice(run: RunFolder) -> None:
+    (run.release / "choice.json").write_text('{"note": "a patient"}')
+
+
+def _altered_evaluations(run: RunFolder) -> None:
+    path = run.release / "evaluations.jsonl"
+    row, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(row), "note": "a patient"}), *others]) + "\n")
+
+
+def _private_losses(run: RunFolder) -> None:
+    (run.release / "metrics.jsonl").write_bytes((run.private / "training_loss.jsonl").read_bytes())
+
+
+def _no_rows(run: RunFolder) -> None:
+    (run.release / "metrics.jsonl").write_text("a patient\n")
+
+
 def _linked(run: RunFolder) -> None:
     elsewhere = run.release.rename(run.root / "elsewhere")
     run.release.symlink_to(elsewhere.absolute())
@@ -152,6 +173,10 @@ def _linked(run: RunFolder) -> None:
 
 def _open(run: RunFolder) -> None:
     run.release.rename(run.root / "not-private")
+
+
+def _audit(run: RunFolder) -> None:
+    (run.release / AUDIT_MARK).write_text("")
 
 
 def _stamped(run: RunFolder) -> None:
@@ -182,8 +207,13 @@ def _no_weights(run: RunFolder) -> None:
         (_link, PrivacyError, "'choice.json' in .* is a link"),
         (_hard_link, PrivacyError, "'metrics.jsonl' in .* is a link"),
         (_linked, PrivacyError, "release' is a link"),
+        (_planted_choice, PrivacyError, "choice.json in .* is not as the run wrote it"),
+        (_altered_evaluations, PrivacyError, "evaluations.jsonl in .* is not as the run wrote it"),
+        (_private_losses, PrivacyError, "metrics.jsonl in .* is not as the run wrote it"),
+        (_no_rows, PrivacyError, "metrics.jsonl in .* is not as the run wrote it"),
         (_open, PrivacyError, "NOT PRIVATE"),
         (_stamped, PrivacyError, "NOT PRIVATE"),
+        (_audit, PrivacyError, "holds an audit"),
         (_unfinished, RunError, "privlora resume"),
         (_not_closed, RunError, "is not finished"),
         (_no_weights, RunError, "lacks adapter_model.safetensors"),
@@ -263,3 +293,25 @@ def test_a_result_tells_what_the_run_left(finished: Result, run: RunFolder) -> N
     handed_over = Result(run.release, 3, None, None, base_was_given=True)
     with pytest.raises(RunError, match=r"PeftModel.from_pretrained\(model, result.release\)"):
         _ = handed_over.model
+
+
+def test_what_comes_to_lie_there_meanwhile_stays(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = pushing._files
+
+    def late(*arguments: Any) -> tuple[str, ...]:
+        found = looked(*arguments)
+        (run.release / "notes.jsonl").write_text("{}")
+        return found
+
+    monkeypatch.setattr(pushing, "_files", late)
+    hub = Hub()
+    push(run, "me/notes", base_model=BASE, api=hub)
+    assert tuple(sorted(hub.files)) == FILES
+
+
+def test_the_card_and_the_page_are_made_anew(run: RunFolder) -> None:
+    for name in ("README.md", "report.html"):
+        (run.release / name).write_text("a patient")
+    hub = Hub()
+    push(run, "me/notes", base_model=BASE, api=hub)
+    assert all(b"a patient" not in content for content in hub.files.values())

@@ -30,6 +30,7 @@ from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.evaluation import evaluate_classes
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
 from privlora.methods import METHODS, build
+from privlora.optimizers import HeadedAverage
 from privlora.training.classifier import head_name, headed, padded_as
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
@@ -499,3 +500,23 @@ def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no linear layer with 2 outputs"):
         run(tmp_path, columns={"text": "text", "label": "label", "labels": 2})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_last_layer_is_where_it_was() -> None:
+    """Coordinates, average and optimizer: what is saved of the head is what another one takes up."""
+    _, one, optimizer = started(classifier(), "dp-adamw")
+    average = HeadedAverage(one, 0.5)
+    for _ in range(3):
+        average.update()
+        one.head.right[0].add_(1.0)
+    _, other, _ = started(classifier(), "dp-adamw")
+    other.load_state_dict({name: t.clone() for name, t in one.state_dict().items()})
+    assert torch.equal(other.head.right[0], one.head.right[0])
+    again = HeadedAverage(other, 0.5)
+    again.load_state_dict({name: t.clone() for name, t in average.state_dict().items()})
+    assert torch.equal(again.factors()[-1][1], average.factors()[-1][1])
+    assert not torch.equal(again.factors()[-1][1], one.head.right[0])  # an average, and no copy
+    told = list[dict[str, torch.Tensor]]()
+    optimizer.head.transport = lambda before, noise_std: told.append(dict(before))
+    optimizer.transport(one.state_dict(), 1.0)
+    assert told[0].keys() == one.head.state_dict().keys()

@@ -104,6 +104,8 @@ def test_what_each_logger_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not begun["settings"]["save_code"]
     assert begun["settings"]["console"] == "off"
     assert begun["settings"]["program"] == "privlora"  # else the path of the script
+    (begun,) = [row[2] for row in sent.told if row[:2] == ("trackio", "init")]
+    assert not any(begun[name] for name in ("auto_log_gpu", "auto_log_cpu", "embed"))
     assert {row[3] for row in sent.told if row[0] == "tensorboard"} == {0.0}
     names = {name for row in sent.told if isinstance(row[1], int) for name in row[2]}
     assert names == {"epsilon", "learning_rate", "clip_norm", "held_out_loss"}
@@ -120,6 +122,12 @@ def test_lines_do_not_show_where_a_run_broke(tmp_path: Path) -> None:
         tune(tmp_path / "run", run=run, callbacks=[stop])
     lines = RunFolder(tmp_path / "run").metrics
     assert [row["step"] for row in read_lines(lines)] == [1, 5]
+    assert {name for row in read_lines(lines) for name in row} == {
+        "step",
+        "epsilon",
+        "learning_rate",
+        "clip_norm",
+    }
     bench = Bench()
     resume_run(tmp_path / "run", model=bench.model, tokenizer=bench.tokenizer, records=RECORDS)
     assert (

@@ -15,9 +15,10 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from privlora.accounting.accountants import Events, delta_curve, merged, rough_epsilon
 from privlora.accounting.events import describe_events
+from privlora.accounting.meaning import in_words, meaning
 from privlora.auditing.bounds import Floats, curve_floor
 from privlora.auditing.canary_scores import CanaryState, OneRunAudit
-from privlora.auditing.finished_run import FinishedAudit
+from privlora.auditing.finished_run import FinishedAudit, Leakage
 from privlora.auditing.membership import roc_curve
 from privlora.auditing.released_texts import TextAudit
 from privlora.auditing.shadows import ShadowAudit
@@ -69,6 +70,7 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
         claim=claim,
         epsilon_lower=bound,
         scores=scores,
+        secrets=None if audit.leakage is None else secrets_picture(*audit.leakage),
         tables=_tables(audit),
         notes=_NOTES_OF_RUN,
     )
@@ -224,6 +226,29 @@ def roc_picture(
 _PRIVATE = ("PRIVATE", "This page holds facts about private records. Keep it where the records are")
 
 
+@in_style
+def secrets_picture(before: Leakage, after: Leakage) -> Markup:
+    """Mean exposure of planted secrets before and after training, between chance and what is memorised, in bits."""
+    figure, (axes,) = grid(1, 1, 6.4, 1.9)
+    for lane, (name, found) in enumerate((("after", after), ("before", before))):
+        axes.barh(lane, found.exposure, 0.55, color=_COLOURS[name])
+        axes.annotate(
+            f"{found.exposure:.2f} bits, {found.extracted} of {found.secrets} recited",
+            (max(found.exposure, found.chance) if found.exposure < 0.6 * found.ceiling else 0.1, lane),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK if found.exposure < 0.6 * found.ceiling else "white",
+        )
+    for level, word in ((after.chance, "chance"), (after.ceiling, "memorised")):
+        axes.axvline(level, color=SECOND, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.annotate(word, (level, 1.5), (3, 0), textcoords="offset points", color=SECOND, va="bottom")
+    axes.set(xlim=(0, 1.12 * after.ceiling), ylim=(-0.5, 1.75), xlabel="mean exposure (bits)")
+    axes.set_yticks([0, 1], ["after", "before"])
+    axes.grid(axis="y", visible=False)
+    return inline_svg(figure, "Exposure of planted secrets before and after training")
+
+
 def roc_caption(claim: Claim | None, epsilon_lower: float) -> str:
     """What is in `roc_picture`, and nothing that is not."""
     text = "True positives against false positives of the attack, at every threshold."
@@ -273,13 +298,26 @@ _NOTES_OF_TEXTS = (
 
 def _verdict_of_run(audit: FinishedAudit) -> str:
     if audit.membership is None:
-        return "Planted secrets were ranked under the base model and under the adapter."
+        assert audit.leakage is not None
+        return _verdict_of_secrets(*audit.leakage)
     after = audit.membership[1]
     bound = f"at {audit.confidence:.0%} confidence its ε is at least {number(after.epsilon_lower)}"
     if audit.epsilon is None:
         return f"The run claims nothing; {bound}."
     claimed = f"the claimed {rounded_up(audit.epsilon)} (δ = {number(audit.delta)})"
     return f"The attack refutes {claimed}: {bound}." if audit.violated else f"Within {claimed}: {bound}."
+
+
+def _verdict_of_secrets(before: Leakage, after: Leakage) -> str:
+    found = (
+        f"{after.extracted} of {after.secrets} planted secrets are recited after training ({before.extracted} before), "
+        f"and their mean exposure is {after.exposure:.2f} bits, where chance is {after.chance:.2f} and "
+        f"{after.ceiling:.0f} is memorised"
+    )
+    leaks = after.extracted > before.extracted or after.exposure > max(before.exposure, after.chance) + 1
+    if leaks:
+        return f"The adapter gives planted secrets away: {found}."
+    return f"This attack finds nothing that training gave away: {found}. A stronger one may."
 
 
 def _verdict_of_canaries(audit: OneRunAudit) -> str:
@@ -369,8 +407,10 @@ def write_page(
         banner=_PRIVATE if private else None,
         figure=None if scores is None else roc_picture(scores, claim, epsilon_lower),
         caption=roc_caption(claim, epsilon_lower),
+        means=[] if claim is None else in_words(meaning(claim.events), "unit"),
+        claimed=None if claim is None else rounded_up(claim.epsilon),
         version=__version__,
-        **shown,
+        **{"secrets": None, **shown},
     )
     try:
         folder.private.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
+from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
@@ -262,6 +263,7 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
     curve = [epsilon(planned.events(step), planned.delta, adjacency=planned.adjacency) for step in steps]
     cost = {
         "epsilon": curve[-1],
+        "means": meaning(planned.phases, planned.adjacency).to_dict(),
         "over_steps": [{"step": s, "epsilon": e} for s, e in zip(steps, curve, strict=True)],
         # No bound for replacing is known where gradients are clipped before they are projected.
         "epsilon_replace_one": None
@@ -325,7 +327,7 @@ def _show(
         if content["probability_above_cap"] is not None:
             rows.append(("cap", f"exceeded with probability {content['probability_above_cap']:.3g} a step"))
     if content["cost"] is not None:
-        rows += _cost_rows(content["cost"], content["delta"])
+        rows += _cost_rows(content["cost"], content["delta"], content["unit"])
     if content["hyperparameters"].get("hold_out"):
         free = [name for name in ("alpha", "ridge", "top_k") if name not in content["hyperparameters"]]
         part = f"{content['hyperparameters']['hold_out']:.0%} of the public gradients at a time, held out"
@@ -362,11 +364,12 @@ def _print(rows: list[tuple[str, str]], limits: list[str]) -> None:
         out().print(f"  - {sentence}")
 
 
-def _cost_rows(cost: dict[str, Any], delta: float) -> list[tuple[str, str]]:
+def _cost_rows(cost: dict[str, Any], delta: float, unit: str) -> list[tuple[str, str]]:
     over = ", ".join(f"{point['epsilon']:.4g} after {point['step']}" for point in cost["over_steps"])
     replace_one = cost["epsilon_replace_one"]
     rows = [
         ("epsilon", f"{over} (delta {delta:g})"),
+        *(("means", words) for words in in_words(Meaning(**cost["means"]), unit)),
         (
             "replace-one",
             "not known for this method"

@@ -67,6 +67,6 @@ def _parse(text: str) -> None:
         raise ValueError(f"chat_template, line {error.lineno}, is no Jinja. Fix: mend it") from None
     if found is not None:
         raise ValueError(
-            f"chat_template uses {found}, which draws at random: a record's text would depend on the records before "
-            "it. Fix: remove it"
+            f"chat_template uses {found}, which draws at random, or may: a record's text would depend on the records "
+            "before it. Fix: remove it"
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from privlora.errors import ConfigError
@@ -15,17 +17,35 @@ DATE: Final = "26 Jul 2024"
 where there is no clock."""
 
 
+class _Generation(Extension):
+    """transformers' tag around what an assistant wrote: its body alone, however its blanks are trimmed."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def parse(text: str) -> nodes.Template:
     """The syntax tree. Raises jinja2's TemplateSyntaxError."""
-    # As transformers does, but for its tag that marks what an assistant wrote.
-    plain = text.replace("endgeneration", "endif").replace("generation %}", "if true %}")
-    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    # What is looked at is what is rendered: the same switches and tags as transformers'.
+    return ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    ).parse(text)
 
 
 def draws(text: str) -> str | None:
     """The name of what draws at random in a template, if anything does."""
     tree = parse(text)
     filters = {node.name for node in tree.find_all(nodes.Filter)}
+    for node in tree.find_all(nodes.Filter):
+        if node.name != "map":
+            continue
+        # map calls the filter that its first argument names, which is only known here where it is written out.
+        if node.dyn_args is not None or not all(isinstance(one, nodes.Const) for one in node.args[:1]):
+            return "map with a filter that is not written out"
+        filters |= {one.value for one in node.args[:1] if isinstance(one, nodes.Const)}
     names = {node.name for node in tree.find_all(nodes.Name)}
     return next(iter(sorted((filters & {"random"}) | (names & {"lipsum"}))), None)
 
@@ -39,7 +59,7 @@ def refuse_chance(template: Any) -> None:
             continue  # whoever renders it says so
         if found is not None:
             raise ConfigError(
-                f"the chat template uses {found}, which draws at random",
+                f"the chat template uses {found}, which draws at random, or may",
                 why="what it draws for a record depends on how many records came before, so that no clipping bounds "
                 "what a record changes",
                 fix="give data.chat_template without it",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from privlora.accounting import LedgerSummary, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
+from privlora.accounting.meaning import meaning
 from privlora.adapters import LowRankAdapter, Site
 from privlora.config import Settings
 from privlora.config.synthesis import OF_METHOD
@@ -103,6 +104,7 @@ def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
     return {
         "stamp": {"text": PRIVATE, "reason": None},
         "statement": _statement(summary, finite(total), replace_one),
+        "means": meaning(summary.events(), summary.plan.adjacency).to_dict(),
         "epsilon_over_steps": _curve(summary, total),
     }
 

@@ -22,6 +22,7 @@ def render(report: Report) -> str:
         report=report,
         private=private,
         sentence=wording.sentence(report),
+        means=wording.means(report),
         key_figures=_key_figures(report),
         privacy_table=wording.privacy_table(report),
         method_table=wording.method_table(report),

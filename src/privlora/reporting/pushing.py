@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from privlora.accounting import read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.errors import ConfigError, PrivacyError, RunError, named
 from privlora.names import HUB_NAME, UNNAMED, is_local
-from privlora.reporting.facts import PRIVATE
+from privlora.reporting.facts import PRIVATE, evaluation_rows
 from privlora.reporting.publication import CARD_NAME, HTML_NAME, check_same_run, read_report, write_report
 from privlora.training.files import RunFolder, no_run, write_atomically
 
@@ -28,6 +28,7 @@ _ADAPTER: Final = (CONFIG_NAME, WEIGHTS_NAME)
 _TEXTS: Final = ("synthetic.jsonl",)
 _SOMETIMES: Final = ("ledger.jsonl", "evaluations.jsonl", "choice.json", "metrics.jsonl")
 _OF_CLIENTS: Final = re.compile(r"ledger-[\w.-]+\.jsonl")
+_OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss", "clip_norm"))
 _LONGEST: Final = 96  # of a repository's name
 
 
@@ -139,7 +140,42 @@ def _files(folder: RunFolder, report: dict[str, Any]) -> tuple[str, ...]:
             f"{str(folder.release)!r} lacks {', '.join(lacking)}",
             fix=f"`privlora resume {folder.root}` writes it anew",
         )
+    _refuse_altered(folder, report)
     return tuple(sorted(found))
+
+
+def _refuse_altered(folder: RunFolder, report: Mapping[str, Any]) -> None:
+    """Raise PrivacyError for a file of rows that holds anything else than what the run wrote and the report repeats."""
+    checks: dict[Path, Callable[[str], bool]] = {
+        folder.evaluations: lambda text: evaluation_rows(_rows(text)) == report.get("evaluation"),
+        folder.choice: lambda text: json.loads(text) == (report.get("method") or {}).get("choice"),
+        folder.metrics: lambda text: all(map(_is_metrics, _rows(text))),
+    }
+    for path, as_written in checks.items():
+        if not path.exists():
+            continue
+        try:
+            same = as_written(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            same = False
+        if not same:
+            raise PrivacyError(
+                f"{path.name} in {str(folder.release)!r} is not as the run wrote it",
+                why="what privlora did not write may hold records",
+                fix="restore it, or move it elsewhere",
+            )
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _is_metrics(row: Mapping[str, Any]) -> bool:
+    """Whether a row has the numbers of `privlora.training.public_rows`, and nothing else."""
+    return row.keys() <= _OF_METRICS and all(
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        for value in row.values()
+    )
 
 
 def _base(folder: RunFolder, report: dict[str, Any], base_model: str | None) -> str | None:
@@ -185,11 +221,12 @@ def _copy(
             shutil.copyfile(folder.release / name, target / name, follow_symlinks=False)
         if base_model is not None:
             renamed = {**report["adapter"], "base_model": base_model, "base_is_local": False}
-            write_report(copied, {**report, "adapter": renamed})
+            report = {**report, "adapter": renamed}
             if CONFIG_NAME in files:
                 note = json.loads((target / CONFIG_NAME).read_text(encoding="utf-8"))
                 note["base_model_name_or_path"] = base_model
                 write_atomically(target / CONFIG_NAME, json.dumps(note, indent=2, sort_keys=True))
+        write_report(copied, report)  # card and page follow from the report, whatever was written into them
         yield target
 
 

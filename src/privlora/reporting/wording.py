@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
 from privlora.pages.numbers import number, rounded_up
 from privlora.rehearsals.choosing import because
@@ -63,6 +64,12 @@ def sentence(report: Report) -> str:
         f"{', and '.join(_releases(phase, clipped) for phase in phases(s))}; epsilon is an upper bound by the PLD "
         f"accountant of dp-accounting {report['versions']['dp-accounting']}."
     )
+
+
+def means(report: Report) -> list[str]:
+    """What the statement means to one person; nothing in reports that do not say it."""
+    found = report.get("means")
+    return [] if found is None else in_words(Meaning(**found), report["statement"]["unit"])
 
 
 def from_whom(federation: Mapping[str, Any]) -> str:

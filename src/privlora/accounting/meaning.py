@@ -1,0 +1,66 @@
+"""What a promise means to one person: how well anybody can tell whether this person's data took part.
+
+With delta(epsilon) the whole privacy curve of what was released, for any attack (Dong, Roth and Su 2022; Kairouz,
+Oh and Viswanath 2015):
+
+    right guesses, at even chances    (1 + delta(0)) / 2
+    true positives at a rate a of     min over epsilon of min(e^epsilon a + delta(epsilon),
+    false ones                                                1 - e^-epsilon (1 - delta(epsilon) - a))
+
+Both are upper bounds, as delta is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from privlora.accounting.accountants import Adjacency, Events, delta_curve, merged, rough_epsilon
+
+_POINTS: Final = 48
+_GRID: Final = 5e-3  # of the losses: coarse, and never too low
+_SMALLEST, _LARGEST = 4.0, 100.0  # of the largest epsilon
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """right_guesses: share of right answers to whether a unit took part, where half of those asked about did.
+    found_at_1_percent, found_at_1_permille: share of true positives at these rates of false ones. All at most."""
+
+    right_guesses: float
+    found_at_1_percent: float
+    found_at_1_permille: float
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def meaning(events: Events, adjacency: Adjacency = "add-or-remove-one") -> Meaning:
+    """Of these releases together. Raises PrivacyError for what the accountant does not cover."""
+    events = list(events)
+    largest = max(_SMALLEST, min(_LARGEST, rough_epsilon(merged(events))))
+    epsilons = [largest * k / (_POINTS - 1) for k in range(_POINTS)]
+    curve = list(zip(epsilons, delta_curve(events, epsilons, adjacency=adjacency, grid=_GRID), strict=True))
+
+    def found(rate: float) -> float:
+        below = (math.exp(epsilon) * rate + delta for epsilon, delta in curve)
+        above = (1 - math.exp(-epsilon) * (1 - delta - rate) for epsilon, delta in curve)
+        return min(1.0, *below, *above)
+
+    return Meaning((1 + curve[0][1]) / 2, found(0.01), found(0.001))
+
+
+def in_words(means: Meaning, unit: str) -> list[str]:
+    """Two sentences; shares are rounded up. unit: "record" or "user"."""
+    return [
+        f"Whoever guesses whether one {unit} took part, where half of those asked about did, is right in at most "
+        f"{_share(means.right_guesses)} of all cases, by whatever attack; a coin is right in 50 %.",
+        f"Whoever accuses 1 in 100 of those who did not take part finds at most {_share(means.found_at_1_percent)} of "
+        f"those who did; 1 in 1,000, at most {_share(means.found_at_1_permille)}.",
+    ]
+
+
+def _share(value: float) -> str:
+    return f"{min(100.0, math.ceil(1000 * value - 1e-9) / 10):.1f} %"

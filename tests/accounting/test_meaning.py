@@ -1,0 +1,38 @@
+"""What a promise means: against the closed forms of the Gaussian mechanism, and that bounds are bounds."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import pytest
+
+from privlora.accounting import PoissonSampling, StepEvent
+from privlora.accounting.meaning import Meaning, in_words, meaning
+
+NORMAL = NormalDist()
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("steps", [1, 9])
+def test_one_gaussian_release_after_the_other(sigma: float, steps: int) -> None:
+    """mu = sqrt(steps) / sigma: guesses are right in Phi(mu / 2) of all cases, and Phi(Phi^-1(a) + mu) are found."""
+    mu = steps**0.5 / sigma
+    found = meaning([(StepEvent(PoissonSampling(1.0), sigma), steps)])
+    told = (found.right_guesses, found.found_at_1_percent, found.found_at_1_permille)
+    true = (NORMAL.cdf(mu / 2), *(NORMAL.cdf(NORMAL.inv_cdf(a) + mu) for a in (0.01, 0.001)))
+    for bound, value in zip(told, true, strict=True):
+        assert value - 1e-9 <= bound <= 1.03 * value + 1e-3
+
+
+def test_more_steps_tell_more_and_none_tell_nothing() -> None:
+    few, many = (meaning([(StepEvent(PoissonSampling(0.01), 1.0), steps)]) for steps in (10, 1000))
+    assert few.right_guesses < many.right_guesses < 1
+    assert few.found_at_1_percent < many.found_at_1_percent
+    assert meaning([]) == Meaning(0.5, 0.01, 0.001)
+
+
+def test_in_words() -> None:
+    first, second = in_words(Meaning(0.61203, 0.0412, 0.00512), "user")
+    assert "one user took part" in first
+    assert "at most 61.3 % of all cases" in first
+    assert "finds at most 4.2 % of those who did; 1 in 1,000, at most 0.6 %" in second
