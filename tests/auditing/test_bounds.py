@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import binom, chi2
 
 from privlora.accounting.accountants import delta_curve
 from privlora.accounting.events import PoissonSampling, StepEvent
@@ -27,6 +27,7 @@ from privlora.auditing.bounds import (
     one_run_refutes,
     rate_at_least,
     rate_at_most,
+    signals_mu,
     threshold_epsilon,
 )
 from privlora.errors import ConfigError
@@ -211,3 +212,57 @@ def test_impossible_counts_are_refused(call: object) -> None:
 def test_accuracy_is_what_the_normal_quantile_says() -> None:
     errors = Errors(300, 1000, 300, 1000)
     assert accuracy_mu(errors, 0.95) == pytest.approx(2 * ndtri(rate_at_least(1400, 2000, 0.95)))
+
+
+def summed_signals(
+    generator: np.random.Generator, sigma: float, *, theta: float = 1.0, canaries: int = 60, room: int = 200
+) -> tuple[float, float, float, int]:
+    """Of 16 steps at q = 0.2 with canaries that interfere, in directions that follow from the last release."""
+    included = generator.random(canaries) < 0.5
+    signal = expected = energy = 0.0
+    dimensions = total = 0
+    past = 0.0
+    for _ in range(16):
+        directions = generator.standard_normal((room, canaries))
+        directions[0] += 3 * np.sign(past)
+        directions /= np.linalg.norm(directions, axis=0)
+        drawn = included & (generator.random(canaries) < 0.2)
+        count = int(drawn.sum())
+        if count == 0:
+            continue
+        part = directions[:, drawn].sum(axis=1)
+        release = theta * (part + sigma * generator.standard_normal(room))
+        past = float(release[0])
+        length = float(np.linalg.norm(part))
+        signal += math.sqrt(count) * float(release @ part) / length
+        expected += math.sqrt(count) * length
+        basis = np.linalg.qr(directions[:, ~drawn])[0]
+        energy += float(np.square(basis.T @ (release - part)).sum())
+        dimensions += basis.shape[1]
+        total += count
+    return signal / math.sqrt(total), expected / math.sqrt(total), energy, dimensions
+
+
+@pytest.mark.parametrize("sigma", [3.0, 0.85])
+def test_summed_signals_refute_a_correct_run_no_more_often_than_stated(sigma: float) -> None:
+    """At 80 % confidence, so that a wrong level shows in few runs: 5 standard deviations above 20 % of 300."""
+    generator = np.random.default_rng(0)
+    found = [signals_mu(*summed_signals(generator, sigma), 0.8) for _ in range(300)]
+    assert sum(mu > 1 / sigma for mu in found) <= 0.2 * 300 + 5 * math.sqrt(300 * 0.2 * 0.8)
+    assert np.median(found) > 0.6 / sigma
+
+
+def test_summed_signals_convict_a_quarter_of_the_noise_and_no_other_scale() -> None:
+    generator = np.random.default_rng(0)
+    assert all(signals_mu(*summed_signals(generator, 0.2), 0.95) > 1 / 0.8 for _ in range(10))
+    assert all(signals_mu(*summed_signals(generator, 2.0, theta=0.1), 0.99) <= 1 / 2 for _ in range(10))
+
+
+def test_the_noise_of_summed_signals_is_not_taken_for_smaller_than_it_is() -> None:
+    """Where the signal is all, what is left is the bound on chi^2: exceeded with a tenth of the error probability."""
+    for dimensions in (10, 1000):
+        least = (signals_mu(1e9, 1.0, 1.0, dimensions, 0.8) / 1e9) ** 2
+        assert chi2.cdf(least, dimensions) <= 0.02
+    assert least > 0.9 * chi2.ppf(0.02, 1000)
+    with pytest.raises(ConfigError, match="no signals"):
+        signals_mu(1.0, 0.0, 1.0, 10, 0.95)

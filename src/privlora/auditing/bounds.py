@@ -10,6 +10,8 @@ are in or out of one and the same run, and the attacker guesses the bits of thos
 | accuracy_mu       | trials | it is mu-GDP for some mu             | Dong et al. 2022; Hoeffding 1956              |
 | one_run_epsilon   | run    | nothing                              | Steinke, Nasr and Jagielski 2023, Theorem 5.2 |
 | one_run_refutes   | run    | a whole privacy curve, to be refuted | Mahloujifar, Melis and Chaudhuri 2025         |
+| signals_mu        | run    | Gaussian noise of unknown size       | ours, in the place of the limit theorem of    |
+|                   |        |                                      | Agrawal et al. 2026 (arXiv 2606.12733)        |
 
 A bound says "with probability ``confidence`` over the attack, the true epsilon is at least this", not "is this". All
 bounds are for add-or-remove-one of a canary. Thresholds and numbers of guesses must not be chosen on the trials that
@@ -183,6 +185,36 @@ def one_run_gaussian_epsilon(
         lambda mu: one_run_refutes(gaussian_floor(mu), correct, guesses, canaries, confidence), largest
     )
     return gaussian_epsilon(mu, delta)
+
+
+def signals_mu(signal: float, expected: float, energy: float, dimensions: int, confidence: float) -> float:
+    """Largest 1 / noise_multiplier that the summed signals of one run's canaries refute, at least 0.
+
+    Assumed: release t of the run, times b / C and without the records' part, is theta (f_t + sigma z_t) with z_t
+    standard normal and independent of the past, f_t the sum of what the canaries of the batch would add to an honest
+    mechanism, and any theta > 0. With k_t canaries drawn, K = sum_t k_t, and f_t != 0 wherever k_t > 0:
+
+        signal    sum_t sqrt(k_t / K) <release_t, f_t> / ||f_t||, which is theta (expected + sigma N(0, 1))
+        expected  sum_t sqrt(k_t / K) ||f_t||
+        energy    sum_t ||Pi_t (release_t - f_t)||^2, Pi_t onto the span of canaries that were not drawn
+
+    and ``dimensions`` is the sum of these spans', each fixed by the past and the draws. Directions may follow from
+    earlier releases, and need not be orthogonal: neither law depends on them. energy >= theta^2 sigma^2 chi^2 in law,
+    as what is left of f_t only adds to it; by its exponential moments at l > 0, with a tenth of the error probability,
+
+        chi^2 > (dimensions / 2 ln(1 + 2 l) - ln(10 / error)) / l.
+
+    The rest is for the signal. Canaries may be drawn in any way that does not depend on the noise: sampling is not
+    tested.
+    """
+    _check_confidence(confidence)
+    if not (expected > 0 and energy > 0 and dimensions > 0):
+        raise ConfigError("there are no signals to sum", fix="use more canaries or steps")
+    error = 1 - confidence
+    log = math.log(10 / error)
+    rate = math.sqrt(log / dimensions)
+    least = max(0.0, (dimensions / 2 * math.log1p(2 * rate) - log) / rate)
+    return max(0.0, (signal * math.sqrt(least / energy) - float(ndtri(1 - 0.9 * error))) / expected)
 
 
 def gaussian_floor(mu: float) -> Floor:
