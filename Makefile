@@ -1,9 +1,9 @@
-# make demo | make test-quick | make test | make check | make mutants | make docs: each creates the environment it needs in .venv first.
+# make demo | make test-quick | make test | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs in .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-quick check mutants mutants-sample docs clean
+.PHONY: demo test test-quick check matrix dist mutants mutants-sample docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,14 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
+
+# Wheel and sdist outside the checkout, with the lowest and the newest versions that pyproject allows, in throw-away environments.
+matrix:
+	$(PYTHON) tests/matrix.py lowest newest
+
+dist:
+	$(PYTHON) tests/matrix.py newest
 
 # The site, in site/index.html; a link that leads nowhere is an error.
 docs: $(VENV)/.installed-dev

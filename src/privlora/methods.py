@@ -351,7 +351,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="lamb",
             summary="clip and noise both factors, then Adam's step scaled to the norm of each matrix",
-            reference="You et al. 2020 (LAMB); pytorch_optimizer",
+            reference="You et al. 2020 (LAMB)",
             space="factors",
             optimizers=("lamb",),
             learning_rate=5e-3,

@@ -1,5 +1,4 @@
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -377,13 +376,13 @@ def test_a_failed_start_holds_the_lock_until_its_file_is_gone(path, monkeypatch)
 
 def test_a_file_that_vanished_before_the_lock_is_not_charged(path, monkeypatch):
     written(path, 1)
-    lock = fcntl.flock
+    lock = ledger_module.lock
 
-    def late(file, how):
+    def late(file):
         path.unlink(missing_ok=True)
-        lock(file, how)
+        lock(file)
 
-    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(ledger_module, "lock", late)
     for take in (Ledger.open, lambda p: Ledger.create(p, make_plan())):
         with pytest.raises(RunError, match="removed while it was opened"):
             take(path)

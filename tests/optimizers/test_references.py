@@ -182,7 +182,7 @@ def test_lora_fa_takes_the_nearest_reachable_direction_to_the_dense_gradient() -
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])
-def test_lamb_is_the_librarys(decay: float) -> None:
+def test_lamb_is_that_of_pytorch_optimizer(decay: float) -> None:
     from pytorch_optimizer import Lamb
 
     ours = problem("factors", "lamb", weight_decay=decay)

@@ -168,9 +168,7 @@ def test_without_the_package_one_line_says_how_to_get_it(
         "privlora.training.models.find_spec", lambda name: None if name == "bitsandbytes" else found(name)
     )
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package bitsandbytes.*pip install 'privlora\[quantized\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"needs the package bitsandbytes.*pip install 'privlora\[quant\]'"):
         load_model(ModelSettings(name=str(saved_model(tmp_path)), quantization="4bit"))
 
 

@@ -74,5 +74,5 @@ def test_the_line_stands_above_a_live_display(monkeypatch: pytest.MonkeyPatch) -
     lines = [part for line in written.split("\n") for part in line.split("\r") if part]
     (told,) = [number for number, line in enumerate(lines) if line.startswith(WORDS)]
     assert lines[told].endswith("and is lost")
-    assert lines[told - 1].startswith("step 1/9")
-    assert any(line.startswith("step 2/9") for line in lines[told + 1 :])
+    assert "step 1/9" in lines[told - 1]
+    assert any("step 2/9" in line for line in lines[told + 1 :])

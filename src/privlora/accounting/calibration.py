@@ -418,7 +418,7 @@ def _write_cache(request: dict[str, Any], sigma: float, spent: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             file = Path(folder, path.name)
-            file.write_text(_canonical(content))
+            file.write_text(_canonical(content), encoding="utf-8")
             os.replace(file, path)
     except OSError as error:
         _log.warning("calibration not cached: %s", error)

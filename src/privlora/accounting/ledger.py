@@ -7,7 +7,6 @@ happened, and it is dropped. `ledger_format` says what the lines mean.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -30,6 +29,7 @@ from privlora.accounting.ledger_format import (
     fingerprint,
     parse_ledger,
 )
+from privlora.disk import BINARY, lock, remove_held, sync_folder
 from privlora.errors import PrivacyError, RunError
 
 
@@ -77,18 +77,18 @@ class Ledger:
                 why="writing over it would forget what was released",
                 fix="resume that run, or choose another run directory",
             )
-        lock = os.dup(file)  # a write that fails closes the file
+        held = os.dup(file)  # a write that fails closes the file
         try:
             os.ftruncate(file, 0)
             ledger._append(header)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             # Nothing was released under this ledger, so it may go, before another process can lock it.
-            path.unlink()
+            remove_held(path)  # what is left of it on Windows is taken over
             ledger.close()
             raise
         finally:
-            os.close(lock)
+            os.close(held)
         return ledger
 
     @classmethod
@@ -262,13 +262,13 @@ def locked_charges(path: str | os.PathLike[str]) -> Iterator[int]:
 def _open_locked(path: Path, flags: int) -> int:
     """A file descriptor for reading and appending, with the exclusive lock that closing it gives back."""
     try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | BINARY | flags, 0o644)
     except OSError as error:
         raise RunError(
             f"{path}: cannot be opened: {error.strerror}", fix="give a run directory of yours"
         ) from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file)
     except OSError as error:
         os.close(file)
         raise RunError(
@@ -291,12 +291,3 @@ def _still_named(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

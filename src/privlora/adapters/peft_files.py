@@ -90,7 +90,8 @@ def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
     place = repr(str(path)) if os.path.isdir(path) else named(str(path), longest=_LONGEST_PATH)
     try:
         tensors = load_file(path / WEIGHTS_NAME)
-        json.loads((path / CONFIG_NAME).read_text())  # peft would look for a file that is missing on the hub
+        # peft would look for a file that is missing on the hub
+        json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))
         config = PeftConfig.from_pretrained(str(path))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import torch
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.data.formats import Format
+from privlora.disk import lock
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.desk import Desk, has_begun
 from privlora.federated.limits import Limits
@@ -101,7 +101,7 @@ class Client:
                 fix="give the client a folder of its own",
             ) from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
             for folder in (self.folder, *self.folder.glob("*/")):
                 for path in temporary_files(folder):
                     path.unlink()

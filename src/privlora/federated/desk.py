@@ -269,7 +269,9 @@ class Desk:
         if not path.exists():
             return None
         try:
-            return [(int(count), int(m), int(n)) for count, m, n in json.loads(path.read_text())]
+            return [
+                (int(count), int(m), int(n)) for count, m, n in json.loads(path.read_text(encoding="utf-8"))
+            ]
         except (OSError, ValueError, TypeError) as error:
             raise RunError(
                 f"{str(path)!r} is damaged ({type(error).__name__})", fix="remove it: training makes it anew"

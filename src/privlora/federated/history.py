@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from privlora.disk import lock
 from privlora.errors import RunError
 from privlora.training.files import append_line, read_lines
 
@@ -83,7 +83,7 @@ class History:
         """One server serves a run at a time. Raises RunError while another one does."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
             self._rows = read_lines(self._path)
             yield
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Optimizers of torch, peft and pytorch_optimizer on factors: the rule is the library's, fed with releases."""
+"""Optimizers of torch and peft, and LAMB, on factors: the rule is a torch optimizer's, fed with releases."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from privlora.coordinates import FactorCoordinates, ProjectedCoordinates, Vector
 from privlora.errors import ConfigError
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
+from privlora.optimizers.lamb import Lamb
 
 # What LoraFAOptimizer of peft adds to the diagonal of right^T right before it inverts it.
 _DAMPING = 1e-8
@@ -108,7 +109,7 @@ class TorchOptimizer(Optimizer):
 
 
 class AdamOptimizer(TorchOptimizer):
-    """A rule of a library with the arguments of Adam."""
+    """A rule with the arguments of Adam."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class AdamOptimizer(TorchOptimizer):
     @staticmethod
     @abstractmethod
     def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
-        """The library's own."""
+        """The rule itself."""
 
 
 class FactorAdamW(AdamOptimizer):
@@ -183,20 +184,13 @@ class FactorLoraPlus(TorchOptimizer):
 
 
 class FactorLamb(AdamOptimizer):
-    """LAMB (You et al. 2020) of pytorch_optimizer: Adam's step of each matrix, scaled to the matrix's norm.
-
-    As in version 3 of the paper, nothing is corrected for moments that started at zero (the library's default would
-    multiply the first steps, whose size the ratio has set, by up to 10). A matrix that is zero, as left is at the
-    start, takes the unscaled step.
-    """
+    """LAMB (see `Lamb`). A matrix that is zero, as left is at the start, takes the unscaled step."""
 
     per_site = True
 
     @staticmethod
     def _rule(module: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
-        from pytorch_optimizer import Lamb  # takes seconds, which only this method should wait for
-
-        return Lamb(module.parameters(), adam_debias=True, **arguments)
+        return Lamb(module.parameters(), **arguments)
 
 
 class FactorRiemannian(AdamOptimizer):

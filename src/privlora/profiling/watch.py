@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import sys
 import time
@@ -207,17 +206,25 @@ class Memory:
     def _peak(self) -> int | None:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return _status("VmHWM") or kibibytes * (1 if sys.platform == "darwin" else 1024)
+        return _status("VmHWM") or _highest()
 
     def _forget(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: the peak begins anew
         except OSError:
             return
+
+
+def _highest() -> int | None:
+    """Bytes that the process took at most since it began; None on Windows, which does not tell by these means."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _status(name: str) -> int | None:

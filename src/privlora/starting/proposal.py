@@ -61,7 +61,7 @@ def propose(
     draft, notes = Draft(), list[str]()
     draft.put("model.name", base.name, "a local folder" if base.local else "a model of the hub")
     draft.remark(
-        "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quantized]')"
+        "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quant]')"
     )
     _data(draft, asked, found, form, base, notes, long_given)
     draft.put("adapter.r", 16, "rank: more adapts more, and spreads the noise over more numbers")

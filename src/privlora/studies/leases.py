@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from privlora.disk import WINDOWS
 from privlora.errors import RunError
 from privlora.studies.shares import WHOLE, Part
 
@@ -278,6 +279,8 @@ def _born(process: int) -> str | None:
         return None if stat[0] == "Z" else stat[19]
     except (OSError, IndexError):
         pass  # it is gone, or /proc hides the processes of others
+    if WINDOWS:
+        return ""  # there the question of a signal would be a ctrl-C
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -211,7 +211,7 @@ class Runner:
         return scores, {
             "noise_multiplier": plan.event.noise_multiplier,
             "event": plan.event.to_dict(),
-            "ledger": str(folder.ledger.relative_to(_root(job))),
+            "ledger": folder.ledger.relative_to(_root(job)).as_posix(),
         }
 
     def _with_micro_batches(self, settings: Settings) -> Settings:

@@ -74,7 +74,7 @@ class Workers:
 @dataclass
 class _Worker:
     process: BaseProcess
-    connection: Connection
+    connection: Any  # of a class that is another one on each system
     ready: bool = False
     job: Job | None = None
     task: str | None = None

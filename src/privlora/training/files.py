@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from privlora.disk import sync_folder
 from privlora.errors import RunError
 
 # Nobody else's files end like this, so `remove_leftovers` may go by it.
@@ -209,7 +210,7 @@ def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
     half = temporary(path)
     try:
         write(half)
-        with open(half, "rb") as file:
+        with open(half, "r+b") as file:  # Windows syncs nothing that cannot be written
             os.fsync(file.fileno())
         os.replace(half, path)
         sync_folder(path.parent)
@@ -230,15 +231,6 @@ def temporary_files(folder: Path) -> list[Path]:
 def temporary(path: Path) -> Path:
     """Where ``path`` is written before it gets its name."""
     return path.with_name(f".{path.name}{_TEMPORARY}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def set_times(folder: Path, day: str) -> None:

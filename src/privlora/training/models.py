@@ -119,7 +119,7 @@ def refuse_missing(settings: ModelSettings, model: Any = None) -> None:
             "model.quantization needs the package bitsandbytes"
             if settings.quantization is not None
             else f"the packed weights of {settings.name!r} need the package bitsandbytes",
-            fix="pip install 'privlora[quantized]'"
+            fix="pip install 'privlora[quant]'"
             + (", or remove model.quantization" if settings.quantization is not None else ""),
         )
     if settings.attn_implementation == "flex_attention" and device.type == "cpu":

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from privlora.accounting import locked_charges
+from privlora.disk import remove_emptied, remove_held
 from privlora.errors import RunError
 from privlora.training.files import RunFolder, read_lines, temporary
 
@@ -37,7 +38,7 @@ def make_room(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = 
     with _failed_start(folder, also, go_on) as left:
         for path in left:
             try:
-                path.unlink(missing_ok=True)
+                remove_held(path) if path == folder.ledger else path.unlink(missing_ok=True)
             except OSError as error:
                 raise RunError(
                     f"cannot remove {str(path)!r}: {error.strerror}",
@@ -45,6 +46,7 @@ def make_room(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = 
                     fix="give permission, or give another folder",
                 ) from None
     if left:
+        remove_emptied(folder.ledger)
         _log.warning(
             "%s: an earlier start failed there before anything was charged; this one takes its place",
             folder.root,

@@ -8,13 +8,12 @@ tokenizer, is none. Behind that stand arrays as .npy files.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import BufferedRandom, BufferedReader
 from math import prod
@@ -30,6 +29,7 @@ from privlora.config import DataSettings
 from privlora.data.assembling import Tokens, frame_of, plain_backend
 from privlora.data.records import local_file
 from privlora.data.tasks import find_task
+from privlora.disk import lock
 from privlora.errors import RunError
 from privlora.training.files import for_owner, replace_atomically
 from privlora.version import __version__
@@ -108,13 +108,13 @@ def _hash(file: Path) -> str:
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """While one process looks for the file and makes it, another one waits, and then finds it."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a disk without locks: both make it, and the digest tells what is whole
-            fcntl.flock(folder, fcntl.LOCK_EX)
+    with ExitStack() as closed:
+        # Windows opens no folder, and not every disk has locks: both make it then, and the digest tells what is whole.
+        with suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            closed.callback(os.close, folder)
+            lock(folder, wait=True)
         yield
-    finally:
-        os.close(folder)
 
 
 def keep(path: Path, key: str, kept: Kept) -> None:

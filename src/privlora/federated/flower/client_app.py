@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import sys
@@ -18,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from privlora.accounting.ledger_format import Unit
 from privlora.data.formats import Format
+from privlora.disk import lock
 from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.flower.logs import through_flower
 from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
@@ -148,7 +148,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """Waits for its turn: Flower starts a process a message, those of several runs at once."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(folder / "turn.lock", "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), wait=True)
         yield
 
 

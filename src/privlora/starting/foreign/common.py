@@ -85,9 +85,9 @@ def weights(taken: Taken) -> None:
             "bnb_4bit_compute_dtype": "float32" if compute in ("float32", "fp32") else "bfloat16",
         }
         packed |= {"bnb_4bit_use_double_quant": True} if nested is True else {}
-        taken.put("model.quantization", packed, "load_in_4bit there; pip install 'privlora[quantized]'")
+        taken.put("model.quantization", packed, "load_in_4bit there; pip install 'privlora[quant]'")
     elif eight is True:
-        taken.put("model.quantization", "8bit", "load_in_8bit there; pip install 'privlora[quantized]'")
+        taken.put("model.quantization", "8bit", "load_in_8bit there; pip install 'privlora[quant]'")
     wanted, how = taken.pop("gradient_checkpointing"), taken.pop(REENTRANT)
     if wanted in (True, "true"):
         reentrant = isinstance(how, Mapping) and how.get("use_reentrant") is True

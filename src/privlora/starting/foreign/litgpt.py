@@ -60,9 +60,7 @@ def read(content: Mapping[str, Any]) -> Taken:
     taken.take("precision", "model.dtype", dtype)
     packed = taken.pop("quantize")
     if packed in _QUANTIZED:
-        taken.put(
-            "model.quantization", _QUANTIZED[packed], "quantize there; pip install 'privlora[quantized]'"
-        )
+        taken.put("model.quantization", _QUANTIZED[packed], "quantize there; pip install 'privlora[quant]'")
     elif packed is not None:
         taken.kept_out["quantize"] = "no packing of bitsandbytes is called so"
     common.adapter(taken)

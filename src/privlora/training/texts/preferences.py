@@ -237,7 +237,7 @@ def refuse_without_trl() -> None:
     if find_spec("trl") is None:
         raise ConfigError(
             "tuning a model by preferences needs the package trl",
-            fix="pip install 'privlora[preferences]', or choose another method",
+            fix="pip install 'privlora[trl]', or choose another method",
         )
 
 

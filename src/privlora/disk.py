@@ -1,0 +1,91 @@
+"""What operating systems do in their own ways with files: locks, and removals and names that survive a crash.
+
+A lock lies on the very file that it protects, and not on one beside it, as packages for locks have it. A ledger is what
+it is under whatever name it is opened, through links too; who removes or copies it takes no lock along, and whoever
+asks sees by the file itself that it was removed meanwhile; nothing more lies in a folder that is published; and no
+tidying up lets a second process in. Whatever ends a process gives its locks back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+WINDOWS: Final = sys.platform == "win32"
+BINARY: Final = getattr(os, "O_BINARY", 0)
+"""For `os.open`: Windows would write other line ends than it is given, and a ledger's hashes are of its bytes."""
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _PLACE: Final = 2**31 - 2  # what is locked there cannot be read by others; no content reaches so far
+    _PAUSE: Final = 0.02  # seconds
+
+    def _lock(file: int, wait: bool) -> None:
+        place = os.lseek(file, 0, os.SEEK_CUR)
+        os.lseek(file, _PLACE, os.SEEK_SET)
+        try:
+            while True:
+                try:
+                    return msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+                except OSError as error:
+                    if error.errno not in (errno.EACCES, errno.EDEADLK):
+                        raise
+                if not wait:
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                time.sleep(_PAUSE)
+        finally:
+            os.lseek(file, place, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _lock(file: int, wait: bool) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def lock(file: int, *, wait: bool = False) -> None:
+    """Lock what the descriptor is of, for it alone, until it and its duplicates are closed.
+
+    Raises BlockingIOError if another descriptor has the lock, unless ``wait``; OSError where the disk has no locks.
+    """
+    _lock(file, wait)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that files got, lost or changed there survive a crash of the machine.
+
+    Does nothing on Windows, which opens no folder and writes names into its own journal.
+    """
+    if WINDOWS:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_held(path: Path) -> None:
+    """Remove a file that this process has open, so that nobody else can take it in between.
+
+    Windows removes no open file: there it is emptied, and `remove_emptied` is for the time when it is closed.
+    """
+    if WINDOWS:
+        os.truncate(path, 0)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_emptied(path: Path) -> None:
+    """On Windows, what `remove_held` left. A file that another process has open, or has filled, stays."""
+    if WINDOWS:
+        try:
+            if not path.stat().st_size:
+                path.unlink()
+        except OSError:
+            return
