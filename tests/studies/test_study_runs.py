@@ -445,21 +445,22 @@ def test_a_study_that_another_process_took_over_writes_nothing_more(
 
     def lose(*given: Any) -> None:
         train(*given)
-        claim.path.unlink()
+        theirs = json.loads(claim.path.read_text())
+        claim.path.write_text(json.dumps({**theirs, "token": "another's"}))
 
     monkeypatch.setattr(running, "finish_training", lose)
     with pytest.raises(LeaseLostError, match="no longer this process'"):
         running.Runner().run(job)
     assert not list((job.folder / "release").glob("adapter*"))
     assert list((job.folder / "private").iterdir())
-    theirs = job.folder / "release" / "theirs"
-    theirs.touch()
+    theirs = job.folder / "release" / "ledger.jsonl"
+    theirs.write_text("another's")
     with pytest.raises(LeaseLostError), Workers(1, 1) as here:
         here.run([job], lambda row: None)
-    assert theirs.exists()
+    assert theirs.read_text() == "another's"
     with pytest.raises(LeaseLostError, match="another one took over"), Workers(2, 1) as pool:
         pool.run([job], lambda row: None)
-    assert theirs.exists()
+    assert theirs.read_text() == "another's"
 
 
 def test_tokens_are_chosen_once_for_like_cells_by_what_was_free_before_records(
