@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import signal
+import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +23,11 @@ from privlora import api, stages
 from privlora.profiling import watch as watching
 from privlora.profiling.facts import STAGES, fit
 from privlora.profiling.findings import findings
-from privlora.profiling.trace import BATCHES, _without_clocks, summed
+from privlora.profiling.run import _made
+from privlora.profiling.trace import BATCHES, TRACE, Trace, _without_clocks, summed
 from privlora.profiling.watch import StepTimes, Watch
 from privlora.stages import ACCUMULATE, BACKWARD, CHARGE, EVALUATION, FORWARD, OPTIMIZER, heard_by, stage
+from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
 REPEATABLE = {
@@ -136,6 +140,67 @@ def test_the_trace_is_bounded_and_whole(twins: tuple[Path, Path]) -> None:
         names = [event.get("name") for event in json.load(file)["traceEvents"]]
     assert names.count("privlora: forward") == traced["batches"]
     assert {"privlora: charge", "privlora: optimizer", "privlora: noise"} <= set(names)
+
+
+def traced(folder: Path) -> Trace:
+    """Of a window with a product in it, in a step that is over."""
+    trace = Trace(folder, torch.device("cpu"), 1)
+    trace.step_begins()
+    torch.ones(2, 2) @ torch.ones(2, 2)
+    trace.end()
+    return trace
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["whole", "disk full"])
+def test_a_trace_on_its_way_is_for_its_owner_and_in_its_folder(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, elsewhere = tmp_path / "profile", tmp_path / "tmp"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    compress, seen = gzip.GzipFile.__init__, list[tuple[dict[str, int], dict[str, int]]]()
+
+    def on_the_way(*given: Any, **named: Any) -> None:
+        seen.append((modes(folder), modes(elsewhere)))
+        if fails:
+            raise OSError(28, "No space left on device")
+        compress(*given, **named)
+
+    monkeypatch.setattr(gzip.GzipFile, "__init__", on_the_way)
+    monkeypatch.setattr(gzip.GzipFile, "__del__", lambda _: None, raising=False)  # of one that was never made
+    before = os.umask(0o022)
+    try:
+        trace = traced(folder)
+    finally:
+        os.umask(before)
+    assert len(seen) == 1
+    assert set(seen[0][0].values()) == {0o600}
+    assert seen[0][1] == modes(elsewhere) == {}
+    assert modes(folder) == ({} if fails else {TRACE: 0o600})
+    assert trace.path == (None if fails else folder / TRACE)
+    assert trace.found is not None
+    assert ("No space left" in caplog.text) is fails
+
+
+def test_the_next_start_removes_what_a_kill_left_of_a_trace(
+    tmp_path: Path,
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    for sweep in (folder.remove_leftovers, lambda: _made(folder.profile)):
+        folder.profile.mkdir(mode=0o755, exist_ok=True)
+        folder.profile.chmod(0o755)
+        names = [".trace.json.privlora-tmp", ".trace.json.privlora-tmp.tmp", ".trace.json.gz.privlora-tmp"]
+        for name in (*names, TRACE):
+            (folder.profile / name).write_text("x")
+        sweep()
+        assert [path.name for path in folder.profile.iterdir()] == [TRACE]
+    assert stat.S_IMODE(folder.profile.stat().st_mode) == 0o700
 
 
 def test_no_clock_reaches_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

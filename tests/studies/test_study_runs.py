@@ -31,6 +31,7 @@ from privlora.studies.shares import Part
 from privlora.studies.study import StudyReport, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
 from privlora.training import assembly, inputs
+from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
 SMALL: dict[str, Any] = {
@@ -191,6 +192,33 @@ def test_an_extended_study_runs_what_is_new(tmp_path: Path) -> None:
     run = (tmp_path / log.rows[0].facts["ledger"]).parents[1]
     assert read_ledger(run / "earlier-ledger-1.jsonl").plan.steps == 3
     assert read_ledger(run / "release" / "ledger.jsonl").plan.steps == 2
+
+
+def test_an_earlier_ledger_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them somebody removed, and whoever else writes one meanwhile."""
+    folder = RunFolder(tmp_path / "run")
+
+    def clear(content: str) -> dict[str, str]:
+        folder.create()
+        folder.ledger.write_text(content)
+        running._clear(folder)
+        assert not folder.release.exists()
+        return {path.name: path.read_text() for path in folder.root.iterdir()}
+
+    assert clear("a") == {"earlier-ledger-1.jsonl": "a"}
+    (folder.root / "earlier-ledger-1.jsonl").rename(folder.root / "earlier-ledger-2.jsonl")
+    assert clear("b") == {"earlier-ledger-2.jsonl": "a", "earlier-ledger-3.jsonl": "b"}
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        target.write_text("another's")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(FileExistsError):
+        clear("c")
+    assert folder.ledger.read_text() == "c"
+    assert (folder.root / "earlier-ledger-4.jsonl").read_text() == "another's"
 
 
 def test_a_run_that_fails_is_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,21 +445,22 @@ def test_a_study_that_another_process_took_over_writes_nothing_more(
 
     def lose(*given: Any) -> None:
         train(*given)
-        claim.path.unlink()
+        theirs = json.loads(claim.path.read_text())
+        claim.path.write_text(json.dumps({**theirs, "token": "another's"}))
 
     monkeypatch.setattr(running, "finish_training", lose)
     with pytest.raises(LeaseLostError, match="no longer this process'"):
         running.Runner().run(job)
     assert not list((job.folder / "release").glob("adapter*"))
     assert list((job.folder / "private").iterdir())
-    theirs = job.folder / "release" / "theirs"
-    theirs.touch()
+    theirs = job.folder / "release" / "ledger.jsonl"
+    theirs.write_text("another's")
     with pytest.raises(LeaseLostError), Workers(1, 1) as here:
         here.run([job], lambda row: None)
-    assert theirs.exists()
+    assert theirs.read_text() == "another's"
     with pytest.raises(LeaseLostError, match="another one took over"), Workers(2, 1) as pool:
         pool.run([job], lambda row: None)
-    assert theirs.exists()
+    assert theirs.read_text() == "another's"
 
 
 def test_tokens_are_chosen_once_for_like_cells_by_what_was_free_before_records(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,110 +11,43 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from classifier_cases import (
+    COMMON,
+    ENDS,
+    FAMILIES,
+    NAMES,
+    RECORDS,
+    adapted,
+    classifier,
+    examples_of,
+    labelled,
+    settings_of,
+    spoiled,
+    started,
+)
 from counting_ledger import CountingLedger
 from tiny_models import VOCAB, everything_in_double, tiny_tokenizer
 from torch.func import functional_call
 
 from privlora import fine_tune
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.adapters import LowRankAdapter, write_adapter
+from privlora.adapters import write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.api import resume_run
 from privlora.class_losses import class_logits, class_losses
-from privlora.config import Settings, settings_from
-from privlora.coordinates.headed import HeadedCoordinates
 from privlora.data.batching import collate
-from privlora.data.examples import Examples
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.evaluation import evaluate_classes
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
-from privlora.methods import METHODS, build
 from privlora.optimizers import HeadedAverage
-from privlora.training.classifier import head_name, headed, padded_as
+from privlora.training.classifier import head_name, padded_as
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
 from privlora.training.model_checks import refuse_coupled_texts, refuse_too_short
 from privlora.training.models import unchanged_afterwards
 
-NAMES = ["no", "yes", "maybe"]
-
-
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
-    "num_labels": len(NAMES),
-}
-_ENDS = {"bos_token_id": 1, "eos_token_id": 2}
-FAMILIES: dict[str, Any] = {
-    "llama": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**_COMMON, **_ENDS)),
-    "gpt2": lambda: hf.GPT2ForSequenceClassification(
-        hf.GPT2Config(
-            **{"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
-            **{"pad_token_id": 0, "num_labels": len(NAMES), "initializer_range": 0.3},
-        )
-    ),
-    "bert": lambda: hf.BertForSequenceClassification(hf.BertConfig(**_COMMON)),
-    "roberta": lambda: hf.RobertaForSequenceClassification(hf.RobertaConfig(**_COMMON, **_ENDS)),
-    "modernbert": lambda: hf.ModernBertForSequenceClassification(
-        hf.ModernBertConfig(**_COMMON, **_ENDS, cls_token_id=1, sep_token_id=2)
-    ),
-    "deberta": lambda: hf.DebertaV2ForSequenceClassification(hf.DebertaV2Config(**_COMMON)),
-}
 every_family = pytest.mark.parametrize("family", FAMILIES)
 METHODS_TRIED = ("prism", "dp-adamw", "ffa", "lora-rite")
-
-
-def classifier(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(0)
-    return FAMILIES[family]().to(dtype).eval()
-
-
-RECORDS = [
-    {"text": "hello abc", "label": "yes"},
-    {"text": "a", "label": "no"},
-    {"text": "def ghi jkl mno", "label": "maybe"},
-    {"text": "zz", "label": "yes"},
-    {"text": "", "label": "no"},
-]
-
-
-def labelled(**data: Any) -> Settings:
-    return settings_of(data={"path": "x.jsonl", "text": "text", "label": "label", "labels": NAMES, **data})
-
-
-def settings_of(**groups: Mapping[str, Any]) -> Settings:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
-    return settings_from(
-        {"model": {"name": "m"}, "privacy": privacy | {"public_dataset_size": 5}, **groups}, source="test"
-    )
-
-
-def examples_of(records: list[dict[str, Any]], **data: Any) -> Examples:
-    return tokenise(records, labelled(max_length=24, **data).data, tiny_tokenizer())
-
-
-def adapted(model: Any, rank: int = 3) -> HeadedAdapter:
-    name = head_name(model, len(NAMES))
-    return headed(LowRankAdapter(model, rank=rank, exclude_modules=[name]), len(NAMES))
-
-
-def started(model: Any, method: str) -> tuple[HeadedAdapter, HeadedCoordinates, Any]:
-    adapter = adapted(model)
-    dtype = next(model.parameters()).dtype
-    coordinates, optimizer = build(METHODS[method], adapter, dtype=dtype)
-    assert isinstance(coordinates, HeadedCoordinates)
-    torch.manual_seed(1)
-    for tensors in (coordinates.head.right, getattr(coordinates.body, "left", [])):
-        for t in tensors:
-            t.copy_(0.3 * torch.randn_like(t))
-    coordinates.install()
-    return adapter, coordinates, optimizer
 
 
 @every_family
@@ -207,12 +139,6 @@ def test_nobody_moves_the_sum_by_more_than_the_clip_norm(method: str, clipping: 
     assert max(changes) <= 1 + 1e-5
     assert changes[-1] < 1e-3  # it is not finite
     assert max(changes) > 0.9  # so the bound is met by some, and is one of both parts together
-
-
-def spoiled(example: Any) -> Any:
-    ids = example.input_ids.copy()
-    ids[0] = VOCAB - 1
-    return replace(example, input_ids=ids)
 
 
 def test_noise_lies_on_the_last_layer_as_on_the_adapter() -> None:
@@ -456,7 +382,7 @@ def test_a_run_tells_the_model_how_texts_are_filled_up(tmp_path: Path) -> None:
 
 def test_padding_that_the_model_counts_as_text_is_found_before_the_run() -> None:
     """RoBERTa counts positions of all tokens but its own padding: a long text would fail once it is padded."""
-    config = hf.RobertaConfig(**{**_COMMON, "pad_token_id": 1, "max_position_embeddings": 66}, **_ENDS)
+    config = hf.RobertaConfig(**{**COMMON, "pad_token_id": 1, "max_position_embeddings": 66}, **ENDS)
     for dtype, fails in ((torch.float32, False), (torch.bfloat16, True)):
         torch.manual_seed(0)
         adapter = adapted(hf.RobertaForSequenceClassification(config).to(dtype).eval())

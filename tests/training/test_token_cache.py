@@ -9,6 +9,7 @@ import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.training.files import RunFolder, temporary_files
 from privlora.training.inputs import Data, load_data
 from privlora.training.loop import Interrupted
-from privlora.training.token_cache import key_of
+from privlora.training.token_cache import Kept, kept_in, key_of
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -171,6 +172,77 @@ def test_a_damaged_file_is_made_again(
     made = load(settings(file), cache)
     whole = cache.read_bytes()
     cache.write_bytes(damage(whole))
+    counted = Counted(monkeypatch)
+    assert load(settings(file), cache).proof == made.proof
+    assert counted.records == len(RECORDS)
+    assert cache.read_bytes() == whole
+
+
+def _with(name: str, change: Callable[[np.ndarray], object]) -> Callable[[Kept], Kept]:
+    """With another array ``name``: what ``change`` returns, or left of the copy that it was given."""
+
+    def changed(kept: Kept) -> Kept:
+        own = kept if hasattr(kept, name) else kept.tokens
+        array = getattr(own, name).copy()
+        found = change(array)
+        given = {name: array if found is None else found}
+        return replace(kept, **(given if own is kept else {"tokens": replace(kept.tokens, **given)}))
+
+    return changed
+
+
+def _put(place: int, value: int) -> Callable[[np.ndarray], None]:
+    return lambda array: array.__setitem__(place, value)
+
+
+MISFITS: dict[str, Callable[[Kept], Kept]] = {
+    "a unit without records": _with("unit_of_record", lambda units: np.where(units == 3, 4, units)),
+    "a unit beyond": _with("unit_of_record", _put(-1, 10**9)),
+    "a unit below": _with("unit_of_record", _put(0, -1)),
+    "units of fewer": _with("unit_of_record", lambda units: units[:-1]),
+    "an example beyond": _with("starts", _put(-1, 10**9)),
+    "examples that run back": _with("starts", _put(1, 10**9)),
+    "a start too few": _with("starts", lambda starts: starts[1:]),
+    "edges beyond": _with("edge_starts", _put(-1, 10**9)),
+    "half a run": _with("edge_starts", lambda starts: starts + (np.arange(len(starts)) == 1)),
+    "a label beyond": _with("edges", _put(1, 1000)),
+    "a negative token": _with("ids", _put(0, -1)),
+    "tokens of 64 bits": _with("ids", lambda ids: ids.astype(np.int64)),
+    "blanks of fewer": _with("blank", lambda blank: blank[1:]),
+    "short hashes": _with("contents", lambda contents: contents[:, :8]),
+    "no summary": lambda kept: replace(kept, summary=Told({})),  # type: ignore[arg-type]
+    "a summary of words": lambda kept: replace(kept, summary=replace(kept.summary, cut="much")),  # type: ignore[arg-type]
+    "of other units": lambda kept: replace(kept, summary=replace(kept.summary, units=7)),
+    "a summary of more": lambda kept: replace(kept, summary=Told({**kept.summary.to_dict(), "more": 1})),  # type: ignore[arg-type]
+    "a list for a summary": lambda kept: replace(kept, summary=Told([1])),  # type: ignore[arg-type]
+    "no proof": lambda kept: replace(kept, proof=None),  # type: ignore[arg-type]
+}
+
+
+@dataclass
+class Told:
+    """What is written in a summary's place."""
+
+    content: Any
+
+    def to_dict(self) -> Any:
+        return self.content
+
+
+@pytest.mark.parametrize("misfit", MISFITS.values(), ids=MISFITS)
+def test_a_file_whose_parts_do_not_fit_is_made_again(
+    misfit: Callable[[Kept], Kept], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest and key are right, as of a program that wrote it wrongly."""
+    cache = tmp_path / "tokens.cache"
+    made = load(settings(file), cache)
+    whole = cache.read_bytes()
+    key = key_of(settings(file).data, None, tiny_tokenizer())
+    assert key is not None
+    kept = kept_in(cache, key)
+    assert kept is not None
+    token_cache.keep(cache, key, misfit(kept))
+    assert cache.read_bytes() != whole
     counted = Counted(monkeypatch)
     assert load(settings(file), cache).proof == made.proof
     assert counted.records == len(RECORDS)

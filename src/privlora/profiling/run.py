@@ -14,6 +14,7 @@ from privlora.errors import ConfigError, PrivloraError
 from privlora.methods import CHOICES, find_row
 from privlora.profiling.facts import Around, gather
 from privlora.profiling.page import write
+from privlora.profiling.trace import remove_temporary
 from privlora.profiling.watch import Watch
 from privlora.stages import heard_by
 from privlora.training.assembly import Parts
@@ -94,9 +95,11 @@ def profiled(
 def _made(place: Path) -> bool:
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.chmod(0o700)  # one that was there
+        remove_temporary(place)
         return True
     except OSError as error:
-        _log.warning("no profile: cannot create %s: %s", place, error.strerror)
+        _log.warning("no profile: cannot write %s: %s", place, error.strerror)
         return False
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 
+from privlora.errors import RunError
 from privlora.stages import ACCUMULATE, BACKWARD, CAPTURE, CHARGE, COLLATE, FORWARD, LOSS, OPTIMIZER
+from privlora.training.files import for_owner, replace_atomically, temporary, temporary_files, written_beside
 from privlora.training.paper import READ_BACKS
 
 _log = logging.getLogger(__name__)
@@ -144,13 +148,43 @@ class Trace:
         assert self._folder is not None
         path = self._folder / TRACE
         try:
-            path.touch(mode=0o600)
-            path.chmod(0o600)  # one that was there
-            profile.export_chrome_trace(str(path))
+            _export(profile, path)
             self.path = path
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, RunError) as error:
             _log.warning("%s was not written: %s", path, error)
         self.found = summed(list(profile.events() or ()), self._positions, self._batches, self._device.type)
+
+
+def _export(profile: torch.profiler.profile, path: Path) -> None:
+    """Write torch's trace to ``path``, compressed; on the way it lies beside it, for its owner alone.
+
+    Asked for a name in .gz, torch would write the plain trace into the system's folder of temporary files, where
+    everybody may read it. Raises OSError, RuntimeError and RunError; nothing else is left then.
+    """
+    plain = temporary(path.with_suffix(""))
+    try:
+        for each in (plain, written_beside(plain)):
+            with open(each, "wb", opener=for_owner):
+                pass
+        profile.export_chrome_trace(str(plain))
+
+        def write(half: Path) -> None:
+            with (
+                open(plain, "rb") as trace,
+                open(half, "wb", opener=for_owner) as file,
+                gzip.open(file, "wb") as packed,
+            ):
+                shutil.copyfileobj(trace, packed)
+
+        replace_atomically(path, write)
+    finally:
+        remove_temporary(path.parent)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what is half-written in ``folder``, or was left by a process that was killed. Raises OSError."""
+    for path in temporary_files(folder):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

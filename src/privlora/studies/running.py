@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -293,11 +294,22 @@ def _remove_private(folder: RunFolder, *, keep_settings: bool) -> None:
 def _clear(folder: RunFolder) -> None:
     """Make room for a run; the ledger of an earlier, unfinished or outdated one is put aside, never removed."""
     if folder.ledger.exists():
-        number = len(list(folder.root.glob("earlier-ledger-*.jsonl"))) + 1
-        os.replace(folder.ledger, folder.root / f"earlier-ledger-{number}.jsonl")
+        _put_aside(folder)
     for place in (folder.release, folder.private):
         if place.exists():
             shutil.rmtree(place)
+
+
+def _put_aside(folder: RunFolder) -> None:
+    """Name the ledger earlier-ledger-N.jsonl, N behind the largest that is there."""
+    numbers = [
+        int(found.group(1))
+        for path in folder.root.iterdir()
+        if (found := re.fullmatch(r"earlier-ledger-([0-9]{1,9})\.jsonl", path.name))
+    ]
+    # Unlike a rename a link replaces nothing.
+    os.link(folder.ledger, folder.root / f"earlier-ledger-{max(numbers, default=0) + 1}.jsonl")
+    folder.ledger.unlink()
 
 
 @cache

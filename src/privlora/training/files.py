@@ -15,6 +15,7 @@ from privlora.errors import RunError
 
 # Nobody else's files end like this, so `remove_leftovers` may go by it.
 _TEMPORARY = ".privlora-tmp"
+_BESIDE = ".tmp"  # behind it, in torch's profiler
 
 
 _SETTINGS = "config.resolved.yaml"
@@ -166,7 +167,7 @@ class RunFolder:
 
         Raises RunError for one that cannot be removed.
         """
-        for folder in (self.release, self.private):
+        for folder in (self.release, self.private, self.profile):
             for path in temporary_files(folder):
                 if path == temporary(self.settings):
                     continue
@@ -224,13 +225,18 @@ def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def temporary_files(folder: Path) -> list[Path]:
     """What a killed process left half-written in ``folder``; links and folders are nobody's leftovers."""
-    found = folder.glob(f".*{_TEMPORARY}")
+    found = (path for end in ("", _BESIDE) for path in folder.glob(f".*{_TEMPORARY}{end}"))
     return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
 def temporary(path: Path) -> Path:
     """Where ``path`` is written before it gets its name."""
     return path.with_name(f".{path.name}{_TEMPORARY}")
+
+
+def written_beside(half: Path) -> Path:
+    """Where torch writes a trace before it gives it the name ``half``."""
+    return half.with_name(half.name + _BESIDE)
 
 
 def set_times(folder: Path, day: str) -> None:

@@ -70,8 +70,8 @@ class Data:
         """Write the private records' tokens to a file of a private folder, if data.cache asks for it."""
         if self.source is not None:
             key, contents = self.source
-            facts = {"summary": self.summary.to_dict(), "proof": self.proof}
-            keep(path, key, Kept(self.examples.tokens, self.units.unit_of_record(), contents, facts))
+            units = self.units.unit_of_record()
+            keep(path, key, Kept(self.examples.tokens, units, contents, self.summary, self.proof))
 
 
 def fitted(settings: Settings, model: torch.nn.Module) -> Settings:
@@ -177,7 +177,7 @@ def _of_files(
     loaded = reader.data(
         Examples.of(kept.tokens, pad_token_id=pad_token(tokenizer)), kept.unit_of_record, held_out
     )
-    loaded.summary, loaded.proof = DataSummary(**kept.facts["summary"]), kept.facts["proof"]
+    loaded.summary, loaded.proof = kept.summary, kept.proof
     return loaded
 
 

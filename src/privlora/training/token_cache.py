@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from io import BufferedRandom, BufferedReader
@@ -27,7 +27,8 @@ import transformers
 
 from privlora.config import DataSettings
 from privlora.data.assembling import Tokens, frame_of, plain_backend
-from privlora.data.records import local_file
+from privlora.data.records import CONTENT_BYTES, local_file
+from privlora.data.summary import DataSummary
 from privlora.data.tasks import find_task
 from privlora.disk import lock
 from privlora.errors import RunError
@@ -45,12 +46,55 @@ _CHAT: Final = [{"role": "user", "content": "a b"}, {"role": "assistant", "conte
 @dataclass(frozen=True)
 class Kept:
     """What a cache holds: tokens as in `Tokens`, the unit of each record, (N, 16) uint8 hashes of what each holds in
-    its columns, and facts for JSON that follow from these. All of it is private."""
+    its columns, and what follows from these: `Data.summary` and `Data.proof`. All of it is private."""
 
     tokens: Tokens
     unit_of_record: np.ndarray
     contents: np.ndarray
-    facts: Mapping[str, Any]
+    summary: DataSummary
+    proof: str
+
+    def fits(self) -> bool:
+        """Whether its parts are of one another, so that nothing that reads them goes beyond an end."""
+        tokens, units, said = self.tokens, self.unit_of_record, self.summary
+        kinds = (
+            *((a, np.int64) for a in (units, tokens.starts, tokens.edge_starts)),
+            *((a, np.int32) for a in (tokens.ids, tokens.edges, tokens.dropped)),
+            (tokens.blank, np.bool_),
+        )
+        if any(array.ndim != 1 or array.dtype != kind for array, kind in kinds):
+            return False
+        count = len(units)
+        if not (
+            count > 0
+            and all(len(a) == count for a in (tokens.dropped, tokens.blank))
+            and _starts(tokens.starts, count, len(tokens.ids))
+            and _starts(tokens.edge_starts, count, len(tokens.edges))
+            and not (tokens.edge_starts % 2).any()
+            and 0 <= units.min() <= units.max() < count
+            and self.contents.shape == (len(self.contents), CONTENT_BYTES)
+            and self.contents.dtype == np.uint8
+        ):
+            return False
+        begins, ends = tokens.edges.reshape(-1, 2).T
+        lengths = np.repeat(np.diff(tokens.starts), np.diff(tokens.edge_starts) // 2)
+        numbers = [value for value in asdict(said).values() if value is not None]
+        return bool(
+            (tokens.ids >= 0).all()
+            and ((begins >= 0) & (begins < ends) & (ends <= lengths)).all()
+            and (np.bincount(units) > 0).all()
+            and all(type(value) in (int, float) and 0 <= value < float("inf") for value in numbers)
+            and said.units == units.max() + 1
+            and count == (said.records if said.chunks is None else said.chunks)
+            and type(self.proof) is str
+        )
+
+
+def _starts(starts: np.ndarray, count: int, end: int) -> bool:
+    """Whether these are where ``count`` pieces of ``end`` entries start, and the last one ends."""
+    return len(starts) == count + 1 and bool(
+        starts[0] == 0 and starts[-1] == end and (np.diff(starts) >= 0).all()
+    )
 
 
 def key_of(data: DataSettings, user_column: str | None, tokenizer: Any) -> str | None:
@@ -125,7 +169,8 @@ def keep(path: Path, key: str, kept: Kept) -> None:
         *(kept.unit_of_record, tokens.starts, tokens.edge_starts),
         *(tokens.ids, tokens.edges, tokens.dropped, tokens.blank, kept.contents),
     )
-    head = np.frombuffer(json.dumps({"key": key, "facts": dict(kept.facts)}).encode(), np.uint8)
+    facts = {"summary": kept.summary.to_dict(), "proof": kept.proof}
+    head = np.frombuffer(json.dumps({"key": key, "facts": facts}).encode(), np.uint8)
 
     def write(half: Path) -> None:
         with open(half, "w+b", opener=for_owner) as file:
@@ -158,13 +203,16 @@ def kept_in(path: Path, key: str) -> Kept | None:
                 _next_array(file, whole) for _ in range(8)
             )
             facts = head["facts"]
+            tokens = Tokens(ids, starts, edges, edge_starts, dropped, blank)
+            kept = Kept(tokens, unit_of_record, contents, DataSummary(**facts["summary"]), facts["proof"])
+            if not kept.fits():
+                raise ValueError
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("%s cannot be read (%s), so tokens are made again", path, type(error).__name__)
         return None
-    tokens = Tokens(ids, starts, edges, edge_starts, dropped, blank)
-    return Kept(tokens, unit_of_record, contents, facts)
+    return kept
 
 
 def _digest(file: BufferedReader | BufferedRandom) -> bytes:

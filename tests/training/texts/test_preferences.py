@@ -271,5 +271,5 @@ def test_a_request_that_would_be_cut_is_refused(chat: bool) -> None:
 
 def test_without_trl_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preferences, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'privlora\[preferences\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'privlora\[trl\]'"):
         PreferenceTuner(state_of(tiny_model()), tiny_tokenizer(), SETTINGS)
