@@ -3,6 +3,7 @@
     python benchmarks/auditing/one_run.py --output benchmarks/results/auditing/one_run.json --work runs/audits
 
 White box, canaries in gradient space, Poisson sampling as planned. ``--broken`` adds a run with a quarter of the noise.
+Each run is judged twice: by guesses alone at the whole error probability, as before there were signals, and by both.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from privlora.auditing.canary_run import audit_run
+from privlora.accounting import read_ledger
+from privlora.auditing.canary_run import audit_run, read_state
+from privlora.auditing.canary_scores import judge_canaries
 from privlora.config import Settings, settings_from
 from privlora.demo import model_path, private_records
-from privlora.mechanisms import GaussianMechanism
+from privlora.mechanisms import NoiseSource
+from privlora.training.files import RunFolder
 
 RECORDS, STEPS, BATCH = 80, 16, 16
 
@@ -33,11 +38,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else []
-    draw = GaussianMechanism._draw
+    draw = NoiseSource.standard_normal
     for target in arguments.epsilons:
         for name in arguments.methods:
             for noise in (1.0, 0.25) if arguments.broken else (1.0,):
-                GaussianMechanism._draw = lambda self, shape, noise=noise: draw(self, shape) * noise
+                NoiseSource.standard_normal = lambda self, shape, noise=noise: draw(self, shape) * noise
                 started = time.process_time()
                 found = audit_run(
                     _settings(name, target, arguments.work / f"{name}-{target:g}-{noise:g}"),
@@ -46,11 +51,20 @@ def main() -> None:
                 )
                 row = {"method": name, "target_epsilon": target, "noise": noise, **found.to_dict()}
                 row["share"] = found.epsilon_lower / found.epsilon_claimed
+                row |= _by_guesses(arguments.work / f"{name}-{target:g}-{noise:g}")
                 row["cpu_seconds"] = round(time.process_time() - started, 1)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
                 facts = {"records": RECORDS, "steps": STEPS, "expected_batch_size": BATCH, "rows": rows}
                 arguments.output.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _by_guesses(output: Path) -> dict[str, object]:
+    folder = RunFolder(output)
+    plan, state = read_ledger(folder.ledger).plan, read_state(output)
+    found = judge_canaries(replace(state, signals=None), plan.event, plan.steps, plan.delta)
+    share = found.epsilon_lower / found.epsilon_claimed
+    return {"share_by_guesses": share, "violated_by_guesses": found.violated}
 
 
 def _settings(name: str, target: float, output: Path) -> Settings:

@@ -22,6 +22,11 @@ from privlora.training.state import TrainState
 
 Setting = tuple[GaussianMechanism, GradientCanaries, GradientCanaries]
 
+# Those of a few directions have no room for canaries that do not get into each other's way.
+ROOMY = [(name, row) for name, row in reversed(METHODS.items()) if row.private and not row.public_texts]
+SPACES = list({row.space: name for name, row in ROOMY}.values())
+SPANS = list({row.space: name for name, row in METHODS.items() if row.public_texts}.values())
+
 
 def setting(
     name: str,

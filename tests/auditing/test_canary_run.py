@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_cases import setting
+from audit_cases import SPACES, SPANS, setting
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
@@ -38,10 +38,6 @@ from privlora.training.loop import Interrupted, StepReport
 from privlora.training.takeover import refuse_if_spent
 
 RECORDS = [{"text": f"case {n} came in."} for n in range(20)]
-# Those of a few directions have no room for canaries that do not get into each other's way.
-ROOMY = [(name, row) for name, row in reversed(METHODS.items()) if row.private and not row.public_texts]
-SPACES = list({row.space: name for name, row in ROOMY}.values())
-SPANS = list({row.space: name for name, row in METHODS.items() if row.public_texts}.values())
 
 
 def settings(

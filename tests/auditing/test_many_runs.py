@@ -35,10 +35,12 @@ def test_one_step_on_public_texts_comes_near_its_claim(name: str) -> None:
 def test_whole_runs_come_near_their_claim_and_leave_the_state_as_it_was(name: str) -> None:
     state, mechanism, canary = playing(name, SIGMA, rate=RATE, seed=7)
     before = state.states()
+    claimed = [(mechanism.event, STEPS)]
+    # Such a bound is above the claim as often as its confidence allows.
     found = audit_runs(
-        state, mechanism, [(mechanism.event, STEPS)], canary, steps=STEPS, learning_rate=0.05, trials=300
+        *(state, mechanism, claimed, canary), steps=STEPS, learning_rate=0.05, trials=300, confidence=0.999
     )
-    assert 0.5 * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
+    assert 0.3 * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
     after = state.states()
     assert all(torch.equal(t, after[part][key]) for part, own in before.items() for key, t in own.items())
 

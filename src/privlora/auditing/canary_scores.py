@@ -9,7 +9,7 @@ contribution> b / C^2 and s_t = ||contribution||^2 / C^2,
     score = sum_t ln(1 - q + q exp((2 x_t - s_t) / (2 sigma^2))).
 
 Then "in" is guessed for the highest scores, "out" for the lowest, and nothing in between. How many are guessed depends
-on public numbers alone.
+on public numbers alone. Beside the guesses stand the signals of all canaries together (``canary_signals``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from privlora.auditing.bounds import (
     one_run_epsilon,
     one_run_refutes,
 )
+from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
 from privlora.coordinates import Vector, add_vectors
@@ -45,7 +46,8 @@ from privlora.randomness import private_generator
 from privlora.training.files import write_atomically
 
 _CHUNK = 16  # canaries that join a sum at a time
-_PLANNED_SHARE = 0.8  # of the error probability, for the guesses that suit a correct run
+_SIGNALS_SHARE = 0.8  # of the error probability, for the signals where there are any; the rest is for guesses
+_PLANNED_SHARE = 0.8  # of what is left for guesses, for those that suit a correct run
 _FRACTIONS = (0.2, 0.02, 0.05, 0.1, 0.15, 0.3, 0.5)  # of the canaries, to be guessed; the first if none helps
 _GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
 _EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
@@ -57,13 +59,14 @@ class CanaryState:
     """What the attacker's side of a run has to remember. PRIVATE: ``included`` is what the attacker must not know.
 
     seed: of the canaries' directions or texts. included: (canaries,) bool. scores: (canaries,) float64. releases: how
-    many were scored.
+    many were scored. signals: of canaries in gradient space, which those of texts leave empty; None of a single canary.
     """
 
     seed: int
     included: NDArray[np.bool_]
     scores: NDArray[np.float64]
     releases: int = 0
+    signals: Signals | None = None
 
     @classmethod
     def draw(cls, canaries: int) -> CanaryState:
@@ -71,11 +74,14 @@ class CanaryState:
         if canaries < 20:
             raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")
         generator = private_generator()
-        return cls(int(generator.integers(2**62)), generator.random(canaries) < 0.5, np.zeros(canaries))
+        chosen = generator.random(canaries) < 0.5
+        return cls(int(generator.integers(2**62)), chosen, np.zeros(canaries), signals=Signals())
 
     def save(self, path: Path) -> None:
         tensors = {"included": torch.from_numpy(self.included), "scores": torch.from_numpy(self.scores)}
         metadata = {"seed": str(self.seed), "releases": str(self.releases)}
+        if self.signals is not None:
+            metadata |= self.signals.to_metadata()
         write_atomically(path, save(tensors, metadata=metadata))
 
     @classmethod
@@ -85,7 +91,12 @@ class CanaryState:
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in ("included", "scores")}
-            return cls(int(metadata["seed"]), **tensors, releases=int(metadata["releases"]))
+            return cls(
+                int(metadata["seed"]),
+                **tensors,
+                releases=int(metadata["releases"]),
+                signals=Signals.from_metadata(metadata),
+            )
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise RunError(
                 f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
@@ -122,12 +133,13 @@ class CanaryMechanism(Instrument):
         # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
         self._sampler = PoissonSampler(len(self._present), sampling.sample_rate)
         self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows
+        self._drawn = self._present[:0]  # and which canaries are in it, which no attacker knows
         self._rate, self._sigma = sampling.sample_rate, inner.event.noise_multiplier
 
     def take(self) -> PrivateSum:
         self._known = self.inner.clipped_sum()
-        drawn = self._present[torch.from_numpy(self._sampler.draw())]
-        for chunk in drawn.split(_CHUNK):
+        self._drawn = self._present[torch.from_numpy(self._sampler.draw())]
+        for chunk in self._drawn.split(_CHUNK):
             if len(chunk):
                 self.inner.accumulate(self._canaries.captured(self.coordinates.adapter, chunk))
         return super().take()
@@ -139,6 +151,8 @@ class CanaryMechanism(Instrument):
             rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
         x, size = (t.numpy() for t in alignments(self.inner, self._canaries, rest))
         self._state.scores += log_ratio(x, size, self._rate, self._sigma)
+        if self._state.signals is not None:
+            self._state.signals.add(self.inner, self._canaries, self._drawn, rest)
         self._state.releases += 1
         self._saved()
         return released
@@ -162,9 +176,11 @@ class OneRunAudit:
     """What one run gave away about its canaries.
 
     epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
-    of the kind that was planned, with a noise multiplier that the audit finds. epsilon_lower_plain: the same without
-    any such assumption (Steinke et al. 2023). epsilon_claimed: of the plan. violated: so many right guesses would be
-    too lucky under the plan's own privacy curve. area: AUC of the scores; 0.5 is chance.
+    of the kind that was planned, with a noise multiplier that the audit finds: the larger of what the guesses refute
+    and epsilon_signals, what the signals of all canaries together do; None without signals. epsilon_lower_plain:
+    without any such assumption (Steinke et al. 2023), by guesses, at the same confidence. epsilon_claimed: of the
+    plan. violated: so many right guesses would be too lucky under the plan's own privacy curve, or such signals under
+    its noise. area: AUC of the scores; 0.5 is chance.
     """
 
     canaries: int
@@ -172,6 +188,7 @@ class OneRunAudit:
     correct: int
     epsilon_lower: float
     epsilon_lower_plain: float
+    epsilon_signals: float | None
     epsilon_claimed: float
     delta: float
     confidence: float
@@ -194,39 +211,48 @@ def judge_canaries(
     """Guess, count, and bound. event, steps, delta: what is claimed. guesses: None plays two games.
 
     In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second half of all canaries
-    are guessed, which convicts a run with far too little noise. They share the error probability, and the one with the
-    larger bound is told.
+    are guessed, which convicts a run with far too little noise. They and the signals share the error probability, and
+    the largest bound is told.
     """
     canaries = len(state.scores)
     right = right_guesses(state)
+    error, signals = 1 - confidence, 0.0
+    together = state.signals if state.signals is not None and state.signals.dimensions else None
+    if together is not None:
+        of_signals = 1 - error * _SIGNALS_SHARE
+        signals = together.largest_mu(event, steps, of_signals, _TOO_MUCH)
+        error *= 1 - _SIGNALS_SHARE
     games: dict[int, float] = {} if guesses is None else {guesses: 1.0}
     if guesses is None:
-        planned = planned_guesses(canaries, event, steps, 1 - (1 - confidence) * _PLANNED_SHARE)
+        planned = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE)
         games = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
         if len(games) == 1:
             games = {planned: 1.0}
     outcomes = []
     for guessed, share in games.items():
         half = guessed // 2
-        outcomes.append(
-            _outcome((right(half), 2 * half, canaries), event, steps, 1 - (1 - confidence) * share)
-        )
-    best = max(outcomes, key=lambda outcome: outcome.mu)
+        outcomes.append((_outcome((right(half), 2 * half, canaries), event, steps, 1 - error * share), share))
+    best = max((outcome for outcome, _ in outcomes), key=lambda outcome: outcome.mu)
     members, others = state.scores[state.included], state.scores[~state.included]
-    mu = best.mu
+
+    def epsilon_at(mu: float) -> float:
+        return _epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0
+
     return OneRunAudit(
         canaries=canaries,
         guesses=best.counts[1],
         correct=best.counts[0],
-        epsilon_lower=_epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0,
+        epsilon_lower=epsilon_at(max(best.mu, signals)),
         epsilon_lower_plain=max(
-            one_run_epsilon(*outcome.counts, delta, outcome.confidence) for outcome in outcomes
+            one_run_epsilon(*outcome.counts, delta, 1 - (1 - confidence) * share)
+            for outcome, share in outcomes
         ),
+        epsilon_signals=None if together is None else epsilon_at(signals),
         epsilon_claimed=epsilon([(event, steps)], delta),
         delta=delta,
         confidence=confidence,
         area=area_under_curve(members, others).value,
-        violated=any(outcome.violated for outcome in outcomes),
+        violated=signals > 1 / event.noise_multiplier or any(outcome.violated for outcome, _ in outcomes),
     )
 
 
@@ -245,7 +271,6 @@ class _Outcome:
     """counts: right guesses, guesses, canaries. mu: largest 1 / noise_multiplier that they refute, 0 if none."""
 
     counts: tuple[int, int, int]
-    confidence: float
     mu: float
     violated: bool
 
@@ -255,7 +280,7 @@ def _outcome(counts: tuple[int, int, int], event: StepEvent, steps: int, confide
     violated = one_run_refutes(_floor(event, steps), *counts, confidence)
     while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
         largest /= 0.8
-    return _Outcome(counts, confidence, _largest_mu(event, steps, counts, confidence, largest), violated)
+    return _Outcome(counts, _largest_mu(event, steps, counts, confidence, largest), violated)
 
 
 def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:

@@ -86,6 +86,11 @@ def write_one_run(
         ("claimed by the plan", f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"),
         (f"lower bound, {audit.confidence:.0%} confidence", f"ε ≥ {number(audit.epsilon_lower)}"),
         ("the same without assuming the plan's kind of release", f"ε ≥ {number(audit.epsilon_lower_plain)}"),
+        *(
+            [("by the signals of all canaries together", f"ε ≥ {number(audit.epsilon_signals)}")]
+            if audit.epsilon_signals is not None
+            else []
+        ),
         ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries ({kind})"),
         ("AUC of the scores", number(audit.area)),
         ("audited", describe_events(events)),

@@ -284,7 +284,8 @@ def _judge(
     if summary is not None:
         plan = summary.plan
         game = judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
-        judged = {name: value for name, value in game.to_dict().items() if name not in facts}
+        own = {"epsilon_signals", *facts}  # there are none of texts
+        judged = {name: value for name, value in game.to_dict().items() if name not in own}
         return TextAudit(**facts, **judged)
     half = max(1, round(_GUESSED * len(drawn)))
     correct = right_guesses(state)(half)

@@ -222,6 +222,8 @@ def _one_run(
         return
     out().print(f"claimed:     epsilon {found.epsilon_claimed:.4f}, delta {found.delta:g}")
     out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
+    if found.epsilon_signals is not None:
+        out().print(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
     out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
     out().print("VIOLATED: the run leaks more than it claims" if found.violated else "within the claim")
     close(page)

@@ -1,0 +1,124 @@
+"""What all canaries of one run show together of its noise: how far the releases went their way, against the spread.
+
+Guesses count which canaries were in; this adds up by how much. It knows which canaries each batch drew, so it is no
+attack that anybody could make, but a test of the noise (``bounds.signals_mu`` has the law and what is assumed). Whether
+batches are drawn as planned is left to the guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from privlora.accounting.accountants import rough_epsilon
+from privlora.accounting.events import StepEvent
+from privlora.auditing.bounds import signals_mu
+from privlora.auditing.gradient_canaries import GradientCanaries, bounded
+from privlora.coordinates import Vector, add_vectors
+from privlora.coordinates.span import flattened
+from privlora.mechanisms import GaussianMechanism
+
+_TOGETHER = 64  # canaries whose P and Q are in memory at a time
+_OUTSIDE = 64  # canaries that were not drawn, along which a release's noise is measured
+_ENTRIES = 2**25  # of their contributions in memory at a time, in float64
+_DEPENDENT = 1e-6  # eigenvalues of a Gram matrix below this share of its largest one count as none
+
+
+@dataclass
+class Signals:
+    """Sums over the releases of a run, PRIVATE; with k canaries drawn into a release r, in units of C, that would be f
+    without noise (an honest mechanism's part of them):
+
+    drawn: sum k. signal: sum sqrt(k) <r, f> / ||f||. expected: sum sqrt(k) ||f||. energy: sum ||Pi (r - f)||^2, Pi onto
+    the span of canaries that were not drawn; dimensions: the sum of these spans'.
+    """
+
+    drawn: int = 0
+    signal: float = 0.0
+    expected: float = 0.0
+    energy: float = 0.0
+    dimensions: int = 0
+
+    def add(
+        self, mechanism: GaussianMechanism, canaries: GradientCanaries, drawn: Tensor, rest: Vector
+    ) -> None:
+        """Another release. drawn: (k,) which canaries are in it. rest: the release without the records' part.
+
+        At the state of the coordinates at which the batch was taken.
+        """
+        seen = flattened(rest).double() * (mechanism.expected_batch_size / mechanism.clip_norm)
+        if len(drawn):
+            honest = _together(mechanism, canaries, drawn).to(seen)
+            length = float(honest.norm())
+            if length > 0:
+                self.drawn += len(drawn)
+                self.signal += math.sqrt(len(drawn)) * float(seen @ honest) / length
+                self.expected += math.sqrt(len(drawn)) * length
+                seen = seen - honest
+        others = torch.ones(canaries.count, dtype=torch.bool)
+        others[drawn] = False
+        measured = others.nonzero()[:, 0][: max(1, min(_OUTSIDE, _ENTRIES // len(seen)))]
+        if len(measured):
+            self._measure(seen, _apart(mechanism, canaries, measured).to(seen))
+
+    def _measure(self, noise: Tensor, directions: Tensor) -> None:
+        values, vectors = torch.linalg.eigh(directions @ directions.mT)
+        kept = values > _DEPENDENT * values.max()
+        along = vectors.mT @ (directions @ noise)
+        self.energy += float((along[kept].square() / values[kept]).sum())
+        self.dimensions += int(kept.sum())
+
+    def largest_mu(self, event: StepEvent, steps: int, confidence: float, most: float) -> float:
+        """Largest 1 / noise_multiplier that is refuted, 0 if none is; not beyond an epsilon of about ``most``."""
+        if not (self.expected > 0 and self.dimensions):
+            return 0.0
+        mean = 1 / math.sqrt(self.drawn)
+        # Without any noise the energy is zero.
+        energy = max(self.energy, 1e-200)
+        found = signals_mu(self.signal * mean, self.expected * mean, energy, self.dimensions, confidence)
+        largest = 1 / event.noise_multiplier
+        while (
+            found > largest
+            and rough_epsilon({StepEvent(event.sampling, 1 / largest, event.projections): steps}) < most
+        ):
+            largest /= 0.8
+        return min(found, largest)
+
+    def to_metadata(self) -> dict[str, str]:
+        return {f"signals.{name}": repr(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Signals:
+        """Raises ValueError for what is no number. Those of a file that has none are zero."""
+
+        def number(name: str) -> str:
+            return metadata.get(f"signals.{name}", "0")
+
+        return cls(
+            int(number("drawn")),
+            float(number("signal")),
+            float(number("expected")),
+            float(number("energy")),
+            int(number("dimensions")),
+        )
+
+
+def _together(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:
+    """(entries,) what an honest mechanism adds of these canaries, in units of C. Float64."""
+    coordinates = mechanism.coordinates
+    total: Vector | None = None
+    for chunk in which.split(_TOGETHER):
+        captured, factors = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
+        part = coordinates.from_partial(coordinates.partial_sum(captured, factors))
+        total = part if total is None else add_vectors(total, part)
+    assert total is not None
+    return flattened(total).double() / mechanism.clip_norm
+
+
+def _apart(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:
+    """(canaries, entries) the same of each by itself."""
+    return torch.stack([_together(mechanism, canaries, one) for one in which.split(1)])
