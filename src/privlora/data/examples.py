@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from privlora.data.assembling import Frame, Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
-from privlora.data.rendering import Segment, parse, renderer
+from privlora.data.rendering import Segment, renderer
+from privlora.data.templates import parse
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:

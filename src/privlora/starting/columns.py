@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from privlora.data.records import COLUMN, missing_column, separator_of
-from privlora.data.rendering import parse
+from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
 from privlora.starting.survey import Survey
 
@@ -101,8 +101,6 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
                 f"column {name!r} is not a text in every record",
                 fix="write every value of it as a string (an empty one if there is nothing to say), or name another",
             )
-    if not used:
-        raise ConfigError("the form names no column", fix='write one in braces, as "{title}\\n{body}"')
     return Form(settings, used, why)
 
 
