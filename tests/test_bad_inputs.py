@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from transformers import AutoModelForCausalLM
 
 import privlora
 from privlora.accounting import read_ledger
+from privlora.errors import named
+from privlora.training import model_names
 from privlora.training.files import RunFolder
 
 Groups = dict[str, Any]
@@ -292,7 +295,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "cannot load model"),
     "half the weights": (_truncate, "cannot load model"),
     "no safetensors": (_garble, "cannot load model"),
-    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "cannot load model"),
+    "no tokenizer": (
+        lambda model: (model / "tokenizer.json").unlink(),
+        "its tokenizer: Couldn't instantiate",
+    ),
     "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
 }
 
@@ -303,6 +309,57 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+
+
+def test_folders_that_are_no_models(
+    model: Path, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "hub").mkdir()
+    shutil.copytree(model, folder / "hub" / "llama")
+    run, base = finished / "run", named(model.name)
+    adapter = Path(shutil.copytree(run / "release", folder / "adapter", ignore=lambda *_: ["ledger.jsonl"]))
+    for place, words in (
+        (run, ["it is a run of privlora. Fix: name its base model", "--merge`", f"`privlora resume {run}`"]),
+        (run / "release", ["holds an adapter already"]),
+        (adapter, [f"holds an adapter already, of {base}", f"set adapter.init={adapter}"]),
+        (folder, ["there is no config.json in it"]),
+        (folder / "hub", [f"there is no config.json in it. Fix: did you mean '{folder}/hub/llama'?"]),
+    ):
+        refuses_settings(capsys, folder, run_settings(place, folder), "cannot load model", *words)
+        refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+        refuses(
+            capsys,
+            folder,
+            ["init", folder / "records.jsonl", "--model", place, "--output", folder / "x.yaml"],
+            words[0],
+        )
+
+
+def test_a_misspelt_model_where_no_hub_can_be_reached(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: loaders ask a hub that is not there for a minute."""
+    shutil.copytree(model, folder / "tinyllama")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(model_names, "getproxies", dict)
+    asked = list[str]()
+
+    def unknown(host: str, *_: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    settings = run_settings(Path("tinylama"), folder)
+    words = [
+        "it is no local folder, and the hub (huggingface.co) cannot be reached",
+        "the folder 'tinyllama'?",
+    ]
+    refuses_settings(capsys, folder, settings, *words)
+    assert asked == ["huggingface.co"]
+    assert (
+        "not a local folder; did you mean the folder 'tinyllama'?\n" in call(capsys, "plan", "run.yaml").out
+    )
 
 
 def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
