@@ -18,6 +18,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from cli_cases import (
+    CHAT_TEMPLATE,
     Outcome,
     call,
     check,
@@ -33,7 +34,8 @@ from transformers import AutoModelForCausalLM
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.errors import named
+from privlora.config import settings_from
+from privlora.errors import DataError, named
 from privlora.training import model_names
 from privlora.training.files import RunFolder
 
@@ -238,6 +240,69 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
     (folder / file).write_bytes(content)
     groups = {**groups, "data": {**groups.get("data", {}), "path": str(folder / file)}}
     refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
+
+
+FORMS = {
+    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.rejected=',
+    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n", completion=',
+    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.completion="answer" (in Python',
+    '{"conversations": []}': 'Fix: set data.messages="conversations"',
+    '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
+}
+
+
+@pytest.mark.parametrize("line", FORMS)
+def test_records_of_a_usual_form(
+    line: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything slow, a plan's noise included."""
+    (folder / "records.jsonl").write_text(line + "\n")
+    refuses_settings(capsys, folder, run_settings(model, folder), "no column 'text'", FORMS[line])
+
+
+COLUMNS: dict[str, tuple[Groups, str]] = {
+    "a format": ({"data": {"text": "{text} {body}"}}, "no column 'body'"),
+    "an answer": ({"data": {"prompt": "question", "completion": "anser"}}, "did you mean 'answer'?"),
+    "chats": ({"data": {"messages": "chats"}}, "no column 'chats'"),
+    "a label": ({"data": {"text": "text", "label": "team", "labels": 2}}, "no column 'team'"),
+    "the second text of a pair": (
+        {"data": {"text": "text", "text_pair": "other", "label": "patient", "labels": 2}},
+        "no column 'other'",
+    ),
+    "the worse answer": (
+        {"data": {"prompt": "question", "chosen": "answer", "rejected": "bad"}},
+        "column 'bad'",
+    ),
+    "users": ({"privacy": {"unit": "user", "user_column": "patent"}}, "did you mean 'patient'?"),
+    "a task": ({"data": {"task": "sst2"}}, "no column 'label'"),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_that_the_first_record_lacks(
+    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before a model is loaded, and before a micro-batch's memory is measured."""
+    groups, word = COLUMNS[name]
+    settings = run_settings(model, folder, **groups)
+    refuses_settings(capsys, folder, settings, word)
+    with pytest.raises(DataError, match="no column"):
+        privlora.train_run(settings_from(settings, source="test"), model=torch.nn.Linear(1, 1))
+
+
+def test_a_plan_looks_at_no_record(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = run_settings(model, folder, data={"text": "none"})
+    ended = call(capsys, "plan", write_config(folder, settings))
+    assert ended.code == 0
+    assert "no column" not in ended.out + ended.err
+
+
+def test_messages_as_from_and_value(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = Path(shutil.copytree(model, folder / "model"))
+    (chats / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "records.jsonl").write_text('{"chat": [{"from": "human", "value": "x"}]}\n')
+    settings = run_settings(chats, folder, data={"messages": "chat"})
+    refuses_settings(capsys, folder, settings, "no known role. Fix: write from and value", quiet=False)
 
 
 MISSING = {

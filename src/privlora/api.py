@@ -50,6 +50,7 @@ from privlora.training.models import (
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks, refuse_several
 from privlora.training.sharding import load_sharded, refuse_in_several
+from privlora.training.sources import check_columns
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
 from privlora.training.torch_ranks import joined
@@ -389,6 +390,7 @@ def train_run(
         refuse_if_spent(RunFolder(Path(settings.run.output)))
         located = settings.located()
         _check_sources(located, records, evaluation)
+        check_columns(located, records)
         return located, plan_run(located, model)
 
     with joined() as ranks:

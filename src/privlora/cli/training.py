@@ -22,7 +22,7 @@ from privlora.training.model_names import (
     refuse_out_of_reach_of_the_hub,
     refuse_unknown_model,
 )
-from privlora.training.sources import check_sources
+from privlora.training.sources import check_columns, check_sources
 from privlora.training.takeover import refuse_if_spent
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
     # As the run itself does, but before slow imports.
     refuse_if_spent(RunFolder(Path(settings.run.output)))
     check_sources(settings)
+    check_columns(settings)
     refuse_out_of_reach_of_the_hub(settings.model)
     return settings
 

@@ -133,7 +133,9 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mappi
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise DataError(
                 f"record {number}: message {i + 1} of column {column!r} has no known role",
-                fix=f"give it a role and a content; the roles are {', '.join(ROLES)}",
+                fix="write from and value as role and content, and human and gpt as user and assistant"
+                if isinstance(message, Mapping) and {"from", "value"} <= set(message)
+                else f"give it a role and a content; the roles are {', '.join(ROLES)}",
             )
         text_of(message, "content", number)
     return messages

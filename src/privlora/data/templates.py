@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterable
 
 from privlora.errors import ConfigError, named
 
@@ -45,3 +46,9 @@ def parse(template: str) -> list[tuple[str, str | None]]:
             fix="name one in single braces, as {title}",
         )
     return [(literal, field) for literal, field, _, _ in pieces]
+
+
+def fields_of(templates: Iterable[str | None]) -> frozenset[str]:
+    """The columns that formats name; None counts for nothing."""
+    given = (parse(each) for each in templates if each is not None)
+    return frozenset(field for pieces in given for _, field in pieces if field is not None)
