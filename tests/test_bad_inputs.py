@@ -187,6 +187,20 @@ def test_files_that_are_no_settings(name: str, folder: Path, capsys: pytest.Capt
     refuses(capsys, folder, ["train", folder / "run.yaml"], word)
 
 
+def test_what_stands_where_settings_belong(
+    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, records = finished / "run", folder / "records.jsonl"
+    refuses(capsys, folder, ["train", run], "it is a folder", f"continued with `privlora resume {run}`")
+    refuses(
+        capsys,
+        folder,
+        ["plan", records],
+        "a file of records, by its name",
+        f"`privlora init {records} --model",
+    )
+
+
 def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses(capsys, folder, ["train", folder / "none.yaml"], "cannot read")
     refuses(capsys, folder, ["plan", folder], "cannot read")
@@ -196,6 +210,7 @@ RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
     "empty": ("a.jsonl", b"", {}, "no records"),
     "blank lines": ("a.txt", b"\n \n", {}, "no records"),
     "bad JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', {}, "line 2"),
+    "a JSON list by lines": ("a.jsonl", b'[\n{"text": "x"}\n]', {}, "begins a JSON list: name it .json"),
     "no objects": ("a.jsonl", b"[1, 2]\n", {}, "not an object"),
     "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "not a list of objects"),
     "not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n', {}, "not UTF-8"),
@@ -611,7 +626,9 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
 
 def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = finished / "run", folder / "new"
-    refuses(capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora")
+    refuses(
+        capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora", "a plain peft adapter"
+    )
     refuses(capsys, folder, ["export", run, new, "--merge", "--as-lora"], "exactly one of")
     refuses(capsys, folder, ["export", run, folder, "--as-lora"], "exists already")
     refuses(capsys, folder, ["export", folder, new, "--as-lora"], "no run in")

@@ -376,7 +376,7 @@ def test_what_the_command_line_lacks(here: Path, capsys: pytest.CaptureFixture[s
 def test_messages_need_a_chat_template(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = save_base(here / "plain")
     records = jsonl(here / "d.jsonl", rows(9, messages=chat))
-    refuses(capsys, here, ["init", records, "--model", plain], "has no chat template")
+    refuses(capsys, here, ["init", records, "--model", plain], "has no chat template", "data.chat_template")
 
 
 def test_a_full_disk_leaves_nothing(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import inspect
 import itertools
 import json
 import re
@@ -120,6 +121,8 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
             "the data are one mapping, not a list of records",
             fix="give one split, as data['train'], of a DatasetDict; put a single record in a list",
         )
+    if inspect.isroutine(data):
+        raise DataError("the data are a function, and not what it gives", fix="call it, as records()")
     if isinstance(data, str | bytes | Path) or not isinstance(data, Iterable):
         raise DataError(
             f"records in memory cannot be of type {type(data).__name__}", fix="give a list of mappings"
