@@ -288,3 +288,39 @@ def test_a_folder_whose_name_is_a_number_can_be_resumed(
     monkeypatch.chdir(tmp_path)
     result = resume_run("2024", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
     assert result.release == Path("2024/release")
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "evaluation by another name": (
+        {"eval_dataset": RECORDS},
+        "it is called evaluation here; its records are PUBLIC",
+    ),
+    "arguments of a trainer": ({"args": None}, "or use PrivateTrainer, which takes args"),
+    "a function in the place of what it gives": ({"data": lambda: RECORDS}, r"are a function.*Fix: call it"),
+    "a module that is no model": (
+        {"model": torch.nn.Linear(2, 2)},
+        "the model is a Linear, and no language model",
+    ),
+    "a dtype that is none here": ({"loading": {"dtype": torch.float16}}, "model.dtype='float16'"),
+    "long records": ({"columns": {"max_length": 8}}, r"divide long records by data.chunk=true"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_said_in_one_line(name: str, tmp_path: Path) -> None:
+    options, says = MISTAKES[name]
+    with pytest.raises(PrivloraError, match=says) as caught:
+        tune(**{"model": tiny_model(), "output": tmp_path / "run", **options})
+    assert "patient" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_arguments_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="no argument 'evil'"):
+        tune(tiny_model(), tmp_path / "run", evil=3)
+
+
+def test_a_dtype_may_be_torchs() -> None:
+    groups = {"columns": None, "run": None, "loading": {"dtype": torch.bfloat16}, "privacy": PRIVACY}
+    found = privlora.api.settings_of_call("x", {"path": "x.jsonl"}, groups, "runs/x", source="fine_tune")
+    assert found.model.dtype == "bfloat16"

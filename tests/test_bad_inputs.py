@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from cli_cases import (
+    CHAT_TEMPLATE,
     Outcome,
     call,
     check,
@@ -32,6 +34,9 @@ from transformers import AutoModelForCausalLM
 
 import privlora
 from privlora.accounting import read_ledger
+from privlora.config import settings_from
+from privlora.errors import DataError, named
+from privlora.training import model_names
 from privlora.training.files import RunFolder
 
 Groups = dict[str, Any]
@@ -112,6 +117,16 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "list for a group": ({"run": None}, ["'run'"]),
     "long warm-up": ({"method": {"warmup_steps": 4}}, ["warmup_steps=4 exceeds privacy.steps=3"]),
     "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
+    "double braces": ({"data": {"text": "{{ text }}"}}, ["run.yaml: data.text", "Fix: write {text}"]),
+    "double braces beside a column": (
+        {"data": {"prompt": "{question} {{text}}", "completion": "answer"}},
+        ["data.prompt", "Every record would hold that name", "Fix: write {text}"],
+    ),
+    "double braces of an answer": (
+        {"data": {"prompt": "question", "chosen": "{{a}}", "rejected": "b"}},
+        ["data.chosen", "Fix: write {a}"],
+    ),
+    "no column in a format": ({"data": {"text": "{{ }}"}}, ["data.text", "names no column"]),
 }
 
 
@@ -172,6 +187,20 @@ def test_files_that_are_no_settings(name: str, folder: Path, capsys: pytest.Capt
     refuses(capsys, folder, ["train", folder / "run.yaml"], word)
 
 
+def test_what_stands_where_settings_belong(
+    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, records = finished / "run", folder / "records.jsonl"
+    refuses(capsys, folder, ["train", run], "it is a folder", f"continued with `privlora resume {run}`")
+    refuses(
+        capsys,
+        folder,
+        ["plan", records],
+        "a file of records, by its name",
+        f"`privlora init {records} --model",
+    )
+
+
 def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses(capsys, folder, ["train", folder / "none.yaml"], "cannot read")
     refuses(capsys, folder, ["plan", folder], "cannot read")
@@ -181,6 +210,7 @@ RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
     "empty": ("a.jsonl", b"", {}, "no records"),
     "blank lines": ("a.txt", b"\n \n", {}, "no records"),
     "bad JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', {}, "line 2"),
+    "a JSON list by lines": ("a.jsonl", b'[\n{"text": "x"}\n]', {}, "begins a JSON list: name it .json"),
     "no objects": ("a.jsonl", b"[1, 2]\n", {}, "not an object"),
     "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "not a list of objects"),
     "not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n', {}, "not UTF-8"),
@@ -225,6 +255,69 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
     (folder / file).write_bytes(content)
     groups = {**groups, "data": {**groups.get("data", {}), "path": str(folder / file)}}
     refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
+
+
+FORMS = {
+    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.rejected=',
+    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n", completion=',
+    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.completion="answer" (in Python',
+    '{"conversations": []}': 'Fix: set data.messages="conversations"',
+    '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
+}
+
+
+@pytest.mark.parametrize("line", FORMS)
+def test_records_of_a_usual_form(
+    line: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything slow, a plan's noise included."""
+    (folder / "records.jsonl").write_text(line + "\n")
+    refuses_settings(capsys, folder, run_settings(model, folder), "no column 'text'", FORMS[line])
+
+
+COLUMNS: dict[str, tuple[Groups, str]] = {
+    "a format": ({"data": {"text": "{text} {body}"}}, "no column 'body'"),
+    "an answer": ({"data": {"prompt": "question", "completion": "anser"}}, "did you mean 'answer'?"),
+    "chats": ({"data": {"messages": "chats"}}, "no column 'chats'"),
+    "a label": ({"data": {"text": "text", "label": "team", "labels": 2}}, "no column 'team'"),
+    "the second text of a pair": (
+        {"data": {"text": "text", "text_pair": "other", "label": "patient", "labels": 2}},
+        "no column 'other'",
+    ),
+    "the worse answer": (
+        {"data": {"prompt": "question", "chosen": "answer", "rejected": "bad"}},
+        "column 'bad'",
+    ),
+    "users": ({"privacy": {"unit": "user", "user_column": "patent"}}, "did you mean 'patient'?"),
+    "a task": ({"data": {"task": "sst2"}}, "no column 'label'"),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_that_the_first_record_lacks(
+    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before a model is loaded, and before a micro-batch's memory is measured."""
+    groups, word = COLUMNS[name]
+    settings = run_settings(model, folder, **groups)
+    refuses_settings(capsys, folder, settings, word)
+    with pytest.raises(DataError, match="no column"):
+        privlora.train_run(settings_from(settings, source="test"), model=torch.nn.Linear(1, 1))
+
+
+def test_a_plan_looks_at_no_record(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = run_settings(model, folder, data={"text": "none"})
+    ended = call(capsys, "plan", write_config(folder, settings))
+    assert ended.code == 0
+    assert "no column" not in ended.out + ended.err
+
+
+def test_messages_as_from_and_value(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = Path(shutil.copytree(model, folder / "model"))
+    (chats / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "records.jsonl").write_text('{"chat": [{"from": "human", "value": "x"}]}\n')
+    settings = run_settings(chats, folder, data={"messages": "chat"})
+    refuses_settings(capsys, folder, settings, "no known role. Fix: write from and value", quiet=False)
 
 
 MISSING = {
@@ -282,7 +375,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "cannot load model"),
     "half the weights": (_truncate, "cannot load model"),
     "no safetensors": (_garble, "cannot load model"),
-    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "cannot load model"),
+    "no tokenizer": (
+        lambda model: (model / "tokenizer.json").unlink(),
+        "its tokenizer: Couldn't instantiate",
+    ),
     "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
 }
 
@@ -293,6 +389,57 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+
+
+def test_folders_that_are_no_models(
+    model: Path, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "hub").mkdir()
+    shutil.copytree(model, folder / "hub" / "llama")
+    run, base = finished / "run", named(model.name)
+    adapter = Path(shutil.copytree(run / "release", folder / "adapter", ignore=lambda *_: ["ledger.jsonl"]))
+    for place, words in (
+        (run, ["it is a run of privlora. Fix: name its base model", "--merge`", f"`privlora resume {run}`"]),
+        (run / "release", ["holds an adapter already"]),
+        (adapter, [f"holds an adapter already, of {base}", f"set adapter.init={adapter}"]),
+        (folder, ["there is no config.json in it"]),
+        (folder / "hub", [f"there is no config.json in it. Fix: did you mean '{folder}/hub/llama'?"]),
+    ):
+        refuses_settings(capsys, folder, run_settings(place, folder), "cannot load model", *words)
+        refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+        refuses(
+            capsys,
+            folder,
+            ["init", folder / "records.jsonl", "--model", place, "--output", folder / "x.yaml"],
+            words[0],
+        )
+
+
+def test_a_misspelt_model_where_no_hub_can_be_reached(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: loaders ask a hub that is not there for a minute."""
+    shutil.copytree(model, folder / "tinyllama")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(model_names, "getproxies", dict)
+    asked = list[str]()
+
+    def unknown(host: str, *_: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    settings = run_settings(Path("tinylama"), folder)
+    words = [
+        "it is no local folder, and the hub (huggingface.co) cannot be reached",
+        "the folder 'tinyllama'?",
+    ]
+    refuses_settings(capsys, folder, settings, *words)
+    assert asked == ["huggingface.co"]
+    assert (
+        "not a local folder; did you mean the folder 'tinyllama'?\n" in call(capsys, "plan", "run.yaml").out
+    )
 
 
 def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,7 +626,9 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
 
 def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = finished / "run", folder / "new"
-    refuses(capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora")
+    refuses(
+        capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora", "a plain peft adapter"
+    )
     refuses(capsys, folder, ["export", run, new, "--merge", "--as-lora"], "exactly one of")
     refuses(capsys, folder, ["export", run, folder, "--as-lora"], "exists already")
     refuses(capsys, folder, ["export", folder, new, "--as-lora"], "no run in")

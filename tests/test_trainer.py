@@ -18,6 +18,7 @@ from privlora import PrivateConfig, PrivateTrainer
 from privlora.config import ModelSettings
 from privlora.demo import model_path
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError
+from privlora.result import Result
 from privlora.trainer.arguments import RENAMED, TRANSLATED, WHY, WITHOUT_EFFECT, groups_of
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
@@ -66,8 +67,13 @@ def test_a_run_behind_the_methods_of_a_trainer(tmp_path: Path) -> None:
         one.save_model(tmp_path / "saved")
     with pytest.raises(ConfigError, match="--base-model"):
         one.push_to_hub("me/notes")
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(
+        RunError, match=r"holds a run already.*Fix: .*train\(resume_from_checkpoint=True\).*output_dir"
+    ):
         one.train()
+    with pytest.raises(AttributeError, match=r"no 'predict': .*trainer\.model\.generate"):
+        _ = one.predict
+    assert not hasattr(one, "evil")
 
 
 def arguments(**more: Any) -> TrainingArguments:
@@ -320,3 +326,15 @@ def test_what_others_put_into_a_release_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="is a link"):
         one.save_model(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+def test_the_model_of_a_run_that_is_over_is_the_trained_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer(config(tmp_path / "run"))
+    given = one.model
+    for loaded_here, expected in ((False, "that with the adapter"), (True, given)):
+        result = Result(tmp_path, 4, 1.0, 1e-3, base_was_given=loaded_here)
+        monkeypatch.setattr(Result, "model", "that with the adapter")
+        monkeypatch.setattr(one, "_result", result)
+        assert one.model is expected

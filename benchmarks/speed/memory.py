@@ -48,9 +48,11 @@ class Case:
     layers: int = 8
     dtype: str = "float32"
     checkpointing: str = "none"
+    clipping: str = "own"
 
     def __str__(self) -> str:
-        more = [each for each in (self.dtype, self.checkpointing) if each not in ("float32", "none")]
+        plain = ("float32", "none", "own")
+        more = [each for each in (self.dtype, self.checkpointing, self.clipping) if each not in plain]
         size = f"{self.hidden} x {self.layers}, {self.vocabulary // 1000 or self.vocabulary}k"
         return ", ".join([self.method, size, f"length {self.length}, r {self.rank}, {self.tokens}", *more])
 
@@ -70,6 +72,8 @@ CASES = [Case(method, **shape) for shape in SHAPES for method in METHODS] + [
     Case("prism", dtype="bfloat16", hidden=256, tokens=512),
     Case("prism", dtype="bfloat16", hidden=256, tokens=2048),
     Case("prism", dtype="bfloat16", tokens=512),
+    Case("prism", hidden=256, tokens=16_384, clipping="automatic"),
+    Case("dp-adamw", hidden=256, tokens=16_384, clipping="automatic"),
 ]
 TINY = Case("prism", hidden=32, vocabulary=100, length=16, rank=2, tokens=64, layers=1)
 
@@ -89,7 +93,8 @@ def measured(case: Case) -> dict[str, float]:
     seconds = time.process_time() - started
     assert peak is not None
     with tempfile.TemporaryDirectory() as folder:
-        warm = replace(TINY, method=case.method, dtype=case.dtype, checkpointing=case.checkpointing)
+        same = {name: getattr(case, name) for name in ("method", "dtype", "checkpointing", "clipping")}
+        warm = replace(TINY, **same)
         _take(warm, _model(warm), 2, 8, Path(folder) / "warm")
         model = _model(case)
         _tidy()
@@ -130,7 +135,7 @@ def _settings(case: Case) -> Any:
             "model": {"name": "random", "gradient_checkpointing": case.checkpointing},
             "data": {"path": "(random)", "max_length": case.length},
             "adapter": {"r": case.rank, "target_modules": "all-linear"},
-            "method": {"name": case.method},
+            "method": {"name": case.method} | ({} if case.clipping == "own" else {"clipping": case.clipping}),
             "privacy": {
                 "noise_multiplier": 1.0,
                 "delta": 1e-6,

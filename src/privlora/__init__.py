@@ -8,6 +8,7 @@ The parts for a loop of one's own live in their rooms: ``privlora.data``, ``priv
 
 from __future__ import annotations
 
+from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
 from privlora.version import __version__
@@ -30,6 +31,9 @@ __all__ = [
     "synthesize",
     "train_run",
 ]
+
+# peft imports bitsandbytes, whatever is asked of it, and that tells of a kernel that nothing here uses.
+getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda told: "kernels-community" not in str(told.msg))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -50,6 +50,7 @@ from privlora.training.models import (
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks, refuse_several
 from privlora.training.sharding import load_sharded, refuse_in_several
+from privlora.training.sources import check_columns
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, final_texts
 from privlora.training.torch_ranks import joined
@@ -81,6 +82,7 @@ def fine_tune(
     observer: Observer | None = None,
     callbacks: Sequence[Any] = (),
     profile: bool = False,
+    **others: Any,
 ) -> Result:
     """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
     ``output/not-private`` where nothing protects the records.
@@ -104,8 +106,9 @@ def fine_tune(
         told public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
     profile: leave a page in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
 
-    Raises PrivloraError subclasses that say what to mend.
+    Raises PrivloraError subclasses that say what to mend; for a name that other trainers have, which it is here.
     """
+    _refuse_other_names(others)
     path, records = given_records(data, "data")
     public, evaluation_records = (
         (None, None) if evaluation is None else given_records(evaluation, "evaluation")
@@ -133,6 +136,23 @@ def fine_tune(
         callbacks=callbacks,
         on_profile=_unheard if profile else None,
     )
+
+
+def _refuse_other_names(others: Mapping[str, Any]) -> None:
+    for name in others:
+        if name not in _OTHER_NAMES:
+            raise TypeError(f"fine_tune() has no argument {name!r}")
+        raise ConfigError(f"fine_tune has no argument {name}", fix=_OTHER_NAMES[name])
+
+
+_OTHER_NAMES: Final = {
+    "eval_dataset": "it is called evaluation here; its records are PUBLIC, since their loss is published",
+    "train_dataset": "it is called data here",
+    "processing_class": "it is called tokenizer here",
+    "peft_config": "it is called adapter here",
+    "output_dir": "it is called output here",
+    "args": "give privacy, method, columns and run; or use PrivateTrainer, which takes args",
+}
 
 
 def _unheard(page: Path) -> None:
@@ -166,6 +186,11 @@ def settings_of_call(
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
         )
+    if isinstance(model, torch.nn.Module) and not hasattr(model, "config"):
+        raise ConfigError(
+            f"the model is a {type(model).__name__}, and no language model of transformers",
+            fix="give what AutoModelForCausalLM.from_pretrained returns, a folder or a hub name",
+        )
     if not isinstance(output, str | Path) or not str(output):
         raise ConfigError(
             f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
@@ -182,7 +207,7 @@ def settings_of_call(
             )
     name = _name_of(model) if isinstance(model, torch.nn.Module) else str(model)
     content = {
-        "model": {"name": name, **(groups["loading"] or {})},
+        "model": {"name": name, **{key: _plain(value) for key, value in (groups["loading"] or {}).items()}},
         "data": {**data, **columns},
         "run": {"output": str(output), **(groups["run"] or {})},
     }
@@ -190,6 +215,11 @@ def settings_of_call(
     return settings_from(
         content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
     )
+
+
+def _plain(value: Any) -> Any:
+    """A dtype by its name, which is what settings hold."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
 def _adapter(groups: Mapping[str, Any]) -> Any:
@@ -389,6 +419,7 @@ def train_run(
         refuse_if_spent(RunFolder(Path(settings.run.output)))
         located = settings.located()
         _check_sources(located, records, evaluation)
+        check_columns(located, records)
         return located, plan_run(located, model)
 
     with joined() as ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,7 +80,9 @@ class Result:
 
         settings = load_settings(folder.settings)
         base, _ = load_model(settings.model, head_of(settings))
-        return PeftModel.from_pretrained(base, str(self.release)).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks by names that transformers renames
+            return PeftModel.from_pretrained(base, str(self.release)).eval()
 
     @property
     def history(self) -> list[dict[str, Any]]:

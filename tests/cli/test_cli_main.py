@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from logging import getLogger
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,10 @@ def test_what_a_table_does_not_need_is_not_imported(words: list[str], left_out: 
 def test_the_short_word_for_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "-h").out == call(capsys, "--help").out
     assert call(capsys, "train", "-h").out.startswith("Usage: ")
+
+
+def test_a_kernel_that_nothing_uses_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    told = getLogger("bitsandbytes.backends.cpu.ops")
+    told.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no module")
+    told.warning("anything else")
+    assert caplog.messages == ["anything else"]

@@ -63,6 +63,14 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         lambda f: jsonl(f / "d.jsonl", rows(60, id=int, conversations=chat)),
         {"messages": "conversations"},
     ),
+    "preferences": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, question="Who?", better=SECRET, worse="Nobody.")),
+        {"prompt": "{question}\n", "chosen": "better", "rejected": "worse"},
+    ),
+    "preferred chats": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, chosen=chat, rejected=chat)),
+        {"prompt": None, "chosen": "chosen", "rejected": "rejected"},
+    ),
     "a JSON list": (lambda f: _listed(f / "d.json"), {"text": "text"}),
     "odd name of a file": (
         lambda f: jsonl(f / "my notes: 2024 #1.jsonl", rows(9, text=SECRET)),
@@ -160,8 +168,12 @@ def test_users_are_proposed_where_they_repeat(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = jsonl(here / "d.jsonl", rows(600, text=SECRET, patient_id=lambda i: f"Mr{i % 50}"))
-    settings, text, _ = started(capsys, records, "--model", base)
+    settings, text, told = started(capsys, records, "--model", base)
     assert settings.privacy.unit == "record"
+    assert (
+        "note: records repeat values of column patient_id: if it names people, --user patient_id" in told.err
+    )
+    assert "Mr" not in told.err
     assert "# unit: user\n  # user_column: patient_id\n" in text
     assert "Mr" not in text
     (here / "run.yaml").unlink()
@@ -180,6 +192,15 @@ def test_a_label_is_proposed_and_its_values_are_not_shown(
     _, text, _ = started(capsys, records, "--model", base)
     assert "# label: label" in text
     assert "hypochondria" not in text
+    (here / "run.yaml").unlink()
+    found = jsonl(here / "e.jsonl", rows(60, message=SECRET, team=lambda i: f"hypochondria {i % 3}"))
+    _, text, told = started(capsys, found, "--model", base)
+    assert "# label: team" in text
+    assert "note: column team seems to hold labels: data.label and data.labels" in told.err
+    assert "hypochondria" not in text + told.err
+    (here / "run.yaml").unlink()
+    other = jsonl(here / "f.jsonl", rows(60, message=SECRET, number=lambda i: f"hypochondria {i}"))
+    assert "label:" not in started(capsys, other, "--model", base)[1]
 
 
 def test_columns_that_are_told(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +213,16 @@ def test_columns_that_are_told(base: Path, here: Path, capsys: pytest.CaptureFix
         settings = started(capsys, records, "--model", base, *argv)[0]
         assert settings.data.model_dump(include=set(form)) == form
         (here / "run.yaml").unlink()
+
+
+def test_a_run_is_named_after_a_yaml_that_is_named(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of one file's records share no folder."""
+    records = jsonl(here / "notes.jsonl", rows(9, text=SECRET))
+    for argv, output in ((["--output", here / "of_users.yaml"], "runs/of_users"), ([], "runs/notes")):
+        found = call(capsys, "init", records, "--model", base, "--json", *argv)
+        assert found.json["groups"]["run"]["output"] == output
 
 
 def test_several_files_and_a_model_of_the_hub(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +376,7 @@ def test_what_the_command_line_lacks(here: Path, capsys: pytest.CaptureFixture[s
 def test_messages_need_a_chat_template(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = save_base(here / "plain")
     records = jsonl(here / "d.jsonl", rows(9, messages=chat))
-    refuses(capsys, here, ["init", records, "--model", plain], "has no chat template")
+    refuses(capsys, here, ["init", records, "--model", plain], "has no chat template", "data.chat_template")
 
 
 def test_a_full_disk_leaves_nothing(

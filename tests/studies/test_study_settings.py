@@ -62,6 +62,10 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown rule": (content(selection={"seeds": [9], "by": "best"}), ["selection.by"]),
     "epsilon in base": (base(privacy={"target_epsilon": 3}), ["privacy.target_epsilon", "use epsilon"]),
     "rank in base": (base(adapter={"r": 4}), ["adapter.r", "use rank"]),
+    "both in base": (
+        base(privacy={"target_epsilon": 3}, adapter={"r": 4}),
+        ["privacy.target_epsilon", "adapter.r", "epsilon, rank instead"],
+    ),
     "seed in base": (base(run={"seed": 4}), ["run.seed", "use seeds"]),
     "rate in a task": (content(tasks={"one": {"method.learning_rate": 1}}), ["use learning_rate"]),
     "a method in a task": (content(tasks={"one": {"method.optimizer": "sgd"}}), ["sets method.optimizer"]),

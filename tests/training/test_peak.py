@@ -84,9 +84,9 @@ def test_rows_of_users_are_added_up() -> None:
 def test_many_layers_go_on_from_one_and_two(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batches = tiny_llama(num_hidden_layers=5, vocab_size=300), [Rows((1,) * 8, 12)]
     adapter = adapter_for(settings(), model)
-    quick = peak._of_layers(settings(), model, adapter, CPU, batches)
+    quick = peak._bytes(settings(), model, adapter, CPU, batches)
     monkeypatch.setattr(peak, "_FEW", (100, 101))
-    assert peak._of_layers(settings(), model, adapter, CPU, batches) == pytest.approx(quick, rel=0.02)
+    assert peak._bytes(settings(), model, adapter, CPU, batches) == pytest.approx(quick, rel=0.02)
 
 
 def test_layers_of_several_kinds_are_all_taken() -> None:
@@ -99,22 +99,44 @@ def test_layers_of_several_kinds_are_all_taken() -> None:
     assert peak._equal_layers(plain, adapter_for(some, plain)) == 0
 
 
+def _automatic(method: str) -> Settings:
+    given = settings(method)
+    return given.model_copy(update={"method": given.method.model_copy(update={"clipping": "automatic"})})
+
+
 def test_units_that_go_alone_stand_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each phase by itself: what is the largest of few units need not be that of many."""
     given, model, asked = settings("dp-adamw"), tiny_llama(), list[int]()
 
-    def grows(*given: Any) -> dict[Rows, int]:
+    def grows(*given: Any) -> dict[Rows, dict[str, int]]:
         asked.extend(len(batch.rows) for batch in given[-1])
-        return {batch: 100 + 7 * len(batch.rows) + batch.width for batch in given[-1]}
+        return {
+            batch: {"forward": 100 + 7 * len(batch.rows) + batch.width, "release": 200} for batch in given[-1]
+        }
 
     monkeypatch.setattr(peak, "_of_layers", grows)
     adapter, batches = adapter_for(given, model), [Rows((1,) * 40, 9), Rows((1,), 70)]
-    expected = {batches[0]: 100 + 7 * 40 + 9, batches[1]: 100 + 7 + 70}
+    expected = {batches[0]: 100 + 7 * 40 + 9, batches[1]: 200}
     assert peak._bytes(given, model, adapter, CPU, batches) == expected
     assert sorted(asked) == [1, 40]
     asked.clear()
-    alone = given.model_copy(update={"method": given.method.model_copy(update={"clipping": "automatic"})})
-    assert peak._bytes(alone, model, adapter, CPU, batches) == expected
+    assert peak._bytes(_automatic("dp-adamw"), model, adapter, CPU, batches) == expected
     assert max(asked) == 3
+
+
+@pytest.mark.parametrize("method", ["prism", "dp-adamw"])
+def test_many_units_that_go_alone_take_what_few_say(method: str) -> None:
+    """Of few units a release takes more than all else; of many, what is clipped at once."""
+    given, model, batch = (
+        _automatic(method),
+        tiny_llama(num_hidden_layers=1, vocab_size=16),
+        Rows((1,) * 12, 4),
+    )
+    adapter = adapter_for(given, model)
+    whole = peak._of_layers(given, model, adapter, CPU, [batch])[batch]
+    assert max(whole.values()) > 1.2 * whole["release"]
+    found = peak._of_units(given, model, adapter, CPU, [batch])[batch]
+    assert found == pytest.approx(whole, rel=0.05)
 
 
 def test_more_tokens_take_more_and_the_model_is_left_alone() -> None:

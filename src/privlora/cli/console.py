@@ -95,9 +95,6 @@ def quiet_libraries() -> Iterator[None]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
-        getLogger("bitsandbytes").setLevel(
-            ERROR
-        )  # as it is imported, it tells of a kernel that nothing here uses
         from transformers.utils import logging
 
         logging.set_verbosity_error()

@@ -17,7 +17,7 @@ from privlora.cli.training import OverridesArgument, describe, explained_stops, 
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_unknown_model
+from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.federated.history import Round
@@ -96,6 +96,7 @@ def federate(
     folder = RunFolder(Path(settings.run.output))
     folder.refuse_if_used()
     refuse_unknown_model(settings.model.name)
+    refuse_other_folder(settings.model.name)
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
 
 

@@ -35,7 +35,10 @@ def export(
 ) -> None:
     """Write a run's adapter as a whole model or a plain LoRA adapter, with its privacy report and ledger."""
     if merge == as_lora:
-        raise ConfigError("give exactly one of --merge and --as-lora", fix="--merge makes a whole model")
+        raise ConfigError(
+            "give exactly one of --merge and --as-lora",
+            fix="--merge makes a whole model, --as-lora a plain peft adapter",
+        )
     folder = RunFolder(run)
     settings = load_run_settings(folder)
     require_adapter(folder)

@@ -18,7 +18,7 @@ from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.randomness import aes_instructions
 from privlora.sizes import in_one_unit
-from privlora.training.model_names import refuse_unknown_model
+from privlora.training.model_names import near_folder, refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def plan(
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
     refuse_unknown_model(settings.model.name)
+    refuse_other_folder(settings.model.name)
     if settings.federation is not None:
         if advise:
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
@@ -111,7 +112,7 @@ def plan(
     if as_json:
         emit(content)
         return
-    _show(content, planned, memory, None if fitted is None else fitted.why)
+    _show(content, planned, memory, None if fitted is None else fitted.why, near_folder(settings.model.name))
     if advice is not None:
         from privlora.cli.advising import show_advice
 
@@ -290,7 +291,11 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
 
 
 def _show(
-    content: dict[str, Any], planned: Plan | None, memory: MemoryEstimate | None, chosen: str | None
+    content: dict[str, Any],
+    planned: Plan | None,
+    memory: MemoryEstimate | None,
+    chosen: str | None,
+    near: str,
 ) -> None:
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
     if "rows" in content:
@@ -348,7 +353,7 @@ def _show(
         rows.append(
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
-    rows.append(("memory", _memory_line(memory)))
+    rows.append(("memory", _memory_line(memory, near)))
     if chosen is not None:
         rows.append(("auto", chosen))
     if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
@@ -423,9 +428,10 @@ def _packing_words(packing: Mapping[str, Any]) -> str:
     )
 
 
-def _memory_line(memory: MemoryEstimate | None) -> str:
+def _memory_line(memory: MemoryEstimate | None, near: str) -> str:
+    """near: as ``near_folder``."""
     if memory is None:
-        return "unknown: the model is not a local folder"
+        return f"unknown: the model is not a local folder; {near}".removesuffix("Else ").rstrip("; ")
     kept = (memory.update_bytes, memory.public_bytes, memory.embedding_bytes, memory.cache_bytes)
     gradients = (memory.gradient_bytes, memory.gradient_bytes_at_most)
     say = in_one_unit(memory.weight_bytes, *kept, *gradients)

@@ -68,7 +68,7 @@ def init(
         raise ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`")
     if not model:
         raise ConfigError("no model is given", fix="add --model with a local folder or a hub name")
-    asked = Asked(paths, epsilon, user)
+    asked = Asked(paths, epsilon, user, output)
     target = output or Path(f"{asked.stem}.yaml")
     refuse_existing(target)
     base = look_at(model)

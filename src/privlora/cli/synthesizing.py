@@ -25,7 +25,7 @@ from privlora.cli.training import (
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_unknown_model
+from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 
 if TYPE_CHECKING:
     from privlora.auditing.released_texts import TextAudit
@@ -61,6 +61,7 @@ def synthesize(
     """
     settings = _publishing(load_settings(config, overrides or ()), source)
     refuse_unknown_model(settings.model.name)
+    refuse_other_folder(settings.model.name)
     if audit:
         _audit(
             settings,

@@ -17,6 +17,7 @@ from privlora.data.formats import Format
 from privlora.data.labels import Classes, classes_of
 from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
+from privlora.data.templates import parse
 from privlora.errors import ConfigError, named, nearest
 from privlora.names import in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, NOISE_MULTIPLIERS
@@ -332,6 +333,15 @@ class DataSettings(Group):
                 f"chat_template_kwargs holds {taken}, which is decided here. Fix: leave in it what the template asks "
                 "for, as {enable_thinking: false}"
             )
+        return given
+
+    @field_validator("text", "prompt", "completion", "chosen", "rejected", "text_pair")
+    @classmethod
+    def _names_a_column(cls, given: str | None) -> str | None:
+        try:
+            parse(given or "")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return given
 
     @field_validator("task")

@@ -42,6 +42,7 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
 
     quoted: whether the error may say what is wrong in words of the file, among which may be keys of services.
     """
+    _refuse_other_than_settings(Path(path))
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -75,6 +76,23 @@ def settings_from(
         _apply(merged, override)
     _refuse_unknown(merged, source)
     return checked(Settings, merged, source)
+
+
+def _refuse_other_than_settings(path: Path) -> None:
+    """Raise ConfigError for a folder, and for a file of records by its name; neither is opened."""
+    if path.is_dir():
+        raise ConfigError(
+            f"cannot read {str(path)!r}: it is a folder, and no file of settings",
+            fix=f"give the YAML; a run is continued with `privlora resume {path}`",
+        )
+    if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_OF_RECORDS):
+        raise ConfigError(
+            f"cannot read {str(path)!r}: it is a file of records, by its name, and not of settings",
+            fix=f"`privlora init {path} --model NAME` proposes settings for it",
+        )
+
+
+_OF_RECORDS: Final = (".jsonl", ".ndjson", ".csv", ".parquet")
 
 
 def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Checked:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from privlora.data.assembling import Frame, Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
-from privlora.data.rendering import Segment, parse, renderer
+from privlora.data.rendering import Segment, renderer
+from privlora.data.templates import fields_of, parse
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -287,9 +288,9 @@ class Template:
     @property
     def used(self) -> frozenset[str]:
         """Names of the columns that an example is made of."""
-        given = [value for value in (self.text, self.prompt, self.completion) if value is not None]
-        fields = {field for value in given for _, field in parse(value) if field is not None}
-        return frozenset(fields if self.messages is None else {self.messages})
+        if self.messages is not None:
+            return frozenset({self.messages})
+        return fields_of([self.text, self.prompt, self.completion])
 
 
 def build_examples(

@@ -109,7 +109,9 @@ def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[R
         except (ValueError, RecursionError) as error:
             # Only where: the error itself holds the line.
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            broken(DataError(f"{where}{column}: this is not JSON", fix="mend or remove the line"))
+            listed = number == 1 and line.lstrip().startswith("[")
+            fix = "the file begins a JSON list: name it .json, or set data.format=json" if listed else None
+            broken(DataError(f"{where}{column}: this is not JSON", fix=fix or "mend or remove the line"))
         else:
             yield from _objects(record, where, broken)
 

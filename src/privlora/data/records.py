@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import inspect
 import itertools
 import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, Final, NoReturn, get_args
 
 from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file
+from privlora.data.templates import fields_of
 from privlora.errors import ConfigError, DataError, named
 
 HUB = "hf://"
@@ -119,6 +121,8 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
             "the data are one mapping, not a list of records",
             fix="give one split, as data['train'], of a DatasetDict; put a single record in a list",
         )
+    if inspect.isroutine(data):
+        raise DataError("the data are a function, and not what it gives", fix="call it, as records()")
     if isinstance(data, str | bytes | Path) or not isinstance(data, Iterable):
         raise DataError(
             f"records in memory cannot be of type {type(data).__name__}", fix="give a list of mappings"
@@ -221,13 +225,41 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
         shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
     else:  # a table without a header has a record for its names
         shown = "(not shown: they look like contents; does the file have a header line?)"
-    mend = f"did you mean {nearest[0]!r}?" if nearest else "name one of its columns"
+    mend = _form_of(names) if column == "text" else "name one of its columns"
+    if nearest:
+        mend = f"did you mean {nearest[0]!r}?"
     separator = separator_of(names)
     if separator is not None:
         mend = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
     return DataError(
         f"record {number} has no column {named(column)}; its columns are: {shown or 'none'}", fix=mend
     )
+
+
+_FORMS: Final[tuple[dict[str, str], ...]] = (
+    {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    {"chosen": "chosen", "rejected": "rejected"},
+    {"prompt": "{instruction}\\n{input}\\n", "completion": "output"},
+    *(
+        {"prompt": asked, "completion": answer}
+        for asked in ("prompt", "instruction", "question")
+        for answer in ("completion", "output", "response", "answer")
+    ),
+    *({"messages": name} for name in ("messages", "conversations", "conversation")),
+)
+"""Settings of data for records of usual forms, the narrowest first."""
+
+
+def _form_of(names: Collection[str]) -> str:
+    """How to name columns where records are of a usual form, in settings and in Python."""
+    if "input_ids" in names:
+        return "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
+    for form in _FORMS:
+        if fields_of(form.values()) <= set(names):
+            settings = ", ".join(f'data.{name}="{value}"' for name, value in form.items())
+            python = ", ".join(f'{name}="{value}"' for name, value in form.items())
+            return f"set {settings} (in Python columns=dict({python}))"
+    return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
 
 
 def separator_of(columns: Collection[str]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,8 @@ from jinja2 import TemplateError
 
 from privlora.data.jinja import refuse_chance, without_clock
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError, named
+from privlora.data.templates import parse
+from privlora.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,25 +48,6 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: st
     return lambda record, number: [
         Segment(_fill(pieces, record, number), trained) for pieces, trained in parts
     ]
-
-
-def parse(template: str) -> list[tuple[str, str | None]]:
-    """A column's name or a format as (literal text, column or None) pieces."""
-    if "{" not in template and "}" not in template:
-        return [("", template)]
-    try:
-        pieces = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(
-            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
-        ) from None
-    for _, field, spec, conversion in pieces:
-        if field == "" or spec or conversion:
-            raise ConfigError(
-                f"template {named(template)} has a field that is not a plain {{column}}",
-                fix="name one column between each pair of braces, without ! or :",
-            )
-    return [(literal, field) for literal, field, _, _ in pieces]
 
 
 def _fill(pieces: list[tuple[str, str | None]], record: Mapping[str, Any], number: int) -> str:
@@ -152,7 +133,9 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mappi
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise DataError(
                 f"record {number}: message {i + 1} of column {column!r} has no known role",
-                fix=f"give it a role and a content; the roles are {', '.join(ROLES)}",
+                fix="write from and value as role and content, and human and gpt as user and assistant"
+                if isinstance(message, Mapping) and {"from", "value"} <= set(message)
+                else f"give it a role and a content; the roles are {', '.join(ROLES)}",
             )
         text_of(message, "content", number)
     return messages

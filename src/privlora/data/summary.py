@@ -90,6 +90,6 @@ def refuse_implausible(
         raise DataError(
             f"more than half of the records lose more than half of their tokens to data.max_length={max_length}",
             why="most of what they say would not be trained on",
-            fix="raise data.max_length, divide long records (unit=user keeps them one unit), "
+            fix="raise data.max_length, divide long records by data.chunk=true (all chunks of one are one unit), "
             "or set data.unchecked=true",
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from privlora.data.records import COLUMN, missing_column, separator_of
-from privlora.data.rendering import parse
+from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
 from privlora.starting.survey import Survey
 
@@ -42,6 +42,14 @@ _TEXTS: Final = (
 )
 _TITLES: Final = ("title", "subject", "headline")
 _CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
+_PREFERENCES: Final = (
+    ("chosen", "rejected"),
+    ("preferred", "rejected"),
+    ("accepted", "rejected"),
+    ("better", "worse"),
+    ("winner", "loser"),
+)
+_ASKED: Final = ("prompt", "question", "instruction", "query", "input")
 _LONGER = 4  # than every other column, of the one that must be the text
 
 ASK: Final = "name them: --text COLUMN; or --prompt COLUMN --completion COLUMN; or --messages COLUMN"
@@ -54,6 +62,11 @@ class Form:
     settings: dict[str, str]
     used: tuple[str, ...]
     why: str
+
+    @property
+    def chats(self) -> bool:
+        """Whether a chat template renders them."""
+        return "messages" in self.settings or ("chosen" in self.settings and "prompt" not in self.settings)
 
 
 def form_of(
@@ -101,8 +114,6 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
                 f"column {name!r} is not a text in every record",
                 fix="write every value of it as a string (an empty one if there is nothing to say), or name another",
             )
-    if not used:
-        raise ConfigError("the form names no column", fix='write one in braces, as "{title}\\n{body}"')
     return Form(settings, used, why)
 
 
@@ -134,6 +145,9 @@ def _guess(found: Survey) -> Form:
     spelt = {name.lower(): name for name in names}
     texts = {name.lower(): name for name in found.texts if name in names}
     foreign = [name for name in names if found.columns[name].foreign == found.records]
+    preferences = _preferences(found, spelt)
+    if preferences is not None:
+        return preferences
     chats = [spelt[each] for each in _CHATS if spelt.get(each) in found.chats]
     chats += [name for name in names if name in found.chats]
     if chats:
@@ -157,6 +171,21 @@ def _guess(found: Survey) -> Form:
     raise DataError(
         f"which columns hold the text cannot be guessed; they are: {_shown(found.columns)}", fix=ASK
     )
+
+
+def _preferences(found: Survey, spelt: dict[str, str]) -> Form | None:
+    """Two answers to a prompt, or two chats."""
+    why = "a better and a worse answer, by their names: learnt by DPO"
+    asked = next((spelt[each] for each in _ASKED if spelt.get(each) in found.texts), None)
+    for names in _PREFERENCES:
+        pair = [spelt[each] for each in names if each in spelt]
+        settings = dict(zip(("chosen", "rejected"), pair, strict=False))
+        if len(pair) == 2 and all(each in found.chats for each in pair):
+            return Form(settings, tuple(pair), why)
+        if len(pair) == 2 and asked is not None and all(each in found.texts for each in pair):
+            prompt = asked if all(_set_off(found, asked, each) for each in pair) else f"{{{asked}}}\n"
+            return _checked(found, {"prompt": prompt, **settings}, why)
+    return None
 
 
 def _pair(found: Survey, texts: dict[str, str], first: str, second: str) -> dict[str, str]:

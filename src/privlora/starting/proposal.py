@@ -36,11 +36,12 @@ _WRAPPING = 8  # tokens that begin, end and set off a text
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says. user: a column, for unit: user."""
+    """What the command line says. user: a column, for unit: user. target: the YAML, where it is named."""
 
     paths: tuple[str, ...]
     epsilon: float
     user: str | None = None
+    target: Path | None = None
 
     @property
     def stem(self) -> str:
@@ -67,20 +68,22 @@ def propose(
     draft.put("adapter.r", 16, "rank: more adapts more, and spreads the noise over more numbers")
     units = found.records if asked.user is None else _users(found, asked.user)
     numbers = numbers_for(units)
-    _privacy(draft, asked, found, numbers)
+    _privacy(draft, asked, found, numbers, notes)
     if numbers.n < _VERY_FEW:
         notes.append(
             f"so few {'users' if asked.user else 'records'} can hardly be learnt from with privacy: expect little"
         )
     _method(draft, numbers)
-    draft.put("run.output", str(free(Path("runs") / asked.stem)), "release/ may be published, private/ never")
+    name = asked.stem if asked.target is None else asked.target.stem
+    draft.put("run.output", str(free(Path("runs") / name)), "release/ may be published, private/ never")
     draft.put(
         "run.tokens_per_micro_batch", "auto", "as much at once as memory has room for; results stay the same"
     )
-    if base.chats is False and "messages" in form.settings:
+    if base.chats is False and form.chats:
         raise DataError(
             f"the tokenizer of {base.name!r} has no chat template, which messages need",
-            fix="give an instruction-tuned model, or records with --text or --prompt and --completion",
+            fix="give an instruction-tuned model, or records with --text or --prompt and --completion; or write the "
+            f"YAML for such a model, name {base.name} in it, and a template of your own as data.chat_template",
         )
     return draft, notes
 
@@ -139,7 +142,11 @@ def _data(
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
         )
-    if found.label is not None and "text" in form.settings:
+    if found.label is not None and "text" in form.settings and found.label not in form.used:
+        notes.append(
+            f"column {found.label} seems to hold labels: data.label and data.labels, a comment in the YAML, train a "
+            "classifier of them"
+        )
         draft.remark(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
@@ -185,7 +192,7 @@ def _users(found: Survey, column: str) -> int:
     return users
 
 
-def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers) -> None:
+def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes: list[str]) -> None:
     whose = "users" if asked.user else "records"
     if asked.user is not None:
         draft.put(
@@ -221,6 +228,10 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers) -> Non
     draft.put("privacy.steps", numbers.steps, steps)
     if asked.user is None and found.repeated is not None:
         _propose_users(draft, found, found.repeated)
+        notes.append(
+            f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
+            "all records of one together, and not each by itself"
+        )
 
 
 def _propose_users(draft: Draft, found: Survey, column: str) -> None:

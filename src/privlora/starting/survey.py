@@ -24,6 +24,7 @@ _OF_USERS: Final = re.compile(
 )
 
 _LABELS: Final = ("label", "class", "category", "sentiment", "rating", "stars")
+_LONGEST_LABEL, _MOST_LABELS = 40, 20  # in characters; different ones
 
 
 @dataclass
@@ -101,8 +102,17 @@ class Survey:
 
     @property
     def label(self) -> str | None:
-        """A column that seems to hold labels."""
-        return next((name for name in self.columns if name.lower() in _LABELS), None)
+        """A column that seems to hold labels: by its name, or since few values recur in the records that were kept."""
+        named = next((name for name in self.columns if str(name).lower() in _LABELS), None)
+        return named or next((name for name in self.columns if self._recurs(name)), None)
+
+    def _recurs(self, name: str) -> bool:
+        if not COLUMN.fullmatch(str(name)) or _OF_USERS.fullmatch(name):
+            return False
+        values = [record.get(name) for record in self.first]
+        if not all(isinstance(value, str) and 0 < len(value) <= _LONGEST_LABEL for value in values):
+            return False
+        return 2 <= len(set(values)) <= min(_MOST_LABELS, len(values) // 10)
 
     @property
     def repeated(self) -> str | None:

@@ -349,14 +349,13 @@ def _groups(given: Any, source: str, place: tuple[str, ...], default: str | None
             raise ConfigError(
                 f"{source}: {where}: {key!r} is not a group of settings", fix="write group.key: value"
             )
-    for group, values in found.items():
-        for name in values:
-            axis = _BY_AXIS.get(f"{group}.{name}")
-            if axis is not None:
-                raise ConfigError(
-                    f"{source}: {where} sets {group}.{name}, which the study decides",
-                    fix=f"use {axis} instead",
-                )
+    places = [f"{group}.{name}" for group, values in found.items() for name in values]
+    decided = {place: _BY_AXIS[place] for place in places if place in _BY_AXIS}
+    if decided:
+        raise ConfigError(
+            f"{source}: {where} sets {', '.join(decided)}, which the study decides",
+            fix=f"use {', '.join(decided.values())} instead",
+        )
     return found
 
 

@@ -17,6 +17,7 @@ from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of
 from privlora.training.callbacks import checked_callbacks
 from privlora.training.files import RunFolder
+from privlora.training.takeover import refuse_if_spent
 
 if TYPE_CHECKING:
     from privlora.reporting.pushing import Pushed
@@ -31,6 +32,11 @@ _REFUSED: Final = {
     "formatting_func": "columns say it: privlora.fine_tune(columns=dict(text='{title} {body}'))",
     "quantization_config": "load the model with it, and pass the model",
     "tokenizer": "it is called processing_class",
+}
+
+_INSTEAD: Final = {
+    "predict": ": text is written by trainer.model.generate once it is trained, and `privlora evaluate` measures it",
+    "state": ": what happened is in trainer.result.history",
 }
 
 
@@ -125,8 +131,12 @@ class PrivateTrainer:
 
     @property
     def model(self) -> Any:
-        """The base model as it was given; that with the adapter is ``result.model``."""
-        return self._model
+        """That with the adapter (``result.model``) once a run is over; before, or of a loaded model, what was given."""
+        trained = self._result is not None and not self._result.base_was_given
+        return self.result.model if trained else self._model
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"PrivateTrainer has no {name!r}{_INSTEAD.get(name, '')}")
 
     def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> PrivateTrainOutput:
         """Train; or go on with the run in args.output_dir, where resume_from_checkpoint is true or names that folder.
@@ -134,6 +144,11 @@ class PrivateTrainer:
         Raises Interrupted where the user or a callback stopped it: all is saved, and can be resumed.
         """
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
+            try:
+                refuse_if_spent(RunFolder(Path(self._output)))
+            except RunError as error:
+                again = "continue it with train(resume_from_checkpoint=True), or give another output_dir"
+                raise RunError(error.what, why=error.why, fix=again) from None
             self._result = fine_tune(
                 self._model,
                 self._given("data", self._records),

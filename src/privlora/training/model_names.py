@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from privlora.config import ModelSettings
 from privlora.data.records import is_data_file_name
-from privlora.errors import ModelError
+from privlora.errors import ModelError, named
 from privlora.names import HUB_NAME
+from privlora.training.files import RunFolder
 
 # Where runs lie unless run.output says otherwise, and where base models do; no owner on the hub is called so.
 _FOLDERS = ("runs/", "models/")
@@ -32,13 +38,87 @@ def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
     shown = "(not shown: it is a text)" if re.search(r"\s", name) else repr(name)
     raise ModelError(
         f"cannot load model {shown}: it is {'a file' if exists else 'no local folder'}",
-        fix="give a local folder with config.json and safetensors, or a model of the hub as owner/name",
+        fix=near_folder(name) + _GIVE,
     )
 
 
+def refuse_other_folder(name: str) -> None:
+    """Raise ModelError for a local folder that is no base model's: a run's, an adapter's, or without config.json."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return
+    adapter, run = folder / "adapter_config.json", RunFolder(folder)
+    if run.settings.exists() or run.ledger.exists():
+        what, fix = (
+            "it is a run of privlora",
+            f"name its base model; to train on top of what it learnt, `privlora export {name} NEW --merge` and name "
+            f"NEW; to go on with it, `privlora resume {name}`",
+        )
+    elif adapter.is_file():
+        base = _base_of(adapter)
+        what = f"the folder holds an adapter already{f', of {base}' if base else ''}, and no base model"
+        fix = f"name the base model; to start from the adapter, set adapter.init={name}"
+    else:
+        what, fix = "there is no config.json in it", _inside(folder) + _GIVE
+    raise ModelError(f"cannot load model {name!r}: {what}", fix=fix)
+
+
+def _base_of(adapter: Path) -> str | None:
+    try:
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return named(base, longest=200) if isinstance(base, str) and base else None
+
+
+_GIVE = "give a local folder with config.json and safetensors, or a model of the hub as owner/name"
+
+
+def near_folder(name: str) -> str:
+    """The beginning of a mend: the model's folder beside it whose name is nearest; empty where none is near."""
+    try:
+        place = Path(name).expanduser()
+        known = {each.parent.name: each.parent for each in place.parent.glob("*/config.json")}
+    except (OSError, ValueError, RuntimeError):
+        return ""
+    near = difflib.get_close_matches(place.name, known, n=1, cutoff=0.7)
+    return f"did you mean the folder {str(known[near[0]])!r}? Else " if near else ""
+
+
+def _inside(folder: Path) -> str:
+    """The same of the only model's folder in a folder."""
+    found = sorted(each.parent for each in folder.glob("*/config.json"))
+    return f"did you mean {str(found[0])!r}? Else " if len(found) == 1 else ""
+
+
+def refuse_out_of_reach_of_the_hub(settings: ModelSettings) -> None:
+    """Raise ModelError where a model is neither here nor could be fetched, which loaders find out in a minute.
+
+    The hub is not asked: the system looks up its address.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if Path(settings.name).expanduser().is_dir() or constants.HF_HUB_OFFLINE or getproxies():
+        return
+    kept = try_to_load_from_cache(settings.name, "config.json", revision=settings.revision)
+    host = urlsplit(constants.ENDPOINT).hostname
+    if isinstance(kept, str) or host is None:
+        return
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        raise ModelError(
+            f"cannot load model {settings.name!r}: it is no local folder, and the hub ({host}) cannot be reached",
+            fix=near_folder(settings.name)
+            + "give a local folder, or fetch the model where there is a network",
+        ) from None
+
+
 def model_source(settings: ModelSettings) -> dict[str, Any]:
-    """Where transformers' loaders find the model. Raises ModelError as ``refuse_unknown_model``."""
+    """Where transformers' loaders find the model. Raises ModelError for what they cannot find."""
     refuse_unknown_model(settings.name)
+    refuse_other_folder(settings.name)
+    refuse_out_of_reach_of_the_hub(settings)
     folder = Path(settings.name).expanduser()
     is_local = folder.is_dir()
     return {

@@ -21,7 +21,7 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import NEW_MODULES
 from privlora.adapters.quantised import bits, hold, let_go
 from privlora.config import ModelSettings, Settings
-from privlora.errors import ConfigError, ModelError, PrivacyError, named, reason_of
+from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, named, reason_of
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
 from privlora.training.model_checks import (
     public_logits,
@@ -32,7 +32,7 @@ from privlora.training.model_checks import (
     refuse_out_of_reach,
     refuse_too_short,
 )
-from privlora.training.model_names import model_source
+from privlora.training.model_names import model_source, near_folder
 from privlora.training.ranks import Ranks, own_device
 
 _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, in float32 and below
@@ -160,8 +160,9 @@ def load_tokenizer(settings: ModelSettings) -> Any:
         return AutoTokenizer.from_pretrained(**source)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise ModelError(
-            f"cannot load model {settings.name!r}, its tokenizer: {reason_of(error)}",
-            fix="give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
+            f"cannot load model {settings.name!r}, its tokenizer: {in_one_line(str(error)) or reason_of(error)}",
+            fix=near_folder(settings.name)
+            + "give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
             "can be reached",
         ) from None
 

@@ -21,7 +21,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from privlora.accounting.events import StepEvent
-from privlora.adapters import LowRankAdapter
+from privlora.adapters import Captured, LowRankAdapter
 from privlora.config import PrivacySettings, Settings
 from privlora.coordinates.starts import SPECTRAL_SPLIT
 from privlora.data.examples import Answers, Example, Examples
@@ -41,16 +41,21 @@ from privlora.training.step import Step
 # A logical batch has more units than are assumed with less than this probability a step.
 _RARE = 1e-9
 _FEW = (1, 2)  # layers that stand for more
-# Of units that go through the model one by one, so many stand for more.
+# Of units that go through the model one by one, so many stand for more, but where they are clipped at once.
 _ALONE = (2, 3)
+CLIPPING = "clipping"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A micro-batch: of units of so many ``rows`` each, all ``width`` tokens long."""
+    """A micro-batch: of units of so many ``rows`` each, all ``width`` tokens long.
+
+    clipped: units whose gradients are clipped at once, where those of ``rows`` are some of them; 0: no others.
+    """
 
     rows: tuple[int, ...]
     width: int
+    clipped: int = 0
 
     @property
     def count(self) -> int:
@@ -189,30 +194,46 @@ def _bytes(
     settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
 ) -> dict[Rows, int]:
     """Of steps on paper with these micro-batches, or as it follows from steps with fewer layers and units."""
+    return {
+        batch: max(phases.values())
+        for batch, phases in _of_units(settings, model, adapter, device, batches).items()
+    }
+
+
+def _of_units(
+    settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
+) -> dict[Rows, Mapping[str, int]]:
+    """Phase -> the largest total in it, each followed by itself: a release, which takes the same for all, may be the
+    largest of few units alone."""
     alone = routes_tokens(model) or settings.method.clipping in UNADAPTED
-    if alone and settings.privacy.private:
-        few = {batch: [Rows(batch.rows[:units], batch.width) for units in _ALONE] for batch in batches}
-        asked = {each for found in few.values() for each in found}
-        known = _of_layers(settings, model, adapter, device, sorted(asked, key=lambda each: each.count))
-        return {
-            batch: _further(known[less], known[more], _ALONE, len(batch.rows))
-            for batch, (less, more) in few.items()
-        }
-    return _of_layers(settings, model, adapter, device, batches)
+    if not (alone and settings.privacy.private):
+        return _of_layers(settings, model, adapter, device, batches)
+    few = {
+        batch: [Rows(batch.rows[:units], batch.width, len(batch.rows)) for units in _ALONE]
+        for batch in batches
+    }
+    asked = {each for found in few.values() for each in found}
+    known = _of_layers(settings, model, adapter, device, sorted(asked, key=lambda each: each.count))
+    return {
+        batch: _straight(known[less], known[more], _ALONE, len(batch.rows))
+        for batch, (less, more) in few.items()
+    }
 
 
 def _of_layers(
     settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
-) -> dict[Rows, int]:
+) -> dict[Rows, Mapping[str, int]]:
     layers = _equal_layers(model, adapter)
     if layers <= max(_FEW):
-        found = _phases(settings, model, device, batches, None)
-        return {batch: max(phases.values()) for batch, phases in found.items()}
+        return _phases(settings, model, device, batches, None)
     less, more = (_phases(settings, model, device, batches, few) for few in _FEW)
-    return {
-        batch: max(_further(less[batch][phase], size, _FEW, layers) for phase, size in more[batch].items())
-        for batch in batches
-    }
+    return {batch: _straight(less[batch], more[batch], _FEW, layers) for batch in batches}
+
+
+def _straight(
+    less: Mapping[str, int], more: Mapping[str, int], at: tuple[int, int], asked: int
+) -> dict[str, int]:
+    return {phase: _further(less[phase], size, at, asked) for phase, size in more.items()}
 
 
 def _further(less: int, more: int, at: tuple[int, int], asked: int) -> int:
@@ -231,22 +252,25 @@ def _phases(
     copied = paper.copy(_first_layers(model, layers))
     if settings.data.label is not None:  # with what `_all_labels` fills rows up
         copied.config.get_text_config().pad_token_id = 0
-    found: dict[Rows, Mapping[str, int]] = {}
+    found: dict[Rows, Counter[str]] = {}
     with warnings.catch_warnings(), paper:
         warnings.simplefilter("ignore")
         parts = build_parts(_startable(settings), copied)
         mechanism = _mechanism(parts)
         paper.gathering = lambda: parts.adapter.gathering
-        _follow(paper, mechanism, "accumulate", "clipping")
+        beside = _clip_more(mechanism, clipped := [0])
+        _follow(paper, mechanism, "accumulate", CLIPPING)
         step = _step(parts, mechanism, [])
         step.take([])
         for batch in batches:
             paper.peaks.clear()
+            clipped[0] = batch.clipped
             step = _step(parts, mechanism, [batch, batch])
             bounds = np.cumsum([0, *batch.rows, *batch.rows])
             units = [np.arange(first, stop) for first, stop in pairwise(bounds)]
             step.accumulate(units)
             found[batch] = Counter(paper.peaks)
+            found[batch][CLIPPING] -= beside.pop() if beside else 0
             if batch != batches[-1]:
                 mechanism.discard()
         paper.peaks.clear()
@@ -269,6 +293,36 @@ def _step(parts: Parts, mechanism: Mechanism, batches: Sequence[Rows]) -> Step:
         max_tokens=max((batch.count * max(batch.width, least) for batch in batches), default=1),
         dropout=parts.settings.model.dropout,
     )
+
+
+def _clip_more(mechanism: Any, clipped: list[int]) -> list[int]:
+    """Have as many units clipped as ``clipped`` says, where a micro-batch has fewer.
+
+    Also a list that then holds the bytes of those that it has, which are beside the others.
+    """
+    clip, beside = mechanism.accumulate, list[int]()
+
+    def repeated(stack: torch.Tensor) -> torch.Tensor:
+        return stack[:, :1].expand(-1, clipped[0], -1, -1).contiguous()
+
+    def more(captured: Captured) -> None:
+        units, stacks = clipped[0], captured.stacks
+        if stacks is None or units <= captured.units:
+            clip(captured)
+            return
+        beside[:] = [sum(t.nbytes for pair in stacks for t in pair)]
+        like = [(repeated(p), repeated(q)) for p, q in stacks]
+        squares, owners = captured.dense_squares, captured.owners
+        clip(
+            Captured.of_stacks(
+                like,
+                None if squares is None else squares[:1].expand(units).contiguous(),
+                None if owners is None else owners[:, :1].expand(-1, units).contiguous(),
+            )
+        )
+
+    mechanism.accumulate = more
+    return beside
 
 
 def _follow(paper: Paper, owner: Any, method: str, phase: str) -> None:

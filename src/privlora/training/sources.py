@@ -1,11 +1,15 @@
-"""Whether the files that settings name are there, without what reads them: it can be asked before slow imports."""
+"""Whether the files that settings name are there, and hold the columns that they name: asked before slow imports."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from privlora.config import Settings
-from privlora.data.records import refuse_missing
+from privlora.config.groups import AT_CLIENTS, IN_MEMORY
+from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing
+from privlora.data.tasks import find_task, labelled_record, task_record
+from privlora.data.templates import fields_of
 from privlora.errors import DataError
 
 
@@ -28,3 +32,41 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
             refuse_missing(path, format=form)
         except DataError as error:
             raise error.of(setting) from None
+
+
+def check_columns(settings: Settings, records: Any = None) -> None:
+    """Refuse settings whose columns the first private record lacks, before a model is loaded. Raises DataError as
+    reading all of them would.
+
+    Of records on the hub, in a JSON list (which is read as a whole) and of an iterator none is looked at.
+    records: what stands for the files, in memory.
+    """
+    data = settings.data
+    record = _first(settings) if records is None else _first_given(records)
+    if record is None:
+        return
+    if data.task is not None:
+        (task_record if data.label is None else labelled_record)(find_task(data.task), record, 1)
+        wanted = set[str]()
+    else:
+        columns = [data.columns, data.rejected_columns or {}]
+        chats = {each["messages"] for each in columns if each.get("messages") is not None}
+        texts = [each.get(name) for each in columns for name in ("text", "prompt", "completion")]
+        wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
+    owner = settings.privacy.user_column
+    for name in [*sorted(wanted), *([] if owner is None else [owner])]:
+        if name not in record:
+            raise missing_column(name, record, 1)
+
+
+def _first(settings: Settings) -> Mapping[str, Any] | None:
+    data = settings.data
+    path = data.path if isinstance(data.path, str) else data.path[0]
+    if path in (IN_MEMORY, AT_CLIENTS) or path.startswith(HUB) or local_file(path, data.format)[1] == "json":
+        return None
+    return next(iterate_records(path, format=data.format, limit=1))
+
+
+def _first_given(records: Any) -> Mapping[str, Any] | None:
+    first = records[0] if isinstance(records, list) and records else None
+    return first if isinstance(first, Mapping) else None

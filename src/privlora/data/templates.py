@@ -1,0 +1,54 @@
+"""Columns and formats of columns, as settings name them."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable
+
+from privlora.errors import ConfigError, named
+
+# Jinja's way of naming a column; a third brace on a side is a literal one beside a column.
+_DOUBLED = re.compile(r"(?<!\{)\{\{\s*([^\W\d][\w.-]*)\s*\}\}(?!\})")
+_LONGEST = 40  # of a name that an error shows
+
+
+def parse(template: str) -> list[tuple[str, str | None]]:
+    """A column's name or a format as (literal text, column or None) pieces.
+
+    Raises ConfigError for what cannot be read and for what shows nothing of a record.
+    """
+    if "{" not in template and "}" not in template:
+        return [("", template)]
+    doubled = _DOUBLED.search(template)
+    if doubled is not None:
+        raise ConfigError(
+            f"template {named(template)} has a name in double braces, which stand for literal ones",
+            why="every record would hold that name, and not what its column says",
+            fix=f"write {{{doubled[1]}}}" if len(doubled[1]) <= _LONGEST else "write single braces",
+        )
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
+        ) from None
+    for _, field, spec, conversion in pieces:
+        if field == "" or spec or conversion:
+            raise ConfigError(
+                f"template {named(template)} has a field that is not a plain {{column}}",
+                fix="name one column between each pair of braces, without ! or :",
+            )
+    if all(field is None for _, field, _, _ in pieces):
+        raise ConfigError(
+            f"template {named(template)} names no column",
+            why="every record would be the same text",
+            fix="name one in single braces, as {title}",
+        )
+    return [(literal, field) for literal, field, _, _ in pieces]
+
+
+def fields_of(templates: Iterable[str | None]) -> frozenset[str]:
+    """The columns that formats name; None counts for nothing."""
+    given = (parse(each) for each in templates if each is not None)
+    return frozenset(field for pieces in given for _, field in pieces if field is not None)
