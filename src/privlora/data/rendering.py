@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from privlora.data.canonical import canonical
 from privlora.data.jinja import refuse_chance, without_clock
 from privlora.data.records import missing_column, text_of
 from privlora.errors import ConfigError, DataError, named
@@ -140,6 +141,7 @@ def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | No
 
 
 def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mapping[str, Any]]:
+    """Checked, and written as if each were the only one of its source."""
     if column not in record:
         raise missing_column(column, record, number)
     messages = record[column]
@@ -155,4 +157,4 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mappi
                 fix=f"give it a role and a content; the roles are {', '.join(ROLES)}",
             )
         text_of(message, "content", number)
-    return messages
+    return [canonical(message) for message in messages]
