@@ -69,6 +69,11 @@ class Survey:
     first: list[Record]
 
     @property
+    def common(self) -> list[str]:
+        """Columns that more than half of the records have. The others may be about few, and are shown nowhere."""
+        return [name for name, column in self.columns.items() if 2 * len(column.lengths) > self.records]
+
+    @property
     def texts(self) -> list[str]:
         """Columns that are text in every record, and not blank in most."""
         return [
@@ -102,7 +107,7 @@ class Survey:
     @property
     def label(self) -> str | None:
         """A column that seems to hold labels."""
-        return next((name for name in self.columns if name.lower() in _LABELS), None)
+        return next((name for name in self.common if name.lower() in _LABELS), None)
 
     @property
     def repeated(self) -> str | None:
