@@ -159,6 +159,23 @@ def test_an_error_in_a_callback_loses_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_reports")
+def test_what_ends_the_process_leaves_at_once_and_all_charges_stay(tmp_path: Path) -> None:
+    """As docs/python.md says of SystemExit: the work since the last checkpoint is lost, and no charge is."""
+
+    def leave(event: PublicEvent) -> None:
+        if event.kind == "step" and event.step == 3:
+            raise SystemExit(7)
+
+    bench = Bench()
+    with pytest.raises(SystemExit):
+        tune(bench, tmp_path / "run", callbacks=[leave])
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 3
+    assert not (tmp_path / "run/private/checkpoint.safetensors").exists()
+    go_on(bench, tmp_path / "run")
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == STEPS
+
+
+@pytest.mark.usefixtures("quick_reports")
 def test_an_error_before_the_first_step_charges_nothing(tmp_path: Path) -> None:
     """EarlyStoppingCallback wants the best of several checkpoints, and there is none."""
     bench, early = Bench(), EarlyStoppingCallback(early_stopping_patience=1)
