@@ -14,7 +14,8 @@ from privlora.api import fine_tune, resume_run
 from privlora.config import settings_from
 from privlora.data.examples import Template, build_examples
 from privlora.data.jinja import DATE
-from privlora.errors import ConfigError, PrivacyError
+from privlora.data.sandbox import rendering
+from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.training.files import RunFolder
 from privlora.training.token_cache import key_of
 
@@ -165,6 +166,110 @@ def test_a_tokenizers_own_template_may_not_draw_either() -> None:
         tokenizer.chat_template = template
         with pytest.raises(ConfigError, match="draws at random"):
             build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
+
+
+def test_each_of_several_named_templates_is_looked_through() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ 'ab'|random }}{{ messages }}"}
+    with pytest.raises(ConfigError, match="draws at random"):
+        build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{{ [['ab']]|map('map', 'random')|map('list')|list }}", "draws at random"),
+        ("{% for x in [['ab']]|map('map', 'random') %}{{ x|list }}{% endfor %}", "draws at random"),
+        ("{{ messages|map(attribute='content') }}", "passes on"),
+        ("{{ messages|selectattr('role', 'equalto', 'user')|string }}", "passes on"),
+        ("{{ messages|reverse }}", "passes on"),
+        ("{{ [messages|batch(2)] }}", "passes on"),
+        ("{{ '%s'|format(messages|map('upper')) }}", "passes on"),
+        ("{{ '%s' % (messages|map('upper')) }}", "passes on"),
+        ("{{ '{}'.format(messages|map('upper')) }}", "passes on"),
+        ("{{ 'a' ~ (messages|map('upper')) }}", "passes on"),
+        ("{{ messages[0].items }}", "address"),
+        ("{{ messages|map(attribute='items')|join }}", "address"),
+        ("{{ messages|map(attribute='items')|list|length }}", "address"),
+        ("{{ joiner() }}", "address"),
+        ("{{ [joiner()] }}", "address"),
+        ("{{ {'a': (1, joiner())} }}", "address"),
+        ("{{ 'a' ~ ('b' ~ joiner()) }}", "address"),
+        ("{{ joiner()|string|length }}", "address"),
+        ("{{ 'a'|replace('a', x=joiner()) }}", "address"),
+        ("{{ '%s' % joiner() }}", "address"),
+        ("{{ '%(a)s' % {'a': joiner()} }}", "address"),
+        ("{{ '{}'.format(joiner()) }}", "address"),
+        ("{{ '{a}'.format(a=joiner()) }}", "address"),
+        ("{% for m in messages %}{{ loop.cycle }}{% endfor %}", "address"),
+        ("{{ cycler('a') }}{{ namespace(a=1) }}", "address"),
+        ("{{ namespace(a=1) }}", "address"),
+        ("{% block b %}{% endblock %}{{ self.b }}", "address"),
+        ("{% macro f() %}{% endmacro %}{{ f }}", "address"),
+        ("{{ range }}", "address"),
+        ("{{ dict }}", "address"),
+        ("{{ raise_exception }}", "address"),
+        ("{% if messages[0].content is sameas messages[0].content %}a{% endif %}", "sameas"),
+    ],
+)
+def test_neither_chance_nor_addresses_reach_a_text(text: str, says: str) -> None:
+    """By no way around: printed, joined, formatted, filtered, or as items of what is passed on."""
+    read(chat_template=text + "{{ messages }}")
+    with pytest.raises(DataError, match=says) as refused:
+        ids(chat_template=text)
+    assert "record 1" in str(refused.value)
+    assert "Fix:" in str(refused.value)
+    assert " 0x" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content|trim + eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        "{%- set ns = namespace(seen=false, text='') -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"
+        "{%- set ns.seen = true -%}{%- set ns.text = ns.text ~ m.content ~ loop.index ~ none ~ nothing -%}{%- endif -%}"
+        "{%- endfor -%}{{ ns.text }}{{ ns.seen }}",
+        "{% for m in messages %}{{ m|tojson }}{{ m|tojson(indent=1) }}{{ m.tool_calls|tojson if m.tool_calls }}"
+        "{% if m.thinking is defined %}[{{ m.reasoning_content }}{{ m.thinking }}]{% endif %}{% endfor %}",
+        "{{ messages|map(attribute='content')|map('upper')|join(', ') }}"
+        "{{ ', '.join(messages|map(attribute='role')) }}",
+        "{% set x = messages|selectattr('role', 'equalto', 'nobody') %}{{ 'a' if x else 'b' }}{{ x|list }}{{ x|list }}",
+        "{{ messages[::-1] }}{{ messages|list }}{{ messages|length }}{{ messages[0].items()|list }}{{ range(3) }}",
+        "{% macro show(m) %}{{ m.content }}{{ caller() }}{% endmacro %}{% set comma = joiner(';') %}"
+        "{% for m in messages %}{{ comma() }}{% call show(m) %}!{% endcall %}{{ loop.cycle('a', 'b') }}{% endfor %}",
+        "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% break %}{% endfor %}"
+        "{{ tools }}",
+        "{% if tools is none and documents is none and thinks is sameas true %}{{ '%s-%d' % ('a', 3) }}"
+        "{{ '{} {}'.format(1, [2]) }}{{ dict(a=1).a }}{{ messages|groupby('role') }}{% endif %}",
+        "{{ messages|unique(attribute='role')|sort(attribute='role')|list }}"
+        "{{ nothing|default('d') }}{{ none|d('e', 1) }}",
+        "{% filter upper %}{{ messages[0].content }}{% endfilter %}{{ messages|batch(1)|map('first')|list }}",
+    ],
+)
+@pytest.mark.parametrize("ask", [False, True])
+def test_all_else_is_rendered_as_by_transformers(text: str, ask: bool) -> None:
+    tokenizer = tiny_tokenizer()
+    call = {"type": "function", "name": "f", "arguments": {"a": 1, "é": ["<b>", None]}}
+    answer = {"role": "assistant", "content": " it is\n", "reasoning": "hm", "tool_calls": [call]}
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "is it?"},
+        answer,
+        {"role": "tool", "content": "x"},
+    ]
+    shown = rendering(text, tokenizer, {"thinks": True})(talk, ask)
+    assert shown
+    assert shown == tokenizer.apply_chat_template(
+        talk, tokenize=False, add_generation_prompt=ask, chat_template=text, thinks=True
+    )
+
+
+@pytest.mark.parametrize("text", ["{{ messages[0].content + 1 }}", "{{ nothing.more }}", "{{ '%d' % 'a' }}"])
+def test_a_template_that_fails_names_the_record_and_shows_nothing_of_it(text: str) -> None:
+    with pytest.raises(DataError, match=r"record 1: the .*chat template") as refused:
+        ids(chat_template=text)
+    assert "is 0 it" not in str(refused.value)
+    assert refused.value.__cause__ is None
 
 
 def test_no_clock_reaches_a_text() -> None:

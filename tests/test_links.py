@@ -30,6 +30,32 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(place), f"{page.name}: {target}#{anchor}"
 
 
+def test_tables_are_whole() -> None:
+    """A blank line in one makes plain text of all rows below it; a row with more cells than its head loses them."""
+    pages = [*ROOT.glob("*.md"), ROOT / "benchmarks/results/README.md", *(ROOT / "docs").glob("*.md")]
+    found = [
+        (page.name, table)
+        for page in pages
+        for table in re.findall(r"(?:^ *\|.*\n)+", _without_code(page), re.M)
+    ]
+    assert len(found) > 50
+    for name, table in found:
+        head, *rows = [line.strip() for line in table.splitlines()]
+        assert rows, f"{name}: one line that looks like a table: {head}"
+        assert re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", rows[0]), f"{name}: no head above {head}"
+        for row in rows:
+            assert _cells(row) == _cells(head), f"{name}: {row}"
+
+
+def _without_code(page: Path) -> str:
+    text = page.read_text(encoding="utf-8") + "\n"
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.M)
+
+
+def _cells(row: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", row))
+
+
 def anchors(page: Path) -> set[str]:
     """Of a page's headings, as a hub for code makes them."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -170,6 +170,33 @@ def test_the_rest_is_refused_by_name(args: dict[str, Any], says: str, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_devices_batch_says_nothing_of_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = {"per_device_train_batch_size": 4, "expected_batch_size": None}
+    trainer(config(tmp_path / "run", **args))
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"per_device_train_batch_size.*which all processes share.*Fix: "):
+        trainer(config(tmp_path / "run", **args))
+
+
+def test_preferences_take_the_place_of_a_dpo_trainer(tmp_path: Path) -> None:
+    """As docs/trl.md says it."""
+    rows = [{"prompt": f"q {i} ", "chosen": "yes", "rejected": "no"} for i in range(len(RECORDS))]
+    columns = {name: name for name in rows[0]}
+    one = trainer(
+        config(tmp_path / "run", max_steps=1), train_dataset=rows, eval_dataset=None, columns=columns
+    )
+    one.train()
+    assert one.result.report["preferences"]["loss"] == "dpo"
+
+
 @pytest.mark.parametrize(
     "name", ["data_collator", "compute_metrics", "formatting_func", "optimizers", "compute_loss_func"]
 )

@@ -24,6 +24,15 @@ def test_one_gaussian_release_after_the_other(sigma: float, steps: int) -> None:
         assert value - 1e-9 <= bound <= 1.03 * value + 1e-3
 
 
+def test_replacing_a_record_tells_twice_as_much() -> None:
+    """Of one that is replaced, both contribute: mu = 2 sqrt(steps) / sigma."""
+    mu = 2 * 4**0.5 / 3
+    found = meaning([(StepEvent(PoissonSampling(1.0), 3.0), 4)], "replace-one")
+    assert found.right_guesses == pytest.approx(NORMAL.cdf(mu / 2), abs=1e-3)
+    true = NORMAL.cdf(NORMAL.inv_cdf(0.01) + mu)
+    assert true - 1e-9 <= found.found_at_1_percent <= 1.03 * true + 1e-3
+
+
 def test_more_steps_tell_more_and_none_tell_nothing() -> None:
     few, many = (meaning([(StepEvent(PoissonSampling(0.01), 1.0), steps)]) for steps in (10, 1000))
     assert few.right_guesses < many.right_guesses < 1

@@ -18,6 +18,8 @@ from starting.starting_cases import SECRET, chat, jsonl, rows, save_base, shareg
 from privlora.config import Settings, load_settings
 from privlora.training.assembly import plan_privacy
 
+ODD_KEY = "Greta_of_Rivers_road"
+
 MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "text": (lambda f: jsonl(f / "d.jsonl", rows(300, text=SECRET)), {"text": "text"}),
     "plain lines": (lambda f: _text(f / "d.txt", 300), {"text": "text"}),
@@ -53,7 +55,7 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "set off already": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
-        {"prompt": "prompt", "completion": "completion"},
+        {"prompt": "{prompt}\n", "completion": "completion"},
     ),
     "messages": (
         lambda f: jsonl(f / "d.jsonl", rows(60, messages=chat, source="x")),
@@ -193,14 +195,48 @@ def test_a_label_is_proposed_and_its_values_are_not_shown(
     assert "# label: label" in text
     assert "hypochondria" not in text
     (here / "run.yaml").unlink()
-    found = jsonl(here / "e.jsonl", rows(60, message=SECRET, team=lambda i: f"hypochondria {i % 3}"))
+    found = jsonl(here / "e.jsonl", rows(60, message=SECRET, intent=lambda i: f"hypochondria {i % 3}"))
     _, text, told = started(capsys, found, "--model", base)
-    assert "# label: team" in text
-    assert "note: column team seems to hold labels: data.label and data.labels" in told.err
+    assert "# label: intent" in text
+    assert "note: column intent seems to hold labels: data.label and data.labels" in told.err
     assert "hypochondria" not in text + told.err
     (here / "run.yaml").unlink()
-    other = jsonl(here / "f.jsonl", rows(60, message=SECRET, number=lambda i: f"hypochondria {i}"))
+    other = jsonl(here / "f.jsonl", rows(60, message=SECRET, team=lambda i: f"hypochondria {i % 3}"))
     assert "label:" not in started(capsys, other, "--model", base)[1]
+
+
+ODD_ONES: dict[str, dict[str, Any]] = {
+    "a prompt that is set off otherwise": {"prompt": f"{SECRET} ", "completion": "a"},
+    "an answer that is set off otherwise": {"prompt": SECRET, "completion": " a"},
+    "a label": {"prompt": SECRET, "completion": "a", "label": "hypochondria"},
+    "a key like no other": {"prompt": SECRET, "completion": "a", ODD_KEY: "a"},
+    "another kind of user": {"prompt": SECRET, "completion": "a", "patient_id": 7},
+    "nobody's record": {"prompt": SECRET, "completion": "a", "patient_id": None},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ONES)
+@pytest.mark.parametrize("blank", ["", " "])
+def test_one_odd_record_changes_neither_yaml_nor_screen(
+    odd: str, blank: str, base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    usual = rows(60, prompt=SECRET, completion=lambda i: f"{blank}{SECRET}", patient_id=lambda i: f"Mr{i}")
+    for records in (usual[:-1], [*usual[:-1], {"patient_id": "Mr59", **ODD_ONES[odd]}]):
+        _, text, outcome = started(capsys, jsonl(here / "d.jsonl", records), "--model", base)
+        found.append((text, outcome.out, outcome.err))
+        (here / "run.yaml").unlink()
+    assert found[0] == found[1]
+
+
+def test_users_of_two_kinds_are_none(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """7 and "7" may be one person, who would count twice."""
+    records = jsonl(here / "d.jsonl", rows(600, text=SECRET, patient_id=lambda i: i % 9 if i else "1"))
+    assert "user_column" not in started(capsys, records, "--model", base)[1]
+    words = ("does not name a user in every record",)
+    refuses(
+        capsys, here, ["init", records, "--model", base, "--user", "patient_id", "--output", "b.yaml"], *words
+    )
 
 
 def test_columns_that_are_told(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,6 +298,16 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         lambda f: jsonl(f / "d.jsonl", rows(3, alpha=SECRET, beta=SECRET)),
         [],
         ["cannot be guessed", "alpha, beta", "--text COLUMN"],
+    ),
+    "a key of few records": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
+        [],
+        ["cannot be guessed; most records have: alpha, beta. Fix"],
+    ),
+    "a key of few records beside a column that is told": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
+        ["--text", ODD_KEY[:-1]],
+        ["its columns are: alpha, beta"],
     ),
     "a text that is missing once": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
@@ -366,6 +412,7 @@ def test_what_is_refused_in_one_line(
     path = make(here)
     refuses(capsys, here, ["init", path, "--model", base, *more], *words, "Fix: ")
     assert SECRET not in capsys.readouterr().err
+    assert ODD_KEY not in call(capsys, "init", path, "--model", base, *more).err
 
 
 def test_what_the_command_line_lacks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -456,10 +503,10 @@ def test_no_exact_number_of_records_or_users_is_told(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Users of which the true number would give another delta than their first digit; notes without numbers."""
-    records = jsonl(here / "d.jsonl", rows(4307, text=SECRET, patient_id=lambda i: f"Mr{i % 1013}"))
+    records = jsonl(here / "d.jsonl", rows(4307, text=SECRET, patient_id=lambda i: f"Mr{i % 950}"))
     _, text, outcome = started(capsys, records, "--model", base)
     assert "# unit: user" in text
-    assert "# delta: 1e-4\n" in text  # of 1000; of 1013 it is 1e-5
+    assert "# delta: 1e-5\n" in text  # of 1000; of 950 it is 1e-4
     for said in (text, outcome.out, outcome.err):
         assert "4307" not in said
-        assert "1013" not in said
+        assert "950" not in said

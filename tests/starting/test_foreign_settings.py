@@ -349,12 +349,37 @@ def test_what_cannot_be_taken_over(name: str, here: Path, capsys: pytest.Capture
     refuses(capsys, here, ["init", "--from", "theirs.yaml"], *words, "Fix: ")
 
 
+ODD_KEYS: tuple[Any, ...] = (
+    *(SECRET, "x" * 41, "a\n", "a\x1b[31m", "\u202ea", "hf_sk0000", "0a", "", "é"),
+    *(1, None, True, 1.5),
+)
+
+
 def test_keys_that_are_no_names_are_not_shown() -> None:
-    taken = Taken("TRL", {SECRET: 1, "x" * 80: 2})
+    taken = Taken("TRL", {**dict.fromkeys(ODD_KEYS, 1), "x" * 40: 2})
     taken.finish({})
     assert taken.remarks() == [
-        "not known to privlora, so without effect: (a key that is no name), (a key that is no name)"
+        f"not known to privlora, so without effect: (a key that is no name), {'x' * 40}"
     ]
+    taken.unknown = ["a" * k for k in range(1, 24)]
+    assert taken.remarks()[0].endswith(f", {'a' * 20} and 3 more")
+
+
+@pytest.mark.parametrize(
+    "line", ["7: a", "null: a", "1.5: a", "2026-01-01: a", '"\\e[31mb": a', "? [a, b]\n: c", "? {a: b}\n: c"]
+)
+def test_a_key_of_any_kind_gives_no_traceback(
+    line: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "trl.yaml").write_text(yaml.safe_dump(BASE) + line + "\n")
+    ended = call(capsys, "init", "--from", "trl.yaml", "--output", "new.yaml")
+    if "?" in line:
+        assert ended.code == 2
+        assert "error:" in ended.err
+    else:
+        assert ended.code == 0, ended.err
+        assert "(a key that is no name)" in ended.err
+    assert "\x1b" not in ended.out + ended.err
 
 
 LEAKY = (

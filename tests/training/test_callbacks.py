@@ -159,6 +159,23 @@ def test_an_error_in_a_callback_loses_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_reports")
+def test_what_ends_the_process_leaves_at_once_and_all_charges_stay(tmp_path: Path) -> None:
+    """As docs/python.md says of SystemExit: the work since the last checkpoint is lost, and no charge is."""
+
+    def leave(event: PublicEvent) -> None:
+        if event.kind == "step" and event.step == 3:
+            raise SystemExit(7)
+
+    bench = Bench()
+    with pytest.raises(SystemExit):
+        tune(bench, tmp_path / "run", callbacks=[leave])
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 3
+    assert not (tmp_path / "run/private/checkpoint.safetensors").exists()
+    go_on(bench, tmp_path / "run")
+    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == STEPS
+
+
+@pytest.mark.usefixtures("quick_reports")
 def test_an_error_before_the_first_step_charges_nothing(tmp_path: Path) -> None:
     """EarlyStoppingCallback wants the best of several checkpoints, and there is none."""
     bench, early = Bench(), EarlyStoppingCallback(early_stopping_patience=1)
@@ -189,6 +206,18 @@ class WandbCallback(TrainerCallback):
     __module__ = "transformers.integrations.integration_utils"
 
 
+class Disguised(WandbCallback):
+    """Of this module, and made nowhere: the class is looked at first."""
+
+    def __init__(self) -> None:
+        raise AssertionError("made")
+
+
+class CannotBeMade(TrainerCallback):
+    def __init__(self) -> None:
+        raise RuntimeError("nothing installed")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -200,7 +229,11 @@ class WandbCallback(TrainerCallback):
         ([lambda: None], "cannot be called with one argument"),
         ([lambda a, b: None], "cannot be called with one argument"),
         ([AsksForTheModel()], "AsksForTheModel.on_step_end cannot be called.*not given the model"),
-        ([WandbCallback], "use run.report_to"),
+        ([WandbCallback], "is transformers' WandbCallback. It.*use run.report_to"),
+        ([WandbCallback()], "use run.report_to"),
+        ([Disguised], "is transformers' WandbCallback, in part.*use run.report_to"),
+        ([Disguised.__new__(Disguised)], "in part.*use run.report_to"),
+        ([CannotBeMade], r"callbacks\[0\] cannot be made.*nothing installed"),
     ],
 )
 def test_what_is_no_callback_is_refused_before_anything(given: Any, says: str, tmp_path: Path) -> None:
@@ -271,3 +304,25 @@ def test_private_losses_end_at_the_observer() -> None:
     assert json.dumps([more for _, _, more in heard.given]) == json.dumps(
         [{}, {"logs": {"learning_rate": 0.1, "clip_norm": 1.0}}]
     )
+
+
+class Meddles(TrainerCallback):
+    """Writes into all that it is given."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **more: Any) -> None:
+        logs["private"] = 1.0
+        for row in state.log_history:
+            row["private"] = 1.0
+        state.log_history.append({"private": 1.0})
+        args.private = state.private = 1.0
+
+
+def test_what_a_callback_writes_reaches_no_other() -> None:
+    heard = Heard()
+    observer = Callbacks([Meddles(), heard, Meddles()], [], None, SETTINGS)
+    for step in (1, 2):
+        observer.on_step(StepReport(step, 12, 0.1, 99.5, 1.0))
+        observer.on_evaluation(step, 2.5)
+    assert len(heard.given) == 9
+    assert "private" not in str(heard.given)
+    assert [len(state["log_history"]) for _, state, _ in heard.given] == [0, 1, 1, 2, 2, 2, 3, 4, 4]

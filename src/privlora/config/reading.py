@@ -319,6 +319,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # a list or a mapping, which yaml itself refuses as a key
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"{key_node.value} {_TWICE}", problem_mark=key_node.start_mark

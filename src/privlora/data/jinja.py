@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jinja2 import TemplateSyntaxError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from privlora.data.sandbox import Environment
 from privlora.errors import ConfigError
 
 DATE: Final = "26 Jul 2024"
@@ -17,22 +15,9 @@ DATE: Final = "26 Jul 2024"
 where there is no clock."""
 
 
-class _Generation(Extension):
-    """transformers' tag around what an assistant wrote: its body alone, however its blanks are trimmed."""
-
-    tags: set[str] = {"generation"}  # noqa: RUF012 - as the base class has it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def parse(text: str) -> nodes.Template:
-    """The syntax tree. Raises jinja2's TemplateSyntaxError."""
-    # What is looked at is what is rendered: the same switches and tags as transformers'.
-    return ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    ).parse(text)
+    """The syntax tree of what is rendered. Raises jinja2's TemplateSyntaxError."""
+    return Environment().parse(text)
 
 
 def draws(text: str) -> str | None:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
+from privlora.data.canonical import canonical
 from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file
 from privlora.data.templates import fields_of
 from privlora.errors import ConfigError, DataError, named
@@ -174,11 +175,12 @@ def shown(source: str) -> str:
 def content_hash(record: Mapping[str, Any], columns: Collection[str]) -> bytes | None:
     """16 bytes of the SHA-256 of what a record holds in ``columns``, whatever their order; None if it lacks one.
 
-    Upper case and the number of blanks make no difference: copies through other programs differ in them.
+    Upper case, the number of blanks and what Arrow adds to nested values make no difference: copies through other
+    programs differ in them.
     """
     if not all(c in record for c in columns):
         return None
-    plain = [_plain(record[c]) for c in sorted(columns)]
+    plain = [_plain(canonical(record[c])) for c in sorted(columns)]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).digest()[:CONTENT_BYTES]
 
 

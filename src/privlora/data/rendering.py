@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from privlora.data.canonical import canonical
 from privlora.data.jinja import refuse_chance, without_clock
 from privlora.data.records import missing_column, text_of
+from privlora.data.sandbox import TemplateRefusedError, rendering
 from privlora.data.templates import parse
 from privlora.errors import DataError
 
@@ -33,14 +34,15 @@ class Segment:
 Render = Callable[[Mapping[str, Any], int], list[Segment]]
 """The segments of a record, which has this number (from 1). Raises DataError."""
 
+Apply = Callable[[list[dict[str, Any]], bool], str]
+
 
 def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: str) -> Render:
     """How records are rendered; the template is read once."""
     if template.messages is not None:
         refuse_chance(template.chat_template or tokenizer.chat_template)
         text = without_clock(template.chat_template or tokenizer.get_chat_template())
-        told = {"chat_template": text, **template.chat_template_kwargs}
-        apply = partial(tokenizer.apply_chat_template, tokenize=False, **told)
+        apply = _applied(text, tokenizer, template.chat_template_kwargs)
         column = template.messages
         return lambda record, number: _render_chat(record, number, column, apply, loss_on)
     given = [(template.text, True), (template.prompt, False), (template.completion, True)]
@@ -50,6 +52,20 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: st
     ]
 
 
+def _applied(text: str, tokenizer: PreTrainedTokenizerBase, told: Mapping[str, Any]) -> Apply:
+    """A chat template, to messages and whether an answer is asked for."""
+    import transformers  # takes seconds, and whoever lists settings needs none of it
+
+    if type(tokenizer).apply_chat_template is transformers.PreTrainedTokenizerBase.apply_chat_template:
+        return rendering(text, tokenizer, told)
+    # A tokenizer that renders by code of its own.
+    return lambda messages, ask: str(
+        tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=ask, chat_template=text, **told
+        )
+    )
+
+
 def _fill(pieces: list[tuple[str, str | None]], record: Mapping[str, Any], number: int) -> str:
     return "".join(
         literal + (text_of(record, field, number) if field is not None else "") for literal, field in pieces
@@ -57,7 +73,7 @@ def _fill(pieces: list[tuple[str, str | None]], record: Mapping[str, Any], numbe
 
 
 def _render_chat(
-    record: Mapping[str, Any], number: int, column: str, apply: Callable[..., Any], loss_on: str
+    record: Mapping[str, Any], number: int, column: str, apply: Apply, loss_on: str
 ) -> list[Segment]:
     """The rendered conversation, cut where the loss starts and ends. apply: the chat template, to messages.
 
@@ -68,11 +84,23 @@ def _render_chat(
 
     def render(count: int, add_generation_prompt: bool = False) -> str:
         try:
-            return str(apply(messages[:count], add_generation_prompt=add_generation_prompt))
+            return apply(messages[:count], add_generation_prompt)
+        except TemplateRefusedError as error:
+            raise DataError(
+                f"record {number}: the chat template {error.message}",
+                why="a record's text would depend on what was rendered before it, and no clipping bounds what a record "
+                "changes then",
+                fix="mend the template, or give another one as data.chat_template",
+            ) from None
         except TemplateError:
             raise DataError(
                 f"record {number}: the tokenizer's chat template refuses these messages",
                 fix="most want an optional system message, then user and assistant in turn",
+            ) from None
+        except Exception as error:  # noqa: BLE001 - a template is a program, and its own words may hold a record
+            raise DataError(
+                f"record {number}: the chat template fails on these messages ({type(error).__name__})",
+                fix="mend the template or the record",
             ) from None
 
     whole = render(len(messages))
@@ -120,7 +148,8 @@ def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | No
     return None
 
 
-def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mapping[str, Any]]:
+def _messages(record: Mapping[str, Any], number: int, column: str) -> list[dict[str, Any]]:
+    """Checked, and written as if each were the only one of its source."""
     if column not in record:
         raise missing_column(column, record, number)
     messages = record[column]
@@ -138,4 +167,4 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[Mappi
                 else f"give it a role and a content; the roles are {', '.join(ROLES)}",
             )
         text_of(message, "content", number)
-    return messages
+    return [canonical(message) for message in messages]

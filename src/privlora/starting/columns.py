@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -108,7 +107,7 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
     )
     for name in used:
         if name not in found.columns:
-            raise missing_column(name, dict.fromkeys(found.columns), 1)
+            raise missing_column(name, dict.fromkeys(found.common), 1)
         if name not in found.plain:
             raise DataError(
                 f"column {name!r} is not a text in every record",
@@ -119,7 +118,7 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
 
 def _chat(found: Survey, name: str, why: str) -> Form:
     if name not in found.columns:
-        raise missing_column(name, dict.fromkeys(found.columns), 1)
+        raise missing_column(name, dict.fromkeys(found.common), 1)
     if name not in found.chats:
         column = found.columns[name]
         if column.foreign:
@@ -168,9 +167,7 @@ def _guess(found: Survey) -> Form:
     longest = _longest(found, list(texts.values())) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
-    raise DataError(
-        f"which columns hold the text cannot be guessed; they are: {_shown(found.columns)}", fix=ASK
-    )
+    raise DataError(f"which columns hold the text cannot be guessed; {_shown(found)}", fix=ASK)
 
 
 def _preferences(found: Survey, spelt: dict[str, str]) -> Form | None:
@@ -183,8 +180,7 @@ def _preferences(found: Survey, spelt: dict[str, str]) -> Form | None:
         if len(pair) == 2 and all(each in found.chats for each in pair):
             return Form(settings, tuple(pair), why)
         if len(pair) == 2 and asked is not None and all(each in found.texts for each in pair):
-            prompt = asked if all(_set_off(found, asked, each) for each in pair) else f"{{{asked}}}\n"
-            return _checked(found, {"prompt": prompt, **settings}, why)
+            return _checked(found, {"prompt": f"{{{asked}}}\n", **settings}, why)
     return None
 
 
@@ -197,18 +193,9 @@ def _pair(found: Survey, texts: dict[str, str], first: str, second: str) -> dict
         form = f"Question: {{{prompt}}}\nAnswer: "
     elif more is not None:
         form = f"{{{prompt}}}\n{{{more}}}\n\n"
-    elif _set_off(found, prompt, completion):
-        form = prompt
-    else:
+    else:  # whatever stands between them in these records: one of them would decide what is published
         form = f"{{{prompt}}}\n\n" if first == "instruction" else f"{{{prompt}}}\n"
     return {"prompt": form, "completion": completion, "loss_on": "completion"}
-
-
-def _set_off(found: Survey, prompt: str, completion: str) -> bool:
-    """Whether a blank or a line's end stands between the two already, in the records that were kept."""
-    return all(
-        str(record[prompt])[-1:].isspace() or str(record[completion])[:1].isspace() for record in found.first
-    )
 
 
 def _longest(found: Survey, texts: list[str]) -> Form | None:
@@ -222,9 +209,9 @@ def _longest(found: Survey, texts: list[str]) -> Form | None:
     return _checked(found, {"text": means[0][1]}, why)
 
 
-def _shown(columns: Iterable[str]) -> str:
-    """As an error shows them: not where one looks like the content of a record."""
-    names = list(map(str, columns))
-    if not all(map(COLUMN.fullmatch, names)):
-        return "not shown, since they look like contents (does the file have a header line?)"
-    return ", ".join(names[:20]) + (" and more" if len(names) > 20 else "")
+def _shown(found: Survey) -> str:
+    """Columns as an error shows them: no key of few records, and none where one looks like the content of a record."""
+    if not all(COLUMN.fullmatch(str(name)) for name in found.columns):
+        return "they are not shown, since they look like contents (does the file have a header line?)"
+    names = found.common
+    return f"most records have: {', '.join(names[:20]) or 'none'}" + (" and more" if len(names) > 20 else "")

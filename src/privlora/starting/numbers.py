@@ -50,13 +50,16 @@ def to_one_digit(units: int) -> int:
 
 
 def delta_for(n: int) -> str:
-    """The largest power of ten that is at most 1 / (10 n).
+    """The largest power of ten that is at most 1 / (10 N) for every N that is n in one digit.
 
     >>> delta_for(10_000), delta_for(4000), delta_for(1)
-    ('1e-5', '1e-5', '1e-1')
+    ('1e-6', '1e-5', '1e-1')
     """
+    # N rounded up: a smaller delta promises more, and of 1,499, which are 1,000 here, 1e-4 is above a tenth of 1 / N.
+    size = 10 ** (len(str(n)) - 1)
+    most = n + size - 1 - size // 2
     exponent = 1
-    while 10**exponent < 10 * n:
+    while 10**exponent < 10 * most:
         exponent += 1
     return f"1e-{exponent}"
 

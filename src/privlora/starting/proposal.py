@@ -1,6 +1,7 @@
 """A first run's settings, each with the reason in a comment.
 
-Of the records nothing stands in them but names of columns and rounded numbers; comments say which are published.
+Of the records nothing stands in them but names of columns and rounded numbers; comments say which are published, and
+docs/sharp-edges.md from what each of them follows.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ _OF_USERS: Final = re.compile(
     re.IGNORECASE,
 )
 
-_LABELS: Final = ("label", "class", "category", "sentiment", "rating", "stars")
-_LONGEST_LABEL, _MOST_LABELS = 40, 20  # in characters; different ones
+_LABELS: Final = ("label", "labels", "class", "category", "sentiment", "rating", "stars", "intent", "topic")
 
 
 @dataclass
@@ -70,6 +69,11 @@ class Survey:
     first: list[Record]
 
     @property
+    def common(self) -> list[str]:
+        """Columns that more than half of the records have. The others may be about few, and are shown nowhere."""
+        return [name for name, column in self.columns.items() if 2 * len(column.lengths) > self.records]
+
+    @property
     def texts(self) -> list[str]:
         """Columns that are text in every record, and not blank in most."""
         return [
@@ -102,17 +106,8 @@ class Survey:
 
     @property
     def label(self) -> str | None:
-        """A column that seems to hold labels: by its name, or since few values recur in the records that were kept."""
-        named = next((name for name in self.columns if str(name).lower() in _LABELS), None)
-        return named or next((name for name in self.columns if self._recurs(name)), None)
-
-    def _recurs(self, name: str) -> bool:
-        if not COLUMN.fullmatch(str(name)) or _OF_USERS.fullmatch(name):
-            return False
-        values = [record.get(name) for record in self.first]
-        if not all(isinstance(value, str) and 0 < len(value) <= _LONGEST_LABEL for value in values):
-            return False
-        return 2 <= len(set(values)) <= min(_MOST_LABELS, len(values) // 10)
+        """A column that seems to hold labels, by its name: what values it has decides nothing that is published."""
+        return next((name for name in self.common if name.lower() in _LABELS), None)
 
     @property
     def repeated(self) -> str | None:

@@ -56,11 +56,11 @@ class PrivateTrainer:
     model: a folder, a hub name, or a loaded model (then with processing_class, its tokenizer).
     args: a `PrivateConfig`; or an SFTConfig or TrainingArguments, of which what is not at its default is taken where it
         means the same, and refused by name where it does not; then privacy is needed, too.
-    train_dataset: PRIVATE records, of any kind that `fine_tune` takes. Which columns are read is seen from the first
-        record: messages; or prompt and completion (then the loss is on completions, unless completion_only_loss is
-        False); or text.
-    eval_dataset: PUBLIC records of the same form: their loss is published. A part of train_dataset is refused where it
-        can be seen.
+    train_dataset: PRIVATE records, of any kind that `fine_tune` takes. Which columns are read is seen from the names
+        that all records have: messages; or prompt and completion (then the loss is on completions, unless
+        completion_only_loss is False); or text.
+    eval_dataset: PUBLIC records of the same form: their loss is published. What was held out of private records is as
+        private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
     peft_config: a peft.LoraConfig, or fields of AdapterSettings. callbacks: see `fine_tune`.
     privacy, method, columns, loading, run: as in `fine_tune`, for what args have no names for.
 
@@ -285,9 +285,10 @@ def _add_dtype(groups: Groups, model: Any) -> None:
 
 
 def _refuse_own_records(train: Any, evaluation: Any) -> None:
-    """Raise PrivacyError for public records that can be seen to be the private ones, or cut from the same table.
+    """Raise PrivacyError for public records that are the private object, or share a table's files or memory with it.
 
-    Records that are the same are found later, one by one; here the whole is seen.
+    That is all that is seen here: not slices of lists or of pandas tables, nor what `map` or streaming wrote anew. Of
+    those only records that equal private ones are found, later.
     """
     if evaluation is None or isinstance(train, str | Path):
         return

@@ -79,7 +79,14 @@ def _checked(callback: Any, number: int) -> Any:
     name = f"callbacks[{number}]"
     trainer = getattr(sys.modules.get("transformers.trainer_callback"), "TrainerCallback", None)
     if trainer is not None and isinstance(callback, type) and issubclass(callback, trainer):
-        callback = callback()
+        _refuse_integrations(name, callback)
+        try:
+            callback = callback()
+        except Exception as error:
+            raise ConfigError(
+                f"{name} cannot be made: {callback.__name__}() raises {type(error).__name__}: {reason_of(error)}",
+                fix="make it yourself, and give the object",
+            ) from error
     if trainer is None or not isinstance(callback, trainer):
         if not callable(callback) or isinstance(callback, type):
             raise ConfigError(
@@ -93,13 +100,7 @@ def _checked(callback: Any, number: int) -> Any:
             )
         return callback
     kind = type(callback)
-    if kind.__module__.startswith("transformers.integrations"):
-        raise ConfigError(
-            f"{name} is transformers' {kind.__name__}",
-            why="it sends settings of the machine and the model, and the time of each step, which follows from the "
-            "batch that was drawn",
-            fix="use run.report_to, which logs public numbers alone",
-        )
+    _refuse_integrations(name, kind)
     for method in CALLED:
         if not _takes(getattr(callback, method), 3, **_extras(method)):
             raise ConfigError(f"{name}: {kind.__name__}.{method} cannot be called", fix=_NOT_GIVEN)
@@ -113,6 +114,18 @@ def _checked(callback: Any, number: int) -> Any:
     if idle:
         _log.warning("%s: %s is never called: %s", name, ", ".join(idle), _NEVER_CALLED)
     return callback
+
+
+def _refuse_integrations(name: str, kind: type) -> None:
+    """Also what is made from one: its methods are theirs where it has none of its own."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("transformers.integrations"):
+            raise ConfigError(
+                f"{name} is transformers' {base.__name__}" + ("" if base is kind else ", in part"),
+                why="it sends settings of the machine and the model, and the time of each step, which follows from the "
+                "batch that was drawn",
+                fix="use run.report_to, which logs public numbers alone",
+            )
 
 
 def _extras(method: str) -> dict[str, Any]:

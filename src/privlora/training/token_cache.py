@@ -37,7 +37,7 @@ from privlora.version import __version__
 
 _log = logging.getLogger(__name__)
 
-_FORMAT: Final = 1  # raise it with what is in the file, and with how records become tokens
+_FORMAT: Final = 2  # raise it with what is in the file, and with how records become tokens
 _DIGEST: Final = 32
 _BLOCK: Final = 64  # bytes
 _CHAT: Final = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]

@@ -17,7 +17,8 @@ from privlora.starting.draft import Line
 from privlora.starting.survey import Survey
 
 _NAME = re.compile(r"[\w.]+")
-_SETTING = re.compile(r"[a-z][a-z_.]{0,40}[0-9]{0,2}[a-z_.]{0,20}")
+_SETTING = re.compile(r"(?=.{1,40}\Z)[a-z][a-z_.]*[0-9]{0,2}[a-z_.]*")
+_MOST_SHOWN: Final = 20  # keys that nobody knows
 Convert = Callable[[Any], Any]
 """From a value of theirs to ours. Raises ValueError, which says why not, for one that means nothing here."""
 
@@ -100,7 +101,9 @@ class Taken:
         """One line for each key that was not taken over."""
         found = [f"{shown(key)}: {why}" for key, why in self.kept_out.items()]
         if self.unknown:
-            found.append(f"not known to privlora, so without effect: {', '.join(map(shown, self.unknown))}")
+            names = list(dict.fromkeys(map(shown, self.unknown)))
+            more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+            found.append(f"not known to privlora, so without effect: {', '.join(names[:_MOST_SHOWN])}{more}")
         return found
 
 
@@ -108,9 +111,10 @@ def _under(key: str, begin: str) -> bool:
     return begin.endswith("*") and plain(key).startswith(begin[:-1])
 
 
-def shown(key: str) -> str:
-    """A key of theirs, as far as it is spelt like the name of a setting: a key of a service has capitals and digits."""
-    return key if _SETTING.fullmatch(key) else "(a key that is no name)"
+def shown(key: object) -> str:
+    """A key of theirs, as far as it is spelt like the name of a setting, and no longer than one: a key of a service has
+    capitals and digits, and control characters could rule a screen."""
+    return key if isinstance(key, str) and _SETTING.fullmatch(key) else "(a key that is no name)"
 
 
 def _float(value: Any) -> float:

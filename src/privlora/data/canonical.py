@@ -1,0 +1,40 @@
+"""One writing for nested values of records, whatever table they stood in.
+
+Arrow (Parquet, `datasets`) gives all structs of a column the keys of every record, in one order, and all numbers of a
+field one type. So in another record's company a record gains ``"note": null``, its keys change places, or 1 becomes
+1.0. A text must be a function of its own record, so what such company can change is taken away from every source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+_FIRST: Final = ("role", "content", "id", "type", "name", "description", "parameters", "arguments")
+"""Keys that come first, in the order in which models have seen them; the others follow by their letters."""
+
+_EXACT: Final = 2.0**53
+"""Beyond it Arrow makes no float of an integer."""
+
+
+def canonical(value: Any) -> Any:
+    """A copy: no key whose value is None, keys in one order, whole floats as integers. Lists keep their Nones.
+
+    What JSON has no kind for stays as it is.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        present = [(key, part) for key, part in value.items() if part is not None]
+        return {key: canonical(part) for key, part in sorted(present, key=lambda item: _place(item[0]))}
+    if isinstance(value, list | tuple):
+        return [canonical(part) for part in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+        return int(value)
+    return value
+
+
+def _place(key: Any) -> tuple[int, str]:
+    return (_FIRST.index(key) if key in _FIRST else len(_FIRST), str(key))

@@ -1,0 +1,99 @@
+"""A record's text is a function of that record alone, whatever source it came from and whatever stood beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+from tiny_models import tiny_tokenizer
+
+from privlora.data.canonical import canonical
+from privlora.data.examples import Template, build_examples
+from privlora.data.records import as_records, content_hash, load_records
+
+PRINTS = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.items()|list }}"
+    "{% if 'tool_calls' in m %} {{ m.tool_calls|tojson }}{% endif %}{% if m.name is defined %}!{% endif %}{% endfor %}"
+)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def record(text: str, arguments: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    call = {"function": {"name": "find", "arguments": arguments}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call], **more}
+    return {"talk": [{"role": "user", "content": text}, answer]}
+
+
+def _jsonl(rows: Rows, folder: Path) -> Rows:
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return load_records(str(folder / "a.jsonl"))
+
+
+def _parquet(rows: Rows, folder: Path) -> Rows:
+    pq.write_table(pa.Table.from_pylist(list(rows)), folder / "a.parquet")
+    return load_records(str(folder / "a.parquet"))
+
+
+def _dataset(rows: Rows, _: Path) -> Rows:
+    return as_records(Dataset.from_list(list(rows)))
+
+
+def _memory(rows: Rows, _: Path) -> Rows:
+    return as_records(list(rows))
+
+
+SOURCES: list[Callable[[Rows, Path], Rows]] = [_memory, _jsonl, _parquet, _dataset]
+BASE = [
+    record("a", {"who": "x", "count": 1}),
+    record("b", {"who": "y", "tags": ["u", None], "more": {"in": 2}}),
+    record("c", {"who": "z", "count": 3}),
+]
+JOINING = [
+    record("n", {"note": "q"}),
+    record("n", {"who": "q", "more": {"deeper": "q"}}),
+    record("n", {"count": 1.5}),
+    record("n", {"who": "q"}, name="q"),
+    record("n", {"zz": 1, "more": {"a": 1, "in": 3}, "who": "q"}),
+]
+
+
+def tokens(rows: Rows) -> list[list[int]]:
+    template = Template(messages="talk", chat_template=PRINTS)
+    return [list(one.input_ids) for one in build_examples(rows, template, tiny_tokenizer(), max_length=400)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("number", range(len(JOINING)))
+def test_one_record_more_changes_no_other(
+    source: Callable[[Rows, Path], Rows], number: int, tmp_path: Path
+) -> None:
+    """In front, where it decides Arrow's order of keys, and behind; and no source renders otherwise than another."""
+    alone = tokens(BASE)
+    assert tokens(source(BASE, tmp_path)) == alone
+    assert tokens(source([JOINING[number], *BASE], tmp_path))[1:] == alone
+    assert tokens(source([*BASE, JOINING[number]], tmp_path))[:-1] == alone
+
+
+def test_what_is_taken_away() -> None:
+    schema = {"type": "object", "properties": {"b": {"default": None}, "a": {"enum": ["x", None]}}}
+    assert json.dumps(canonical({"arguments": schema, "note": None, "role": "tool"})) == json.dumps(
+        {
+            "role": "tool",
+            "arguments": {"type": "object", "properties": {"a": {"enum": ["x", None]}, "b": {}}},
+        }
+    )
+    numbers = [1.0, -0.0, 1.5, 1e300, float("inf"), True, 2**60]
+    assert json.dumps(canonical(numbers)) == "[1, 0, 1.5, 1e+300, Infinity, true, 1152921504606846976]"
+
+
+def test_equal_records_are_known_whatever_their_source(tmp_path: Path) -> None:
+    """Public records that equal private ones are refused by these."""
+    for source in SOURCES:
+        found = source([JOINING[4], *BASE, JOINING[2]], tmp_path)[1:-1]
+        assert [content_hash(one, ["talk"]) for one in found] == [content_hash(one, ["talk"]) for one in BASE]
