@@ -383,7 +383,7 @@ ANSWER = "what the doctor said of guest"
 SAME_TOKENS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "other keys in a chat": (
         [{"m": turns} for turns in TURNS],
-        [{"m": [{**message, "name": None} for message in TURNS[3]]}],
+        [{"m": [{**message, "name": "guest"} for message in TURNS[3]]}],
         {"messages": "m"},
     ),
     "another column of the template": (

@@ -87,9 +87,8 @@ def _chance(*_: Any, **__: Any) -> Any:
 
 
 def _same(value: Any, other: Any) -> bool:
-    if not (
-        other is None or isinstance(other, bool)
-    ):  # which strings and numbers are one object is an accident
+    if not (other is None or isinstance(other, bool)):
+        # Which strings and numbers are one object is an accident.
         raise TemplateRefusedError("asks by 'sameas' for more than true, false or none; use ==")
     return value is other
 
@@ -180,9 +179,8 @@ def rendering(
     from transformers.utils import chat_template_utils as theirs
 
     template = Environment().from_string(text)
-    alias = getattr(
-        theirs, "_alias_reasoning_fields", list
-    )  # newer ones give a field of thoughts several names
+    # Newer ones give a field of thoughts several names.
+    alias = getattr(theirs, "_alias_reasoning_fields", list)
     variables = {"tools": None, "documents": None, **tokenizer.special_tokens_map, **told}
 
     def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
