@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,21 @@ def test_moves_after_a_release_are_quoted() -> None:
         assert all(f"{worst[name]:.1e}" in text for name in ("Z", "orthonormality"))
     for threads, words in (("1", "million float64 normals a CPU second"), ("2", "in two threads together")):
         assert f"{measured['million_normals'][threads]['a CPU second']:.0f} {words}" in text
+
+
+def test_planted_texts_are_quoted() -> None:
+    text, rows = page("docs/audit.md"), result("auditing/text_canaries.json")["rows"]
+    for kind, temperature in {(row["kind"], row["temperature"]) for row in rows}:
+        cells = [f"`{kind}`" + (f", temperature {temperature:g}" if temperature else "")]
+        for noise in (1.0, 0.25, 0.0):
+            cell = (kind, temperature, noise)
+            found = [row for row in rows if (row["kind"], row["temperature"], row["noise"]) == cell]
+            areas = sorted(row["area"] for row in found)
+            low, middle, high = areas[0], statistics.median(areas), areas[-1]
+            bound = statistics.median(row["epsilon_lower"] for row in found)
+            cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f}), ε ≥ {bound:.2f}")
+        assert f"| {' | '.join(cells)} |" in text, kind
+    assert not any(row["violated"] for row in rows)
 
 
 def test_audits_are_quoted() -> None:

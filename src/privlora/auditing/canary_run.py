@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from privlora.accounting import Plan, read_ledger
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, OneRunAudit, judge_canaries
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
+from privlora.auditing.text_canaries import (
+    NEW_TOKEN,
+    TEXT_CANARIES,
+    add_records,
+    check_kind,
+    record_losses,
+    room_for,
+    text_canaries,
+)
 from privlora.config import Settings
+from privlora.data.examples import Example
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
@@ -28,6 +39,7 @@ from privlora.training.takeover import make_room, refuse_if_spent
 
 KINDS = ("gradient", *TEXT_CANARIES)
 _STATE = "canaries.safetensors"
+_TEXTS = "canaries.json"  # what the canaries are, whether they are in or not
 _GO_ON = "give the settings and canaries of that audit, or another folder"
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
 _WARNING = """This run was trained with canaries, to audit the training. Publish nothing of it.
@@ -42,6 +54,7 @@ def audit_run(
     canaries: int = 500,
     kind: str = "gradient",
     confidence: float = 0.95,
+    temperature: float | None = None,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
     records: Sequence[Mapping[str, Any]] | None = None,
@@ -51,11 +64,12 @@ def audit_run(
 
     Everything goes to run.output, a folder of its own with its own ledger; no adapter is exported. A second call with
     the same settings goes on where an interrupted audit stopped, or only judges again. kind: "gradient" (white box,
-    the strongest), or texts that are scored by how much their loss fell ("random-tokens", "codes").
+    the strongest), or texts that are scored by how much their loss fell (those of ``text_canaries``, which also says
+    what the ``temperature`` is).
 
     Raises ConfigError for runs without noise or with truncated sampling, RunError where the folder holds another run.
     """
-    _refuse(settings, kind)
+    _refuse(settings, kind, temperature)
     check_sources(settings, records)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
@@ -64,10 +78,11 @@ def audit_run(
     # The audit goes on with what was asked for; how many tokens that is may differ.
     asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
     data = load_data(settings, tokenizer, records, model=model)
-    state = open_audit(folder, asked, kind, canaries)
+    planted = kind if temperature is None else f"{kind} at temperature {temperature:g}"
+    state = open_audit(folder, asked, planted, canaries, [folder.private / _TEXTS])
     train_with = _with_gradients if kind == "gradient" else _with_texts
     with unchanged_afterwards(model):
-        train_with(_Audit(settings, folder, state, kind, model, tokenizer, observer), data)
+        train_with(_Audit(settings, folder, state, kind, temperature, model, tokenizer, observer), data)
     plan = read_ledger(folder.ledger).plan
     return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
 
@@ -78,6 +93,7 @@ class _Audit:
     folder: RunFolder
     state: CanaryState
     kind: str
+    temperature: float | None
     model: torch.nn.Module
     tokenizer: Any
     observer: Observer | None
@@ -108,19 +124,61 @@ def _with_gradients(audit: _Audit, data: Data) -> None:
 
 def _with_texts(audit: _Audit, data: Data) -> None:
     state = audit.state
-    length = min(_TEXT_TOKENS, audit.settings.data.max_length)
-    drawn = text_canaries(audit.kind, len(state.scores), length, audit.tokenizer, state.seed)
-    texts = data.examples.like(drawn)
+    texts = data.examples.like(_planted(audit))
     included = [text for text, chosen in zip(texts, state.included, strict=True) if chosen]
     examples, units = add_records(data.examples, data.units, included)
-    before = record_losses(audit.model, texts)
-    parts = build_parts(audit.settings, audit.model, PublicStart(audit.tokenizer))
-    with parts.adapter:
-        audit.train(parts, replace(data, examples=examples, units=units))
-        parts.install_result()
-        state.scores = before - record_losses(audit.model, texts)
+    with room_for(audit.kind, audit.model, audit.tokenizer, len(texts), state.seed):
+        before = record_losses(audit.model, texts)
+        parts = build_parts(audit.settings, audit.model, PublicStart(audit.tokenizer))
+        with parts.adapter:
+            audit.train(parts, replace(data, examples=examples, units=units))
+            parts.install_result()
+            state.scores = before - record_losses(audit.model, texts)
     state.releases = audit.settings.privacy.steps
     audit.save()
+
+
+def _planted(audit: _Audit) -> list[Example]:
+    """The canaries as they were first drawn: where a model wrote them, another processor may round to other words."""
+    path = audit.folder.private / _TEXTS
+    if path.exists():
+        return _read(path)
+    state, length = audit.state, min(_TEXT_TOKENS, audit.settings.data.max_length)
+    drawn = text_canaries(
+        audit.kind,
+        len(state.scores),
+        length,
+        audit.tokenizer,
+        state.seed,
+        model=audit.model,
+        temperature=audit.temperature,
+    )
+    content = [
+        {"input_ids": each.input_ids.tolist(), "labels": each.labels.tolist(), "text": _text(audit, each)}
+        for each in drawn
+    ]
+    write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
+    return drawn
+
+
+def _text(audit: _Audit, example: Example) -> str:
+    """For whoever looks; a new token has none."""
+    return str(audit.tokenizer.decode([i for i in example.input_ids.tolist() if i < len(audit.tokenizer)]))
+
+
+def _read(path: Path) -> list[Example]:
+    """Raises RunError for a file that is damaged."""
+    try:
+        return [
+            Example(np.array(each["input_ids"], np.int32), np.array(each["labels"], np.int32))
+            for each in json.loads(path.read_text(encoding="utf-8"))
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
+            why="without them nobody knows what to look for in the model",
+            fix="audit anew in another folder",
+        ) from None
 
 
 def plan_of_audit(settings: Settings, folder: RunFolder, model: torch.nn.Module) -> Plan | None:
@@ -141,18 +199,18 @@ def read_state(root: Path) -> CanaryState:
     return CanaryState.load(RunFolder(root).private / _STATE)
 
 
-def _refuse(settings: Settings, kind: str) -> None:
+def _refuse(settings: Settings, kind: str, temperature: float | None) -> None:
     find_method(settings.method.name)  # of votes there is no step that a canary could be in
     privacy = settings.privacy
-    if kind not in KINDS:
-        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
+    check_kind(kind, temperature, KINDS)
     if not privacy.private:
         raise ConfigError(
             "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
         )
     refuse_settings(settings)
-    if kind == "gradient":
-        refuse_auto(settings, "an audit by gradients", "its canaries take memory that is not counted")
+    if kind in ("gradient", NEW_TOKEN):
+        by = "gradients" if kind == "gradient" else "new tokens"
+        refuse_auto(settings, f"an audit by {by}", "its canaries take memory that is not counted")
 
 
 def refuse_settings(settings: Settings) -> None:

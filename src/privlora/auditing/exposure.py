@@ -22,10 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from privlora.auditing.membership import Floats
 from privlora.errors import DataError, ModelError
 
 
@@ -48,7 +50,7 @@ Scorer = Callable[[str, Sequence[str]], Sequence[float]]
 
 @dataclass(frozen=True)
 class SecretExposure:
-    """One secret: `rank` in 1 … R + 1, `exposure` in bits, `log_likelihood` of the true secret in nats."""
+    """One secret: `rank` in 1 … R + 1, `exposure` in bits, `log_likelihood` (or score) of the true secret in nats."""
 
     rank: int
     exposure: float
@@ -82,6 +84,26 @@ def chance_exposure(references: int) -> float:
     """Expected exposure in bits when the rank is uniform on 1 … references + 1; tends to log2(e) = 1.4427."""
     candidates = references + 1
     return math.log2(candidates) - math.lgamma(candidates + 1) / math.log(2) / candidates
+
+
+def exposure_of_scores(members: Floats, others: Floats) -> ExposureReport:
+    """Exposure of each of ``members`` by its score's rank among ``others``, scores of what the model never saw.
+
+    Raises DataError where either is empty.
+    """
+    if not (len(members) and len(others)):
+        raise DataError(
+            "there is no canary to rank, or none to rank it among",
+            fix="draw more canaries: a coin decides for each",
+        )
+    ranks = 1 + len(others) - np.searchsorted(np.sort(others), members, side="left")
+    bits = math.log2(len(others) + 1)
+    return ExposureReport(
+        tuple(
+            SecretExposure(rank, bits - math.log2(rank), float(score), len(others))
+            for rank, score in zip(ranks.tolist(), members, strict=True)
+        )
+    )
 
 
 def measure_exposure(secrets: Sequence[PlantedSecret], score: Scorer) -> ExposureReport:

@@ -18,6 +18,7 @@ from privlora.accounting.events import describe_events
 from privlora.accounting.meaning import in_words, meaning
 from privlora.auditing.bounds import Floats, curve_floor
 from privlora.auditing.canary_scores import CanaryState, OneRunAudit
+from privlora.auditing.exposure import ExposureReport, exposure_of_scores
 from privlora.auditing.finished_run import FinishedAudit, Leakage
 from privlora.auditing.membership import roc_curve
 from privlora.auditing.released_texts import TextAudit
@@ -77,11 +78,18 @@ def write_finished(audit: FinishedAudit) -> tuple[Path, Path]:
 
 
 def write_one_run(
-    audit: OneRunAudit, state: CanaryState, events: Events, root: Path, kind: str
+    audit: OneRunAudit,
+    state: CanaryState,
+    events: Events,
+    root: Path,
+    kind: str,
+    temperature: float | None = None,
 ) -> tuple[Path, Path]:
     """The page and the JSON of ``privlora audit CONFIG --one-run``. Raises RunError if nothing can be written."""
+    written = kind if temperature is None else f"{kind}, temperature {temperature:g}"
     claim = Claim(events, audit.epsilon_claimed, audit.delta)
-    scores = {"canaries": (state.scores[state.included], state.scores[~state.included])}
+    members, others = state.scores[state.included], state.scores[~state.included]
+    exposure = exposure_of_scores(members, others)
     rows = [
         ("claimed by the plan", f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"),
         (f"lower bound, {audit.confidence:.0%} confidence", f"ε ≥ {number(audit.epsilon_lower)}"),
@@ -91,23 +99,30 @@ def write_one_run(
             if audit.epsilon_signals is not None
             else []
         ),
-        ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries ({kind})"),
+        ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries ({written})"),
         ("AUC of the scores", number(audit.area)),
+        ("mean exposure", f"{exposure.mean:.2f} bits of the {len(members)} canaries that were in"),
+        ("what chance gives, and what is most", f"{exposure.chance:.2f} and {exposure.ceiling:.2f} bits"),
         ("audited", describe_events(events)),
     ]
     return write_page(
         RunFolder(root),
-        {**audit.to_dict(), "violated": audit.violated, "kind": kind},
+        {**audit.to_dict(), "kind": kind, "temperature": temperature, **bits_of(exposure)},
         heading="Audit of one run by its canaries",
         by=str(root),
         verdict=_verdict_of_canaries(audit),
         violated=audit.violated,
         claim=claim,
         epsilon_lower=audit.epsilon_lower,
-        scores=scores,
+        scores={"canaries": (members, others)},
         tables=[("Numbers", ("", ""), rows)],
-        notes=_NOTES_OF_CANARIES,
+        notes=(_CANARIES[kind], *_NOTES_OF_CANARIES),
     )
+
+
+def bits_of(exposure: ExposureReport) -> dict[str, float]:
+    """JSON-ready."""
+    return {"exposure": exposure.mean, "chance": exposure.chance, "ceiling": exposure.ceiling}
 
 
 def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
@@ -271,6 +286,18 @@ _NOTES_OF_RUN = (
     "“before” shows.",
     "Exposure: the secret's rank among its references, in bits; what a model that never saw it has is given as chance.",
 )
+_FALL = "Its score is how much the loss fell"
+_CANARIES = {
+    "gradient": "A canary is a gradient in one module, far longer than the clipping norm. Its score is the likelihood "
+    "ratio of what was released, with it and without it.",
+    "random-tokens": f"A canary is a record of tokens that were drawn one by one. {_FALL} on all of them.",
+    "codes": f"A canary is a sentence with a random code. {_FALL} on all of it.",
+    "sampled": f"A canary is a text that the base model wrote before it was trained. {_FALL} on all of it.",
+    "prefix-suffix": "A canary is a text that the base model wrote, with tokens behind it that hardly follow. It is "
+    f"trained on these alone. {_FALL} on them.",
+    "new-token": "A canary is a text that the base model wrote, with a token behind it that no record can hold and no "
+    f"other canary has. It is trained on this one alone. {_FALL} on it. The model knows such tokens in an audit alone.",
+}
 _NOTES_OF_CANARIES = (
     "The canaries are privacy units like any other: sampled, clipped and noised. Those in gradient space are the worst "
     "records that the guarantee allows for; real records leak less.",

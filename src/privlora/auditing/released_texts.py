@@ -26,7 +26,7 @@ from privlora.auditing.canary_run import (
     save_state,
 )
 from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses
-from privlora.auditing.exposure import measure_exposure
+from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.membership import Area, area_under_curve
 from privlora.auditing.text_canaries import add_records
 from privlora.auditing.text_scores import Canary, draw_canaries, recited, score_canaries
@@ -258,16 +258,12 @@ def _judge(
     confidence: float,
 ) -> TextAudit:
     """summary: of a run that claims something."""
-    scores = dict(zip((c.text for c in drawn), map(float, state.scores), strict=True))
-    sides: dict[bool, list[str]] = {True: [], False: []}
-    for canary, chosen in zip(drawn, state.included, strict=True):
-        sides[bool(chosen)].append(canary.text)
-    planted = [_Planted(text, tuple(sides[False])) for text in sides[True]]
-    exposure = measure_exposure(planted, lambda _, candidates: [scores[text] for text in candidates])
+    members, others = state.scores[state.included], state.scores[~state.included]
+    exposure = exposure_of_scores(members, others)
     found = recited(drawn, texts)
     facts: dict[str, Any] = {
         "canaries": len(drawn),
-        "included": len(planted),
+        "included": len(members),
         "texts": len(texts),
         "exposure": exposure.mean,
         "chance": exposure.chance,
@@ -277,9 +273,7 @@ def _judge(
             sum(f for f, chosen in zip(found, state.included, strict=True) if chosen == side)
             for side in (True, False)
         ),
-        "area": area_under_curve(
-            state.scores[state.included], state.scores[~state.included], confidence=confidence
-        ),
+        "area": area_under_curve(members, others, confidence=confidence),
     }
     if summary is not None:
         plan = summary.plan
@@ -301,15 +295,6 @@ def _judge(
         confidence=confidence,
         violated=False,
     )
-
-
-@dataclass(frozen=True)
-class _Planted:
-    """A canary that was in, and those that were not."""
-
-    secret: str
-    references: tuple[str, ...]
-    prefix: str = ""
 
 
 def _kind(writer: Writer | None) -> str:

@@ -27,11 +27,19 @@ from privlora.auditing.bounds import (
     threshold_epsilon,
 )
 from privlora.auditing.membership import MembershipResult, judge_membership
-from privlora.auditing.text_canaries import TEXT_CANARIES, add_records, record_losses, text_canaries
+from privlora.auditing.text_canaries import (
+    TEXT_CANARIES,
+    add_records,
+    check_kind,
+    continued,
+    record_losses,
+    room_for,
+    text_canaries,
+    usable_tokens,
+)
 from privlora.config import Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
-from privlora.evaluation.batches import evaluating
 from privlora.methods import find_method
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
@@ -94,6 +102,7 @@ def audit_shadows(
     adapters: int = 200,
     kind: str = "random-tokens",
     confidence: float = 0.95,
+    temperature: float | None = None,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
     records: Sequence[Mapping[str, Any]] | None = None,
@@ -106,8 +115,9 @@ def audit_shadows(
 
     Args:
         settings: of the run under audit; private or not.
-        kind: ``random-tokens``; ``codes`` (auditing.text_canaries); ``least-likely``, a random token and after it, time
-            and again, the one that the base model thinks least likely.
+        kind: one of auditing.text_canaries; or ``least-likely``, a random token and after it, time and again, the one
+            that the base model thinks least likely.
+        temperature: of ``text_canaries``.
         model, tokenizer, records: instead of those that ``settings`` name; a model needs its tokenizer.
         seed: of the canary; None: of the operating system. Batches and noise are never seeded.
         progress: called with (steps taken, steps of all adapters together) after each step.
@@ -115,30 +125,35 @@ def audit_shadows(
     Raises:
         ConfigError: fewer than 20 adapters, another kind, or a setting that does not go with many adapters.
     """
-    _refuse(settings, adapters, kind)
+    _refuse(settings, adapters, kind, temperature)
     check_sources(settings, records)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
     drawn = int(private_generator().integers(2**62)) if seed is None else seed
-    canary = _canary(kind, min(_TOKENS, settings.data.max_length), model, tokenizer, drawn)
+    length = min(_TOKENS, settings.data.max_length)
+    if kind == LEAST_LIKELY:
+        canary = _least_likely(length, model, tokenizer, drawn)
+    else:
+        (canary,) = text_canaries(kind, 1, length, tokenizer, drawn, model=model, temperature=temperature)
     examples, units = add_records(data.examples, data.units, [canary])
     each = adapters // 2
     members = torch.ones(2 * each, len(units), dtype=torch.bool)
     members[each:, -1] = False
     total = 2 * each * settings.privacy.steps
-    trained = train_adapters(
-        settings,
-        model,
-        examples,
-        members=members,
-        units=units,
-        public=PublicStart(tokenizer),
-        progress=None if progress is None else lambda done: progress(done, total),
-    )
     alone = examples[-1:]
-    scores = record_losses(model, alone) - trained.losses(alone).numpy()[:, 0]
+    with room_for(kind, model, tokenizer, 1, drawn):
+        trained = train_adapters(
+            settings,
+            model,
+            examples,
+            members=members,
+            units=units,
+            public=PublicStart(tokenizer),
+            progress=None if progress is None else lambda done: progress(done, total),
+        )
+        scores = record_losses(model, alone) - trained.losses(alone).numpy()[:, 0]
     return judge_shadows(settings, kind, trained.event, scores[:each], scores[each:], confidence)
 
 
@@ -220,25 +235,19 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     return epsilon([(with_mu(mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
 
 
-def _canary(kind: str, length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:
-    if kind != LEAST_LIKELY:
-        return text_canaries(kind, 1, length, tokenizer, seed)[0]
+def _least_likely(length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:
     start = text_canaries("random-tokens", 1, 1, tokenizer, seed)[0].input_ids
-    with evaluating(model) as device:
-        ids = torch.from_numpy(start.astype(np.int64)).to(device)
-        while len(ids) < length:
-            logits = model(input_ids=ids[None], use_cache=False).logits[0, -1, : len(tokenizer)].clone()
-            logits[tokenizer.all_special_ids] = torch.inf
-            ids = torch.cat([ids, logits.argmin()[None]])
-    found = ids.cpu().numpy().astype(np.int32)
+    (row,) = continued(
+        model, usable_tokens(tokenizer, model), start[None], length, lambda logits: logits.argmin(-1)
+    )
+    found = row.astype(np.int32)
     return Example(found, found.copy())
 
 
-def _refuse(settings: Settings, adapters: int, kind: str) -> None:
+def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
     find_method(settings.method.name)  # those of votes take no steps
     refuse_auto(settings, "shadow adapters", "many take each step together, and the memory of one is counted")
-    if kind not in KINDS:
-        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(KINDS)}")
+    check_kind(kind, temperature, KINDS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")
     if settings.data.evaluation is not None:

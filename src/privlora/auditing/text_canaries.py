@@ -2,18 +2,30 @@
 
 random-tokens   ids drawn uniformly from the vocabulary: as far from any text as a record can be
 codes           "Reference code 3f9c…": text that a tokenizer knows, with 128 bits that only memory can supply
+sampled         what the base model writes at a temperature (Mitchell et al. 2026)
+prefix-suffix   the base model's words at temperature 1, and behind them as many uniform ids, or what it writes at a
+                temperature (Meeus et al. 2025, whose prefixes are of the records' kind)
+new-token       the same words, and behind them a token that only this canary has (Panda et al. 2025)
+
+The last two are trained and scored on what stands behind the prefix alone, as completions are. No canary depends on a
+record: a seed, the tokenizer and the base model decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from privlora.auditing.new_tokens import first_new_token, new_tokens
 from privlora.data.batching import sequential_batches
-from privlora.data.examples import Example, Examples
+from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
 from privlora.evaluation.batches import evaluating
@@ -22,25 +34,154 @@ from privlora.evaluation.next_token import row_losses
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-def _random_tokens(count: int, length: int, tokenizer: Any, generator: np.random.Generator) -> list[Example]:
-    special = set(tokenizer.all_special_ids)
-    usable = np.array([token for token in range(len(tokenizer)) if token not in special])
-    return [_example(generator.choice(usable, size=length)) for _ in range(count)]
+_BATCH: Final = 2048  # tokens that the base model reads at once while it writes
+NEW_TOKEN: Final = "new-token"
 
 
-def _codes(count: int, length: int, tokenizer: Any, generator: np.random.Generator) -> list[Example]:
-    texts = [f"Reference code {generator.bytes(16).hex()}." for _ in range(count)]
-    return [_example(np.array(ids)[:length]) for ids in tokenizer(texts)["input_ids"]]
+@dataclass(frozen=True)
+class _Drawing:
+    """What canaries are made with. temperature: None for the kind's own."""
+
+    count: int
+    length: int
+    tokenizer: Any
+    model: Any
+    generator: np.random.Generator
+    temperature: float | None
+
+    @cached_property
+    def usable(self) -> np.ndarray:
+        return usable_tokens(self.tokenizer, self.model)
+
+    def written(self, length: int, temperature: float) -> np.ndarray:
+        """(count, length) ids that the base model writes, one text a row. They begin with BOS, where there is one."""
+        bos = self.tokenizer.bos_token_id
+        starts = self.generator.choice(self.usable, self.count) if bos is None else np.full(self.count, bos)
+        return self.continued(starts[:, None], length, temperature)
+
+    def continued(self, rows: np.ndarray, length: int, temperature: float) -> np.ndarray:
+        """The rows (count, T) with what the base model writes behind each, (count, length)."""
+
+        def draw(logits: Tensor) -> Tensor:
+            below = (logits.double() / temperature).softmax(dim=-1).cumsum(dim=-1)
+            uniforms = torch.from_numpy(self.generator.random((len(logits), 1))).to(below.device)
+            found = torch.searchsorted(below, uniforms * below[:, -1:], right=True)
+            return found[:, 0].clamp_max(logits.shape[1] - 1)
+
+        return continued(self.model, self.usable, rows, length, draw)
 
 
-TEXT_CANARIES: dict[str, Callable[..., list[Example]]] = {"random-tokens": _random_tokens, "codes": _codes}
+def _random_tokens(given: _Drawing) -> list[Example]:
+    return [_example(given.generator.choice(given.usable, size=given.length)) for _ in range(given.count)]
 
 
-def text_canaries(kind: str, count: int, length: int, tokenizer: Any, seed: int) -> list[Example]:
-    """``count`` records of at most ``length`` tokens, a function of ``seed``. Raises ConfigError for another kind."""
-    if kind not in TEXT_CANARIES:
-        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(TEXT_CANARIES)}")
-    return TEXT_CANARIES[kind](count, length, tokenizer, np.random.default_rng(seed))
+def _codes(given: _Drawing) -> list[Example]:
+    texts = [f"Reference code {given.generator.bytes(16).hex()}." for _ in range(given.count)]
+    return [_example(np.array(ids)[: given.length]) for ids in given.tokenizer(texts)["input_ids"]]
+
+
+def _sampled(given: _Drawing) -> list[Example]:
+    return [_example(row) for row in given.written(given.length, given.temperature or 1.0)]
+
+
+def _prefix_suffix(given: _Drawing) -> list[Example]:
+    secret = given.length // 2
+    rows = given.written(given.length - secret, 1.0)
+    if given.temperature is not None:
+        rows = given.continued(rows, given.length, given.temperature)
+    else:
+        rows = np.hstack([rows, given.generator.choice(given.usable, size=(given.count, secret))])
+    return [_example(row, secret) for row in rows]
+
+
+def _new_token(given: _Drawing) -> list[Example]:
+    first = first_new_token(given.model, given.tokenizer)
+    prefixes = given.written(given.length - given.length // 2, 1.0)
+    return [_example(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
+
+
+TEXT_CANARIES: dict[str, Callable[[_Drawing], list[Example]]] = {
+    "random-tokens": _random_tokens,
+    "codes": _codes,
+    "sampled": _sampled,
+    "prefix-suffix": _prefix_suffix,
+    NEW_TOKEN: _new_token,
+}
+_WITH_TEMPERATURE: Final = ("sampled", "prefix-suffix")
+
+
+def text_canaries(
+    kind: str,
+    count: int,
+    length: int,
+    tokenizer: Any,
+    seed: int,
+    *,
+    model: Any = None,
+    temperature: float | None = None,
+) -> list[Example]:
+    """``count`` records of at most ``length`` tokens, a function of ``seed`` and of the base model, if it writes them.
+
+    model: the base model without an adapter; "random-tokens" and "codes" need none. Raises ConfigError as
+    ``check_kind``, ModelError for a model that can have no new tokens.
+    """
+    check_kind(kind, temperature)
+    generator = np.random.default_rng(seed)
+    return TEXT_CANARIES[kind](_Drawing(count, length, tokenizer, model, generator, temperature))
+
+
+def check_kind(kind: str, temperature: float | None, kinds: Sequence[str] = tuple(TEXT_CANARIES)) -> None:
+    """Raise ConfigError for a kind that is none of ``kinds``, or a temperature that is out of range or not its own."""
+    if kind not in kinds:
+        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(kinds)}")
+    if temperature is None:
+        return
+    if kind not in _WITH_TEMPERATURE:
+        raise ConfigError(
+            f"--temperature does not go with canaries of the kind {kind!r}",
+            fix=f"leave it out, or give --kind {' or '.join(_WITH_TEMPERATURE)}",
+        )
+    if not 0.05 <= temperature <= 100:
+        raise ConfigError(f"temperature {temperature} is out of range", fix="give 0.05 to 100; 1 is usual")
+
+
+def usable_tokens(tokenizer: Any, model: Any) -> np.ndarray:
+    """Ids of all tokens but special ones and those that ``model``, if there is one, does not know; ascending."""
+    special, known = set(tokenizer.all_special_ids), len(tokenizer)
+    if hasattr(model, "get_input_embeddings"):
+        known = min(known, len(model.get_input_embeddings().weight))
+    return np.array([token for token in range(known) if token not in special])
+
+
+def room_for(kind: str, model: Any, tokenizer: Any, count: int, seed: int) -> AbstractContextManager[None]:
+    """Inside, the model knows the tokens of ``count`` canaries of this kind; afterwards it is as it was."""
+    return new_tokens(model, tokenizer, count, seed) if kind == NEW_TOKEN else nullcontext()
+
+
+def continued(
+    model: Any, usable: np.ndarray, rows: np.ndarray, length: int, choose: Callable[[Tensor], Tensor]
+) -> np.ndarray:
+    """Rows (n, T) of ids, and what follows each of them, (n, length).
+
+    usable: ids that may follow, (U,). choose: from logits (rows, U) to places in ``usable``, (rows,).
+
+    Raises ModelError where a logit is not a number.
+    """
+    found = []
+    with evaluating(model) as device:
+        allowed = torch.from_numpy(usable).to(device)
+        for part in np.array_split(rows, min(len(rows), -(-len(rows) * length // _BATCH))):
+            ids = torch.from_numpy(part.astype(np.int64)).to(device)
+            while ids.shape[1] < length:
+                logits = model(input_ids=ids, use_cache=False).logits[:, -1].to(device)[:, allowed]
+                if not (logits < torch.inf).all():
+                    raise ModelError(
+                        "the base model's logits are not numbers, so it can write no canaries",
+                        fix="look at the model, or give canaries of another kind",
+                    )
+                ids = torch.cat([ids, allowed[choose(logits)][:, None]], dim=1)
+            found.append(ids.cpu().numpy())
+    return np.concatenate(found)
 
 
 def add_records(examples: Examples, units: Units, more: list[Example]) -> tuple[Examples, Units]:
@@ -66,6 +207,10 @@ def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int
     return losses
 
 
-def _example(ids: np.ndarray) -> Example:
+def _example(ids: np.ndarray, secret: int | None = None) -> Example:
+    """secret: how many tokens at the end are trained on and scored; None: all."""
     ids = ids.astype(np.int32)
-    return Example(ids, ids.copy())
+    labels = ids.copy()
+    if secret is not None:
+        labels[: len(ids) - secret] = IGNORED
+    return Example(ids, labels)

@@ -53,8 +53,16 @@ def audit(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="With --one-run: gradient (default), random-tokens or codes. With --shadows: random-tokens "
-            "(default), codes or least-likely.",
+            help="With --one-run: gradient (default), random-tokens, codes, sampled, prefix-suffix or new-token. With "
+            "--shadows: random-tokens (default) and the rest of these, or least-likely; no gradient.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="At which the base model writes canaries of the kind sampled (1), or the suffixes of prefix-suffix "
+            "(without it, uniform tokens).",
             show_default=False,
         ),
     ] = None,
@@ -86,7 +94,8 @@ def audit(
 ) -> None:
     """Attack a run and bound its epsilon from below; results go to its private folder."""
     files = {"--secrets": secrets, "--members": members, "--non-members": non_members, "--limit": limit}
-    trial = {"--kind": kind, "--output": output, "overrides": overrides or None}
+    written = {"--kind": kind, "--temperature": temperature}
+    trial = {**written, "--output": output, "overrides": overrides or None}
     if one_run and shadows is not None:
         raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
     rounds = {"--attacker": attacker, "--trials": trials, "--sampled": sampled or None}
@@ -94,7 +103,7 @@ def audit(
         settings = load_settings(target, overrides or ())
         settings.refuse_labels("an audit")
         if settings.federation is not None:
-            _refuse({**files, "--kind": kind, "--canaries": canaries}, "does not go with a federation")
+            _refuse({**files, **written, "--canaries": canaries}, "does not go with a federation")
             folder = Path(f"{settings.run.output}-audit") if output is None else output
             _federation(settings, folder, attacker or "server", trials or 1000, sampled, confidence, as_json)
             return
@@ -105,9 +114,11 @@ def audit(
     else:
         _refuse({**trial, "--canaries": canaries}, "needs --one-run")
     if one_run:
-        _one_run(target, overrides, canaries or 1000, kind or "gradient", output, confidence, as_json)
+        kind = kind or "gradient"
+        _one_run(target, overrides, canaries or 1000, kind, temperature, output, confidence, as_json)
     elif shadows is not None:
-        _shadows(target, overrides, shadows, kind or "random-tokens", output, confidence, as_json)
+        kind = kind or "random-tokens"
+        _shadows(target, overrides, shadows, kind, temperature, output, confidence, as_json)
     else:
         _finished(target, secrets, members, non_members, limit, confidence, as_json)
 
@@ -189,6 +200,7 @@ def _one_run(
     overrides: list[str] | None,
     canaries: int,
     kind: str,
+    temperature: float | None,
     output: Path | None,
     confidence: float,
     as_json: bool,
@@ -198,7 +210,8 @@ def _one_run(
     with quiet_libraries():
         from privlora.accounting import read_ledger
         from privlora.auditing.canary_run import audit_run, read_state
-        from privlora.auditing.page import write_one_run
+        from privlora.auditing.exposure import exposure_of_scores
+        from privlora.auditing.page import bits_of, write_one_run
         from privlora.training.assembly import plan_privacy
         from privlora.training.files import RunFolder
         from privlora.training.progress import RichObserver
@@ -212,19 +225,36 @@ def _one_run(
             RichObserver(console, plan) as observer,
         ):
             found = audit_run(
-                settings, canaries=canaries, kind=kind, confidence=confidence, observer=observer
+                settings,
+                canaries=canaries,
+                kind=kind,
+                confidence=confidence,
+                temperature=temperature,
+                observer=observer,
             )
         written = read_ledger(RunFolder(Path(folder)).ledger).plan
         state = read_state(Path(folder))
-        page, series = write_one_run(found, state, written.phases, Path(folder), kind)
+        page, series = write_one_run(found, state, written.phases, Path(folder), kind, temperature)
+        exposure = exposure_of_scores(state.scores[state.included], state.scores[~state.included])
     if as_json:
-        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": folder})
+        emit(
+            {
+                **found.to_dict(),
+                **bits_of(exposure),
+                "page": str(page),
+                "series": str(series),
+                "output": folder,
+            }
+        )
         return
     out().print(f"claimed:     epsilon {found.epsilon_claimed:.4f}, delta {found.delta:g}")
     out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
     if found.epsilon_signals is not None:
         out().print(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
     out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
+    out().print(
+        f"exposure:    {exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
+    )
     out().print("VIOLATED: the run leaks more than it claims" if found.violated else "within the claim")
     close(page)
 
@@ -234,6 +264,7 @@ def _shadows(
     overrides: list[str] | None,
     adapters: int,
     kind: str,
+    temperature: float | None,
     output: Path | None,
     confidence: float,
     as_json: bool,
@@ -255,6 +286,7 @@ def _shadows(
                 adapters=adapters,
                 kind=kind,
                 confidence=confidence,
+                temperature=temperature,
                 progress=progress,
             )
         page, series = write_shadows(found, folder)
