@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from privlora.accounting import Ledger, read_ledger
 from privlora.api import fine_tune
 from privlora.cli import main
 from privlora.demo import model_path, private_records
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.reporting import pushing
+from privlora.reporting.publication import check_statement
 from privlora.reporting.pushing import push
 from privlora.result import Result
 from privlora.training.files import AUDIT_MARK, RunFolder
@@ -315,3 +318,91 @@ def test_the_card_and_the_page_are_made_anew(run: RunFolder) -> None:
     hub = Hub()
     push(run, "me/notes", base_model=BASE, api=hub)
     assert all(b"a patient" not in content for content in hub.files.values())
+
+
+def _told(run: RunFolder, path: str, value: Any) -> None:
+    """Let the report say ``value`` at ``path``, keys and places in lists with dots between them."""
+    report = json.loads(run.report.read_text())
+    *way, last = (int(part) if part.isdecimal() else part for part in path.split("."))
+    inner = report
+    for part in way:
+        inner = inner[part]
+    inner[last] = value
+    run.report.write_text(json.dumps(report))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epsilon", 0.01),
+        ("epsilon", "0.01"),
+        ("epsilon", None),
+        ("epsilon_replace_one", 0.01),
+        ("delta", 1e-5),
+        ("unit", "user"),
+        ("records_per_user", 3),
+        ("adjacency", "replace-one"),
+        ("noise_multiplier", 2.0),
+        ("noise_multiplier", 1.0 + 1e-9),
+        ("sampling.rate", 0.05),
+        ("clip_norm", 0.5),
+        ("expected_batch_size", 4),
+        ("expected_batch_size", 8.0),
+        ("steps_planned", 4),
+        ("steps_charged", 2),
+        ("dataset", "others"),
+        ("created", "2020-01-01"),
+        ("accountant", "gdp"),
+        ("note", 1),
+        ("projections", [[1, 2]]),
+    ],
+)
+def test_the_statement_is_that_of_the_ledger(field: str, value: Any, run: RunFolder) -> None:
+    _told(run, f"statement.{field}", value)
+    hub = Hub()
+    with pytest.raises(PrivacyError, match=re.escape(f"says statement.{field} = ") + ".*, and by the ledger"):
+        push(run, "me/notes", base_model=BASE, api=hub)
+    assert not hub.made
+
+
+def test_what_the_report_says_and_what_the_ledger_says_are_named(run: RunFolder) -> None:
+    _told(run, "statement.noise_multiplier", 2.5)
+    with pytest.raises(PrivacyError, match=r"statement.noise_multiplier = 2.5, and by the ledger it is 1.0"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("means.right_guesses", 0.5),
+        ("epsilon_over_steps.0.epsilon", 0.0),
+        ("epsilon_over_steps.0.step", 2),
+        ("epsilon_over_steps", []),
+        ("stamp.reason", "a patient"),
+        ("statement", None),
+    ],
+)
+def test_all_that_follows_from_the_ledger_is_checked(path: str, value: Any, run: RunFolder) -> None:
+    _told(run, path, value)
+    with pytest.raises(PrivloraError, match=r"by the ledger it is|another run than its report"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def test_another_machines_rounding_is_no_difference(run: RunFolder) -> None:
+    epsilon = json.loads(run.report.read_text())["statement"]["epsilon"]
+    _told(run, "statement.epsilon", epsilon * (1 + 1e-9))
+    report, summary = json.loads(run.report.read_text()), read_ledger(run.ledger)
+    check_statement(report, summary)
+    _told(run, "statement.epsilon", epsilon * (1 - 1e-5))
+    with pytest.raises(PrivacyError, match=r"statement.epsilon"):
+        check_statement(json.loads(run.report.read_text()), summary)
+
+
+def test_the_ledger_is_that_of_the_report(finished: Result, run: RunFolder, tmp_path: Path) -> None:
+    with Ledger.create(tmp_path / "ledger.jsonl", read_ledger(run.ledger).plan) as other:
+        for _ in range(3):
+            other.charge(other.plan.event)
+        other.finish()
+    shutil.copyfile(tmp_path / "ledger.jsonl", run.ledger)
+    with pytest.raises(RunError, match="belongs to another run than its report"):
+        push(run, "me/notes", base_model=BASE, api=Hub())

@@ -13,7 +13,7 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings, SynthesisSettings
 from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.names import published_name
-from privlora.reporting.publication import check_same_run, read_report
+from privlora.reporting.publication import check_statement, read_report
 from privlora.reporting.texts import publish_texts
 from privlora.synthesis.embeddings import base_alone
 from privlora.synthesis.generators import build_generator
@@ -68,7 +68,7 @@ def texts_of_finished_run(
     summary = None
     if report["statement"] is not None:
         summary = read_ledger(source.ledger)
-        check_same_run(report["statement"], summary)
+        check_statement(report, summary)
     if fresh:
         refuse_if_spent(folder)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)

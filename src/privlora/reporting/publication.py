@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, read_ledger
-from privlora.errors import PrivacyError, RunError
+from privlora.errors import PrivacyError, RunError, named
 from privlora.rehearsals.choosing import read_choice
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
@@ -18,6 +20,9 @@ from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
 CARD_NAME, HTML_NAME = "README.md", "report.html"
+_LACKING: Final = object()
+_COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
+_ROUNDING: Final = 1e-6  # of an accountant on two machines
 
 
 def publish(
@@ -59,8 +64,9 @@ def rewrite_report(folder: RunFolder) -> Path:
     if statement is not None:
         summary = read_ledger(folder.ledger)
         check_same_run(statement, summary)
-        if summary.charges != statement["steps_charged"]:
-            report = {**report, **privacy_facts(summary), "versions": versions()}
+        facts = _stated(summary)
+        if next(_differences(report, facts), None) is not None:
+            report = {**report, **facts, "versions": versions()}
     if folder.evaluations.exists():
         report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
     write_report(folder, report)
@@ -69,25 +75,70 @@ def rewrite_report(folder: RunFolder) -> Path:
     return folder.release / HTML_NAME
 
 
+def check_statement(report: Mapping[str, Any], summary: LedgerSummary) -> None:
+    """Raise PrivacyError where ``report`` promises anything else than its ledger, RunError for that of another run."""
+    statement = report.get("statement")
+    check_same_run(statement if isinstance(statement, Mapping) else {}, summary)
+    for name, said, true in _differences(report, _stated(summary)):
+        raise PrivacyError(
+            f"the report of {summary.path} says {name} = {said}, and by the ledger it is {true}",
+            why="whoever reads it would count on a promise that was not kept",
+            fix="restore it, or let `privlora resume` write it anew",
+        )
+
+
 def check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None:
     """Raise RunError for a ledger of another run than the statement's, PrivacyError for one that shows less."""
-    if summary.run_id != statement["run_id"]:
+    if summary.run_id != statement.get("run_id"):
         raise RunError(
             f"{summary.path} belongs to another run than its report", fix="restore the run's own files"
         )
-    if summary.charges < statement["steps_charged"]:
+    charged = statement.get("steps_charged")
+    if isinstance(charged, int) and summary.charges < charged:
         raise PrivacyError(
-            f"{summary.path} shows {summary.charges} releases, the report {statement['steps_charged']}",
+            f"{summary.path} shows {summary.charges} releases, the report {charged}",
             why="a ledger never loses a release, so this one was cut or replaced",
             fix="restore the original ledger; without it no epsilon can be stated",
         )
+
+
+def _stated(summary: LedgerSummary) -> dict[str, Any]:
+    """What a ledger decides of a report, as it is read from one."""
+    return dict(json.loads(json.dumps(privacy_facts(summary))))
+
+
+def _differences(said: object, true: object, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, value and true value of each field of ``true`` that ``said`` has otherwise, or beside it.
+
+    Of the report itself the keys that a ledger decides. What is computed from the ledger may round otherwise on
+    another machine; what stands in it may not.
+    """
+    if isinstance(said, Mapping) and isinstance(true, Mapping):
+        keys = [*true, *(key for key in said if name and key not in true)]
+        for key in keys:
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(said.get(key, _LACKING), true.get(key, _LACKING), inner)
+    elif isinstance(said, list) and isinstance(true, list) and len(said) == len(true):
+        for number, (one, other) in enumerate(zip(said, true, strict=True)):
+            yield from _differences(one, other, f"{name}[{number}]")
+    elif type(said) is not type(true) or not (said == true or _rounded(name, said, true)):
+        yield name, _shown(said), _shown(true)
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is _LACKING else named(value)
+
+
+def _rounded(name: str, said: object, true: object) -> bool:
+    computed = name.startswith("means.") or _COMPUTED.fullmatch(name) is not None
+    return computed and isinstance(said, float) and isclose(said, cast(float, true), rel_tol=_ROUNDING)
 
 
 def read_report(path: Path) -> dict[str, Any]:
     """privacy_report.json of an ended run. Raises RunError if it cannot be read, or is of another schema version."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"no readable report at {str(path)!r} ({type(error).__name__})",
             fix="`privlora resume` ends the run and writes it",

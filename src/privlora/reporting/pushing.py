@@ -20,7 +20,7 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.errors import ConfigError, PrivacyError, RunError, named
 from privlora.names import HUB_NAME, UNNAMED, is_local
 from privlora.reporting.facts import PRIVATE, evaluation_rows
-from privlora.reporting.publication import CARD_NAME, HTML_NAME, check_same_run, read_report, write_report
+from privlora.reporting.publication import CARD_NAME, HTML_NAME, check_statement, read_report, write_report
 from privlora.training.files import RunFolder, no_run, write_atomically
 
 _ALWAYS: Final = (CARD_NAME, HTML_NAME, "privacy_report.json")
@@ -93,7 +93,7 @@ def _finished(folder: RunFolder) -> dict[str, Any]:
         )
     if "federation" not in report:
         summary = read_ledger(folder.ledger)
-        check_same_run(report["statement"], summary)
+        check_statement(report, summary)
         if not summary.closed:
             raise RunError(
                 f"the run in {str(folder.root)!r} is not finished",
