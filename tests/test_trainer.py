@@ -320,3 +320,17 @@ def test_what_others_put_into_a_release_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="is a link"):
         one.save_model(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+def test_what_was_altered_is_not_saved_and_pages_are_made_anew(tmp_path: Path) -> None:
+    one = trainer(config(tmp_path / "run", max_steps=1))
+    one.train()
+    weights = one.result.release / "adapter_model.safetensors"
+    one.result.card.write_text("a patient")
+    saved = one.save_model(tmp_path / "saved")
+    assert "a patient" not in (saved / "README.md").read_text()
+    assert (saved / weights.name).read_bytes() == weights.read_bytes()
+    weights.write_bytes(weights.read_bytes() + b"a patient")
+    with pytest.raises(PrivacyError, match="is not as the run wrote it"):
+        one.save_model(tmp_path / "other")
+    assert not (tmp_path / "other").exists()

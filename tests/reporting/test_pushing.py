@@ -3,77 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from push_cases import BASE, FILES, Hub, sealed_again
 
-from privlora.accounting import Ledger, read_ledger
-from privlora.api import fine_tune
 from privlora.cli import main
-from privlora.demo import model_path, private_records
+from privlora.demo import model_path
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.reporting import pushing
-from privlora.reporting.publication import check_statement
 from privlora.reporting.pushing import push
 from privlora.result import Result
 from privlora.training.files import AUDIT_MARK, RunFolder
-
-FILES = (
-    "README.md",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "evaluations.jsonl",
-    "ledger.jsonl",
-    "metrics.jsonl",
-    "privacy_report.json",
-    "report.html",
-)
-PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "steps": 3, "expected_batch_size": 4}
-PRIVACY["public_dataset_size"] = 40
-BASE = "someone/the-base"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    root = tmp_path_factory.mktemp("push")
-    return fine_tune(
-        str(model_path()),
-        private_records(40, seed=1),
-        evaluation=private_records(4, seed=2),
-        privacy=PRIVACY,
-        columns={"max_length": 48},
-        adapter={"r": 2},
-        run={"report_to": "jsonl", "log_every": 2},
-        output=root / "run",
-    )
-
-
-@pytest.fixture
-def run(finished: Result, tmp_path: Path) -> RunFolder:
-    shutil.copytree(finished.release.parent, tmp_path / "run")
-    return RunFolder(tmp_path / "run")
-
-
-class Hub:
-    """Keeps what is uploaded, by name."""
-
-    def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
-        self.files: dict[str, bytes] = {}
-
-    def create_repo(self, repo: str, **options: Any) -> None:
-        self.made = {"repo": repo, **options}
-
-    def upload_folder(self, *, folder_path: str, allow_patterns: list[str], **options: Any) -> Any:
-        found = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
-        assert sorted(found) == sorted(allow_patterns)
-        self.files = found
-        return SimpleNamespace(commit_url=f"https://hub.test/{options['repo_id']}")
 
 
 def test_the_release_goes_up_and_nothing_else(run: RunFolder) -> None:
@@ -120,12 +62,17 @@ def test_a_base_of_the_hub_keeps_its_name(run: RunFolder) -> None:
         else:
             content["base_model_name_or_path"] = BASE
         (run.release / name).write_text(json.dumps(content))
+    sealed_again(run)
+    for name in ("README.md", "report.html"):
+        (run.release / name).write_text("a patient")
     hub = Hub()
     push(run, "me/notes", api=hub)
     same = set(FILES) - {"README.md", "privacy_report.json", "report.html"}  # which are made anew
     assert all(hub.files[name] == (run.release / name).read_bytes() for name in same)
     assert json.loads(hub.files["privacy_report.json"]) == json.loads(run.report.read_text())
+    assert all(b"a patient" not in content for content in hub.files.values())
     (run.release / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/home/me/base"}))
+    sealed_again(run)
     with pytest.raises(RunError, match="names another base model than the report"):
         push(run, "me/notes", api=hub)
 
@@ -318,91 +265,3 @@ def test_the_card_and_the_page_are_made_anew(run: RunFolder) -> None:
     hub = Hub()
     push(run, "me/notes", base_model=BASE, api=hub)
     assert all(b"a patient" not in content for content in hub.files.values())
-
-
-def _told(run: RunFolder, path: str, value: Any) -> None:
-    """Let the report say ``value`` at ``path``, keys and places in lists with dots between them."""
-    report = json.loads(run.report.read_text())
-    *way, last = (int(part) if part.isdecimal() else part for part in path.split("."))
-    inner = report
-    for part in way:
-        inner = inner[part]
-    inner[last] = value
-    run.report.write_text(json.dumps(report))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("epsilon", 0.01),
-        ("epsilon", "0.01"),
-        ("epsilon", None),
-        ("epsilon_replace_one", 0.01),
-        ("delta", 1e-5),
-        ("unit", "user"),
-        ("records_per_user", 3),
-        ("adjacency", "replace-one"),
-        ("noise_multiplier", 2.0),
-        ("noise_multiplier", 1.0 + 1e-9),
-        ("sampling.rate", 0.05),
-        ("clip_norm", 0.5),
-        ("expected_batch_size", 4),
-        ("expected_batch_size", 8.0),
-        ("steps_planned", 4),
-        ("steps_charged", 2),
-        ("dataset", "others"),
-        ("created", "2020-01-01"),
-        ("accountant", "gdp"),
-        ("note", 1),
-        ("projections", [[1, 2]]),
-    ],
-)
-def test_the_statement_is_that_of_the_ledger(field: str, value: Any, run: RunFolder) -> None:
-    _told(run, f"statement.{field}", value)
-    hub = Hub()
-    with pytest.raises(PrivacyError, match=re.escape(f"says statement.{field} = ") + ".*, and by the ledger"):
-        push(run, "me/notes", base_model=BASE, api=hub)
-    assert not hub.made
-
-
-def test_what_the_report_says_and_what_the_ledger_says_are_named(run: RunFolder) -> None:
-    _told(run, "statement.noise_multiplier", 2.5)
-    with pytest.raises(PrivacyError, match=r"statement.noise_multiplier = 2.5, and by the ledger it is 1.0"):
-        push(run, "me/notes", base_model=BASE, dry_run=True)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("means.right_guesses", 0.5),
-        ("epsilon_over_steps.0.epsilon", 0.0),
-        ("epsilon_over_steps.0.step", 2),
-        ("epsilon_over_steps", []),
-        ("stamp.reason", "a patient"),
-        ("statement", None),
-    ],
-)
-def test_all_that_follows_from_the_ledger_is_checked(path: str, value: Any, run: RunFolder) -> None:
-    _told(run, path, value)
-    with pytest.raises(PrivloraError, match=r"by the ledger it is|another run than its report"):
-        push(run, "me/notes", base_model=BASE, dry_run=True)
-
-
-def test_another_machines_rounding_is_no_difference(run: RunFolder) -> None:
-    epsilon = json.loads(run.report.read_text())["statement"]["epsilon"]
-    _told(run, "statement.epsilon", epsilon * (1 + 1e-9))
-    report, summary = json.loads(run.report.read_text()), read_ledger(run.ledger)
-    check_statement(report, summary)
-    _told(run, "statement.epsilon", epsilon * (1 - 1e-5))
-    with pytest.raises(PrivacyError, match=r"statement.epsilon"):
-        check_statement(json.loads(run.report.read_text()), summary)
-
-
-def test_the_ledger_is_that_of_the_report(finished: Result, run: RunFolder, tmp_path: Path) -> None:
-    with Ledger.create(tmp_path / "ledger.jsonl", read_ledger(run.ledger).plan) as other:
-        for _ in range(3):
-            other.charge(other.plan.event)
-        other.finish()
-    shutil.copyfile(tmp_path / "ledger.jsonl", run.ledger)
-    with pytest.raises(RunError, match="belongs to another run than its report"):
-        push(run, "me/notes", base_model=BASE, api=Hub())

@@ -15,11 +15,23 @@ from privlora.rehearsals.choosing import read_choice
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.page import render
+from privlora.reporting.seals import (
+    CARD_NAME,
+    HTML_NAME,
+    LEDGER,
+    digests,
+    is_sealed,
+    refuse_altered,
+    sealed,
+    text_of,
+    with_files,
+    with_those_again,
+)
 from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
-CARD_NAME, HTML_NAME = "README.md", "report.html"
+_GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
 _LACKING: Final = object()
 _COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
@@ -42,9 +54,8 @@ def publish(
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
     parts.write_adapter(folder.release)
-    write_report(
-        folder, gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
-    )
+    report = gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
+    write_report(folder, with_files(report, folder.release))
     if summary is not None:
         set_times(folder.release, summary.created)
 
@@ -55,21 +66,25 @@ def rewrite_report(folder: RunFolder) -> Path:
     No model is needed. The ledger decides: if it shows more than the report, the statement is made anew.
 
     Raises RunError if there is no run, or it has no report, or one of another version or run; PrivacyError if the
-    ledger shows less than the report.
+    ledger shows less than the report, or a file was altered that a run would have made to grow, or the report itself.
     """
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
         raise no_run(folder.root)
     report = read_report(folder.report)
     statement, summary = report["statement"], None
+    if is_sealed(report):
+        refuse_altered(folder, report, {})
     if statement is not None:
         summary = read_ledger(folder.ledger)
         check_same_run(statement, summary)
+        if is_sealed(report) and summary.charges == statement["steps_charged"]:
+            refuse_altered(folder, report, digests(folder.release, _GROWS))
         facts = _stated(summary)
         if next(_differences(report, facts), None) is not None:
             report = {**report, **facts, "versions": versions()}
     if folder.evaluations.exists():
         report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
-    write_report(folder, report)
+    write_report(folder, with_those_again(report, folder.release, _GROWS))
     if summary is not None:
         set_times(folder.release, summary.created)
     return folder.release / HTML_NAME
@@ -137,12 +152,18 @@ def _rounded(name: str, said: object, true: object) -> bool:
 def read_report(path: Path) -> dict[str, Any]:
     """privacy_report.json of an ended run. Raises RunError if it cannot be read, or is of another schema version."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"no readable report at {str(path)!r} ({type(error).__name__})",
-            fix="`privlora resume` ends the run and writes it",
-        ) from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return parse_report(path, content)
+
+
+def parse_report(path: Path, content: bytes) -> dict[str, Any]:
+    """The same of what was read. path: for words alone."""
+    try:
+        report = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from None
     if not isinstance(report, dict) or report.get("schema_version") != SCHEMA_VERSION:
         raise RunError(
             f"{str(path)!r} is not a report of schema version {SCHEMA_VERSION}",
@@ -151,10 +172,20 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
+def _unreadable(path: Path, error: Exception) -> RunError:
+    return RunError(
+        f"no readable report at {str(path)!r} ({type(error).__name__})",
+        fix="`privlora resume` ends the run and writes it",
+    )
+
+
 def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
-    """privacy_report.json, README.md and report.html, of an adapter or of texts. Raises RunError."""
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(folder.report, text)
+    """privacy_report.json, README.md and report.html, of an adapter or of texts, and the run's own note of the
+    first one's SHA-256. Raises RunError."""
+    report = sealed(report)
+    write_atomically(folder.report, text_of(report))
+    if is_sealed(report) and folder.private.exists():
+        write_atomically(folder.seal, report["sha256"] + "\n", mode=0o600)
     as_card, as_page = (texts_card, texts_page) if "texts" in report else (card, render)
     write_atomically(folder.release / CARD_NAME, as_card(report))
     write_atomically(folder.release / HTML_NAME, as_page(report))
