@@ -71,14 +71,16 @@ def rewrite_report(folder: RunFolder) -> Path:
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
         raise no_run(folder.root)
     report = read_report(folder.report)
-    statement, summary = report["statement"], None
-    if is_sealed(report):
-        refuse_altered(folder, report, {})
+    statement, summary = report.get("statement"), None
+    found: dict[str, str] = {}
     if statement is not None:
         summary = read_ledger(folder.ledger)
         check_same_run(statement, summary)
-        if is_sealed(report) and summary.charges == statement["steps_charged"]:
-            refuse_altered(folder, report, digests(folder.release, _GROWS))
+        if summary.charges == statement.get("steps_charged"):
+            found = digests(folder.release, _GROWS)
+    if is_sealed(report):
+        refuse_altered(folder, report, found)
+    if summary is not None:
         facts = _stated(summary)
         if next(_differences(report, facts), None) is not None:
             report = {**report, **facts, "versions": versions()}
