@@ -1,4 +1,4 @@
-"""What operating systems do in their own ways with files: locks, and removals and names that survive a crash.
+"""What operating systems do in their own ways with files: locks, links, and removals and names that survive a crash.
 
 A lock lies on the very file that it protects, and not on one beside it, as packages for locks have it. A ledger is what
 it is under whatever name it is opened, through links too; who removes or copies it takes no lock along, and whoever
