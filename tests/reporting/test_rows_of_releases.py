@@ -93,7 +93,23 @@ def test_evaluations_have_known_keys_and_numbers(changed: dict[str, Any], run: R
     rows = _rows(run.evaluations)
     _write(run.evaluations, [{**rows[0], **changed}, *rows[1:]])
     sealed_again(run, evaluation=evaluation_rows(_rows(run.evaluations)))
-    with pytest.raises(PrivacyError, match=r"evaluations.jsonl in .* is not as the run wrote it"):
+    with pytest.raises(
+        PrivacyError, match=r"(evaluations.jsonl|report.json) in .* is not as the run wrote it"
+    ):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+@pytest.mark.parametrize("changed", [{"note": 1.5}, {"accuracy": True}, {"accuracy": "a patient"}])
+def test_a_report_repeats_nothing_else_where_the_file_is_gone(
+    changed: dict[str, Any], run: RunFolder
+) -> None:
+    rows = _rows(run.evaluations)
+    for name in ("evaluations.jsonl", "metrics.jsonl"):  # nobody has to publish them
+        (run.release / name).unlink()
+    sealed_again(run)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
+    sealed_again(run, evaluation=[{**rows[0], **changed}, *rows[1:]])
+    with pytest.raises(PrivacyError, match=r"report.json in .* is not as the run wrote it"):
         push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
@@ -112,21 +128,51 @@ def test_nothing_lies_behind_a_ledger(run: RunFolder) -> None:
         push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
-def test_choice_is_spelt_as_a_run_spells_it(run: RunFolder) -> None:
-    report = json.loads(run.report.read_text())
-    rows = [{"name": name, "loss": 2.5, "learning_rate": 0.5} for name in ("prism", "gep")]
-    counts = {"in_place_of_records": 40, "held_out": 4, "standard_error": 0.5, "draws": 2, "untrained": 3.0}
-    choice = {"row": "prism", "rows": rows, **counts}
-    sealed_again(run, method={**report["method"], "choice": choice})
-    written = json.dumps(choice, indent=1) + "\n"
-    for text, goes in ((written, True), ('{"row": "a patient", ' + written[1:], False)):
-        run.choice.write_text(text)
-        sealed_again(run)
-        if goes:
-            assert push(run, "me/notes", base_model=BASE, dry_run=True).files
-        else:
-            with pytest.raises(PrivacyError, match=r"choice.json in .* is not as the run wrote it"):
-                push(run, "me/notes", base_model=BASE, dry_run=True)
+TRIALS = [{"name": name, "loss": 2.5, "learning_rate": 0.5} for name in ("prism", "gep")]
+CHOICE: dict[str, Any] = {
+    **{
+        "asked": "auto",
+        "row": "prism",
+        "rows": TRIALS,
+        "in_place_of_records": 40,
+        "held_out": 4,
+        "spanning": 8,
+    },
+    **{"standard_error": 0.5, "draws": 2, "untrained": 3.0, "lead": None},
+}
+
+
+def _chosen(run: RunFolder, choice: dict[str, Any], text: str | None = None) -> None:
+    """As if ``choice`` had chosen the run's method. text: what the file says."""
+    method = json.loads(run.report.read_text())["method"]
+    run.choice.write_text(json.dumps(choice, indent=1) + "\n" if text is None else text)
+    sealed_again(run, method={**method, "choice": choice})
+
+
+def test_a_choice_is_spelt_as_a_run_spells_it(run: RunFolder) -> None:
+    _chosen(run, CHOICE)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
+    _chosen(run, CHOICE, '{"row": "a patient", ' + json.dumps(CHOICE)[1:])
+    with pytest.raises(PrivacyError, match=r"choice.json in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"note": 1},
+        {"row": "a patient"},
+        {"asked": ["a patient"]},
+        {"lead": "a patient"},
+        {"rows": [{**TRIALS[0], "name": "a patient"}, TRIALS[1]]},
+        {"rows": [{**TRIALS[0], "note": 1}, TRIALS[1]]},
+        {"rows": [{**TRIALS[0], "loss": [1]}, TRIALS[1]]},
+    ],
+)
+def test_a_choice_has_known_keys_names_and_numbers(changed: dict[str, Any], run: RunFolder) -> None:
+    _chosen(run, {**CHOICE, **changed})
+    with pytest.raises(PrivacyError, match=r"report.json in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
 @pytest.mark.parametrize("name", ["ledger-north.jsonl", "ledger-north.jsonl.txt", "ledger-a b.jsonl"])

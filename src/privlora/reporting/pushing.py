@@ -5,6 +5,7 @@ They are copied to a folder that nobody else reads or writes, and then looked at
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 from collections.abc import Iterator
@@ -189,7 +190,12 @@ def _copy(folder: RunFolder, name: str, copied: RunFolder) -> None:
     try:
         copy_plain(folder.release / name, copied.release / name)
     except OSError as error:
-        raise _strange(folder, name, f"no file that can be copied ({error.strerror})") from None
+        if error.errno in (errno.EMLINK, errno.ELOOP):
+            raise _strange(folder, name, f"no file that can be copied ({error.strerror})") from None
+        raise RunError(
+            f"cannot copy {name} in {str(folder.release)!r}: {error.strerror}",
+            fix="free space where temporary files lie (TMPDIR), or give permission",
+        ) from None
 
 
 def _strange(folder: RunFolder, name: str, what: str) -> PrivacyError:

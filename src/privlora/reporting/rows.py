@@ -15,6 +15,7 @@ from privlora.evaluation.classes import ClassResult
 from privlora.evaluation.metrics import METRICS
 from privlora.evaluation.next_token import NextTokenResult
 from privlora.evaluation.preferences import PreferenceResult
+from privlora.methods import CHOICES, METHODS, VOTE_METHODS
 from privlora.reporting.facts import evaluation_rows
 from privlora.reporting.seals import altered
 from privlora.training.files import RunFolder
@@ -25,16 +26,30 @@ _OF_EVALUATIONS: Final = {
     *METRICS,
     *(field.name for kind in (NextTokenResult, ClassResult, PreferenceResult) for field in fields(kind)),
 } - {"metrics"}
+_NAMES: Final = frozenset(("asked", "row"))
+_OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
+_OF_CHOICE: Final = _NAMES | {
+    "untrained",
+    "spanning",
+    "in_place_of_records",
+    "held_out",
+    "draws",
+    "lead",
+    "standard_error",
+}
 _OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
 
 
 def refuse_other_rows(folder: RunFolder, report: Mapping[str, Any], copied: RunFolder) -> None:
-    """Raise PrivacyError for a file of rows, or a ledger, that holds anything else than what a run writes there.
+    """Raise PrivacyError for rows, in files or repeated by the report, and ledgers that hold anything else than what a
+    run writes there.
 
     ``folder`` is for words alone; what is read lies in ``copied``.
     """
     checks: dict[Path, Callable[[str], bool]] = {
+        # What stood in files when a run went on stands in its report, also without those files.
+        copied.report: lambda _: _is_known(report["evaluation"], report["method"].get("choice")),
         copied.evaluations: lambda text: _are_evaluations(_rows(text), report),
         copied.choice: lambda text: _is_choice(text, report),
         copied.metrics: lambda text: _are_metrics(_rows(text), report, copied.ledger),
@@ -74,9 +89,23 @@ def _rows(text: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _is_known(evaluations: list[dict[str, Any]], choice: dict[str, Any] | None) -> bool:
+    """Whether there are numbers alone under known names, and names of methods."""
+    numbers = [row[name] for row in evaluations for name in row]
+    known = all(row.keys() <= _OF_EVALUATIONS for row in evaluations)
+    if choice is not None:
+        rows, top = choice["rows"], {name: value for name, value in choice.items() if name != "rows"}
+        known = known and top.keys() <= _OF_CHOICE and all(row.keys() == _OF_TRIAL for row in rows)
+        names = [*(row["name"] for row in rows), *(top[name] for name in _NAMES & top.keys())]
+        known = known and all(name in METHODS or name in VOTE_METHODS or name in CHOICES for name in names)
+        numbers += [value for name, value in top.items() if name not in _NAMES]
+        numbers += [value for row in rows for name, value in row.items() if name != "name"]
+    return known and all(value is None or _is_number(value) for value in numbers)
+
+
 def _are_evaluations(rows: list[dict[str, Any]], report: Mapping[str, Any]) -> bool:
-    known = all(row.keys() <= _OF_EVALUATIONS and all(map(_is_number, row.values())) for row in rows)
-    return known and evaluation_rows(rows) == report.get("evaluation")
+    numbers = all(_is_number(value) for row in rows for value in row.values())
+    return numbers and evaluation_rows(rows) == report["evaluation"]
 
 
 def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: Path) -> bool:
