@@ -12,6 +12,8 @@ import privlora
 from privlora.accounting import read_ledger
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+from privlora.reporting.pushing import push
+from privlora.training.files import RunFolder
 
 PRIVACY = {"noise_multiplier": 2.0, "delta": 1e-3, "expected_batch_size": 8, "public_dataset_size": 32}
 ROUNDS = {"rule": "alt", "rounds": 2}
@@ -46,6 +48,14 @@ def test_clients_by_name_in_memory_and_in_files(model: Path, tmp_path: Path) -> 
         assert (ledger.charges, ledger.epsilon()) == (2, done.epsilon)
     again = privlora.resume_federation(run, records={"north": north})
     assert again == done
+    assert push(RunFolder(run), "me/notes", base_model="a/base", dry_run=True).files
+    weights = done.release / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole + b"a patient")
+    with pytest.raises(PrivacyError, match=r"safetensors in .* is not as the run wrote it"):
+        push(RunFolder(run), "me/notes", base_model="a/base", dry_run=True)
+    assert privlora.resume_federation(run, records={"north": north}) == done  # which writes it anew
+    assert weights.read_bytes() == whole
     with pytest.raises(ConfigError, match="clients without a path: north"):
         privlora.resume_federation(run)
     with pytest.raises(PrivacyError, match="records"):

@@ -365,3 +365,17 @@ def test_the_model_of_a_run_that_is_over_is_the_trained_one(
         monkeypatch.setattr(Result, "model", "that with the adapter")
         monkeypatch.setattr(one, "_result", result)
         assert one.model is expected
+
+
+def test_what_was_altered_is_not_saved_and_pages_are_made_anew(tmp_path: Path) -> None:
+    one = trainer(config(tmp_path / "run", max_steps=1))
+    one.train()
+    weights = one.result.release / "adapter_model.safetensors"
+    one.result.card.write_text("a patient")
+    saved = one.save_model(tmp_path / "saved")
+    assert "a patient" not in (saved / "README.md").read_text()
+    assert (saved / weights.name).read_bytes() == weights.read_bytes()
+    weights.write_bytes(weights.read_bytes() + b"a patient")
+    with pytest.raises(PrivacyError, match="is not as the run wrote it"):
+        one.save_model(tmp_path / "other")
+    assert not (tmp_path / "other").exists()

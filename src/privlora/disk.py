@@ -1,4 +1,4 @@
-"""What operating systems do in their own ways with files: locks, and removals and names that survive a crash.
+"""What operating systems do in their own ways with files: locks, links, and removals and names that survive a crash.
 
 A lock lies on the very file that it protects, and not on one beside it, as packages for locks have it. A ledger is what
 it is under whatever name it is opened, through links too; who removes or copies it takes no lock along, and whoever
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
 import sys
 import time
 from pathlib import Path
@@ -68,6 +70,29 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def copy_plain(source: Path, target: Path) -> None:
+    """Copy a file of one name to a new one, which its owner alone may read.
+
+    What is open is looked at, and not a name that can lead elsewhere a moment later: raises OSError for a link, a file
+    that has other names, a folder or a pipe.
+    """
+    before = os.lstat(source)
+    refused = OSError(errno.EMLINK, "is a link, or no file", str(source))
+    if not stat.S_ISREG(before.st_mode):  # to open a device can do something
+        raise refused
+    with open(source, "rb", opener=_to_look_at) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not os.path.samestat(before, found):
+            raise refused
+        with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as copied:
+            shutil.copyfileobj(file, copied)
+
+
+def _to_look_at(name: str, flags: int) -> int:
+    """No link is followed and no pipe waited for, where the system can be told so."""
+    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def remove_held(path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from privlora.accounting import read_ledger
 from privlora.config import load_settings
 from privlora.errors import RunError
-from privlora.optimizers.schedules import learning_rate_at
-from privlora.reporting.publication import CARD_NAME, HTML_NAME, read_report
+from privlora.reporting.publication import read_report
+from privlora.reporting.seals import CARD_NAME, HTML_NAME
 from privlora.training.files import RunFolder, read_lines
-from privlora.training.public_rows import public_rows, steps_shown
+from privlora.training.public_rows import rows_of_report, steps_shown
 
 if TYPE_CHECKING:
     from privlora.reporting.pushing import Pushed
@@ -89,18 +89,12 @@ class Result:
         """Public numbers of the first and last step, of every ``run.log_every``-th and of those that were evaluated,
         from the run's own files, so also after a resume: step, epsilon (after it), learning_rate (of it) and
         held_out_loss (nats, as in evaluations; None where it was not evaluated)."""
-        folder, method = self._folder, self.report["method"]
+        folder = self._folder
         evaluations = read_lines(folder.evaluations)
         every = load_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps
-        trains = method.get("releases") != "votes"
-
-        def rate(step: int) -> float | None:
-            named = method["learning_rate"], method["schedule"], method["warmup_steps"]
-            return learning_rate_at(step, self.steps, *named) if trains else None
-
         plan = read_ledger(folder.ledger).plan if folder.ledger.exists() else None
         shown = steps_shown(self.steps, every, [row["step"] for row in evaluations])
-        return public_rows(plan, shown, rate, evaluations)
+        return rows_of_report(plan, self.report, shown, evaluations)
 
     def push(
         self, repo: str, *, private: bool = True, base_model: str | None = None, dry_run: bool = False

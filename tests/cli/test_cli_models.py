@@ -14,6 +14,10 @@ from cli_cases import call
 from tiny_models import loaded_by_peft
 from transformers import AutoModelForCausalLM
 
+from privlora.reporting.publication import write_report
+from privlora.reporting.seals import PAGES, digests, sealed, with_files
+from privlora.training.files import RunFolder
+
 
 def loss(capsys: pytest.CaptureFixture[str], *argv: object) -> float:
     ended = call(capsys, "evaluate", *argv, "--json")
@@ -29,7 +33,14 @@ def strong(finished: Path, tmp_path: Path) -> Path:
     run = Path(shutil.copytree(finished / "run", tmp_path / "strong"))
     weights = run / "release" / "adapter_model.safetensors"
     save_file({k: v * 30 for k, v in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    _sealed_again(run)
     return run
+
+
+def _sealed_again(run: Path) -> None:
+    """As if a run had written what lies there."""
+    folder = RunFolder(run)
+    write_report(folder, with_files(json.loads(folder.report.read_text()), folder.release))
 
 
 def test_a_run_is_its_adapter_on_its_base(
@@ -114,6 +125,7 @@ def test_a_merged_model_has_its_card(
     path = run / "release" / "privacy_report.json"
     report = json.loads(path.read_text())
     path.write_text(json.dumps({**report, "stamp": {"text": stamp, "reason": "a test"}}))
+    _sealed_again(run)
     merged = tmp_path / "merged"
     assert call(capsys, "export", run, merged, "--merge").code == 0
     text = (merged / "README.md").read_text()
@@ -123,6 +135,31 @@ def test_a_merged_model_has_its_card(
     for absent in ("peft", "report.html"):
         assert absent not in text.split("Versions: ")[0]
     assert len({path.stat().st_mode for path in merged.iterdir()}) == 1
+
+
+def test_altered_weights_are_not_exported_with_a_promise(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished / "run", tmp_path / "run"))
+    config = run / "release" / "adapter_config.json"
+    config.write_text(config.read_text() + " ")
+    for form in ("--merge", "--as-lora"):
+        ended = call(capsys, "export", run, tmp_path / "out", form)
+        assert ended.code == 2
+        assert "adapter_config.json in" in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["--merge", "--as-lora"])
+def test_what_is_exported_is_named_with_its_hashes(
+    form: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys, "export", finished / "run", tmp_path / "out", form).code == 0
+    report = json.loads((tmp_path / "out/privacy_report.json").read_text())
+    files = {path.name for path in (tmp_path / "out").iterdir()} - set(PAGES)
+    assert report["files"] == digests(tmp_path / "out", files)
+    assert files == report["files"].keys()
+    assert report == sealed(report)
 
 
 def test_a_copy_of_the_adapter(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ from privlora.accounting import read_ledger
 from privlora.api import resume_run, train_run
 from privlora.cli import main
 from privlora.config import load_settings
-from privlora.errors import ConfigError, RunError
+from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.reporting.pushing import push
 from privlora.training.files import RunFolder
 
 VOTES = {"steps": 2, "sample_rate": 1.0, "expected_batch_size": None}
@@ -42,6 +43,16 @@ def voted(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     config = write_config(folder, settings(model, folder, run={"label": "cases"}))
     assert main(["synthesize", str(config), "synthesis.samples=8"]) == 0
     return folder
+
+
+def test_texts_are_pushed_as_they_were_written(voted: Path, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(voted / "run", tmp_path / "run")))
+    pushed = push(run, "me/texts", dry_run=True)
+    assert (pushed.kind, "synthetic.jsonl" in pushed.files) == ("dataset", True)
+    with open(run.texts, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"text": "a patient"}) + "\n")
+    with pytest.raises(PrivacyError, match=r"synthetic.jsonl in .* is not as the run wrote it"):
+        push(run, "me/texts", dry_run=True)
 
 
 def texts_of(release: Path, column: str = "text") -> list[str]:

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from push_cases import PRIVACY
 from reporting_cases import Run, make_run
+
+from privlora.api import fine_tune
+from privlora.demo import model_path, private_records
+from privlora.result import Result
+from privlora.training.files import RunFolder
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +40,26 @@ def report(private_run: Run) -> dict[str, Any]:
     loaded = json.loads((private_run.folder.release / "privacy_report.json").read_text())
     assert isinstance(loaded, dict)
     return loaded
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run of the embedded model that can be pushed. Tests must not change its folder."""
+    root = tmp_path_factory.mktemp("push")
+    return fine_tune(
+        str(model_path()),
+        private_records(40, seed=1),
+        evaluation=private_records(4, seed=2),
+        privacy=PRIVACY,
+        columns={"max_length": 48},
+        adapter={"r": 2},
+        run={"report_to": "jsonl", "log_every": 2},
+        output=root / "run",
+    )
+
+
+@pytest.fixture
+def run(finished: Result, tmp_path: Path) -> RunFolder:
+    """A copy of it."""
+    shutil.copytree(finished.release.parent, tmp_path / "run")
+    return RunFolder(tmp_path / "run")

@@ -16,6 +16,11 @@ from privlora.reporting.wording import privacy_table, sentence
 # Every value that a report may hold. Whoever adds a line states that it is public.
 ALLOWED = {
     "schema_version",
+    "files.adapter_config.json",
+    "files.adapter_model.safetensors",
+    "files.evaluations.jsonl",
+    "files.ledger.jsonl",
+    "sha256",
     "stamp.text",
     "stamp.reason",
     "statement",

@@ -1,12 +1,14 @@
-"""Texts of a finished run's adapter come with that run's ledger, or not at all."""
+"""Texts of a finished run's adapter come with that run's ledger, and of that run's weights, or not at all."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from run_cases import PRIVACY, Bench
 
+from privlora.adapters.peft_files import WEIGHTS_NAME
 from privlora.api_synthesis import synthesize_run
 from privlora.config import load_settings, settings_from
 from privlora.errors import PrivacyError, RunError
@@ -39,3 +41,8 @@ def test_another_ledger_than_the_reports_is_refused(tmp_path: Path) -> None:
         with pytest.raises((PrivacyError, RunError), match=r"another run than its report|never loses"):
             synthesize_run(settings, model=bench.model, tokenizer=bench.tokenizer)
         assert not (tmp_path / "texts").exists()
+    source.ledger.write_bytes(whole)
+    shutil.copyfile(tmp_path / "other/release" / WEIGHTS_NAME, source.release / WEIGHTS_NAME)
+    with pytest.raises(PrivacyError, match=f"{WEIGHTS_NAME} in .* is not as the run wrote it"):
+        synthesize_run(settings, model=bench.model, tokenizer=bench.tokenizer)
+    assert not (tmp_path / "texts").exists()

@@ -3,74 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from push_cases import BASE, FILES, Hub, sealed_again
 
-from privlora.api import fine_tune
 from privlora.cli import main
-from privlora.demo import model_path, private_records
+from privlora.demo import model_path
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.reporting import pushing
 from privlora.reporting.pushing import push
 from privlora.result import Result
 from privlora.training.files import AUDIT_MARK, RunFolder
-
-FILES = (
-    "README.md",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "evaluations.jsonl",
-    "ledger.jsonl",
-    "metrics.jsonl",
-    "privacy_report.json",
-    "report.html",
-)
-PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "steps": 3, "expected_batch_size": 4}
-PRIVACY["public_dataset_size"] = 40
-BASE = "someone/the-base"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    root = tmp_path_factory.mktemp("push")
-    return fine_tune(
-        str(model_path()),
-        private_records(40, seed=1),
-        evaluation=private_records(4, seed=2),
-        privacy=PRIVACY,
-        columns={"max_length": 48},
-        adapter={"r": 2},
-        run={"report_to": "jsonl", "log_every": 2},
-        output=root / "run",
-    )
-
-
-@pytest.fixture
-def run(finished: Result, tmp_path: Path) -> RunFolder:
-    shutil.copytree(finished.release.parent, tmp_path / "run")
-    return RunFolder(tmp_path / "run")
-
-
-class Hub:
-    """Keeps what is uploaded, by name."""
-
-    def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
-        self.files: dict[str, bytes] = {}
-
-    def create_repo(self, repo: str, **options: Any) -> None:
-        self.made = {"repo": repo, **options}
-
-    def upload_folder(self, *, folder_path: str, allow_patterns: list[str], **options: Any) -> Any:
-        found = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
-        assert sorted(found) == sorted(allow_patterns)
-        self.files = found
-        return SimpleNamespace(commit_url=f"https://hub.test/{options['repo_id']}")
 
 
 def test_the_release_goes_up_and_nothing_else(run: RunFolder) -> None:
@@ -117,12 +62,17 @@ def test_a_base_of_the_hub_keeps_its_name(run: RunFolder) -> None:
         else:
             content["base_model_name_or_path"] = BASE
         (run.release / name).write_text(json.dumps(content))
+    sealed_again(run)
+    for name in ("README.md", "report.html"):
+        (run.release / name).write_text("a patient")
     hub = Hub()
     push(run, "me/notes", api=hub)
     same = set(FILES) - {"README.md", "privacy_report.json", "report.html"}  # which are made anew
     assert all(hub.files[name] == (run.release / name).read_bytes() for name in same)
     assert json.loads(hub.files["privacy_report.json"]) == json.loads(run.report.read_text())
+    assert all(b"a patient" not in content for content in hub.files.values())
     (run.release / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/home/me/base"}))
+    sealed_again(run)
     with pytest.raises(RunError, match="names another base model than the report"):
         push(run, "me/notes", api=hub)
 

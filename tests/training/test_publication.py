@@ -117,6 +117,10 @@ def everything(folder: RunFolder) -> dict[str, tuple[int, bytes]]:
         if path == folder.ledger:
             lines = [json.loads(line) for line in content.splitlines()]
             content = repr([{k: v for k, v in line.items() if k not in NAMED} for line in lines]).encode()
+        if path == folder.report:  # of files, one of them random, that are compared themselves
+            report = json.loads(content)
+            for one in (*report["files"].values(), report["sha256"]):
+                content = content.replace(one.encode(), b"HASH")
         found[str(path.relative_to(folder.root))] = path.stat().st_mtime_ns, content
     return found
 

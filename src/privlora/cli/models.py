@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from safetensors import SafetensorError
@@ -20,8 +20,6 @@ from privlora.cli.training import load_run_settings
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, set_times
-
-_PRIVACY = ("privacy_report.json", "ledger.jsonl")
 
 
 def export(
@@ -44,14 +42,16 @@ def export(
     require_adapter(folder)
     if output.exists():
         raise RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
-    kept = [*_PRIVACY, *((*ADAPTER_FILES, "README.md") if as_lora else ())]
+    report = _report(folder)
+    kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
     with _new_folder(output) as temporary:
         if merge:
             with quiet_libraries():
-                _write_merged(settings, folder, temporary)
+                _write_merged(settings, folder, report, temporary)
         for name in kept:
             if (folder.release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(folder.release / name, temporary / name)
+        _write_report(report, temporary)
         if folder.ledger.exists():
             set_times(temporary, read_ledger(folder.ledger).created)
     form = "merged model" if merge else "adapter"
@@ -61,14 +61,32 @@ def export(
         out().print(f"{form} in {output}")
 
 
-def _write_merged(settings: Settings, run: RunFolder, folder: Path) -> None:
+def _report(folder: RunFolder) -> dict[str, Any]:
+    """The run's. Raises PrivacyError where it would make a promise for weights that the run did not write."""
+    with quiet_libraries():
+        from privlora.reporting.publication import read_report
+        from privlora.reporting.seals import digests, is_sealed, refuse_altered
+
+    report = read_report(folder.report)
+    if is_sealed(report):  # that of an older version names no weights, and its copy does not either
+        refuse_altered(folder, report, digests(folder.release, ADAPTER_FILES))
+    return report
+
+
+def _write_report(report: dict[str, Any], folder: Path) -> None:
+    from privlora.reporting.seals import REPORT_NAME, text_with_files_of
+
+    (folder / REPORT_NAME).write_bytes(text_with_files_of(report, folder).encode())
+
+
+def _write_merged(settings: Settings, run: RunFolder, report: dict[str, Any], folder: Path) -> None:
     from privlora.adapters.peft_files import merge, read_adapter
     from privlora.reporting.card import card
-    from privlora.reporting.publication import CARD_NAME, read_report
+    from privlora.reporting.seals import CARD_NAME
     from privlora.training.classifier import head_of
     from privlora.training.models import load_model
 
-    report, head = read_report(run.report), head_of(settings)
+    head = head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.
     unpacked = settings.model.model_copy(update={"device": "cpu", "quantization": None})
     factors = read_adapter(run.release) if head is None else {}

@@ -38,7 +38,8 @@ from privlora.federated.sources import Records, records_of, refuse_missing_sourc
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.reporting import publish
-from privlora.reporting.publication import HTML_NAME, read_report
+from privlora.reporting.publication import read_report
+from privlora.reporting.seals import HTML_NAME, is_whole
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.identity import identify, keep_identity, refuse_others
@@ -220,6 +221,8 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     try:
         report = read_report(folder.report)
     except RunError:  # of an older version, which is written anew
+        return None
+    if not is_whole(folder, report):
         return None
     facts, statement = report["federation"], report["statement"]
     rows = facts["clients"] if statement is not None and not federation.trusted_server else []

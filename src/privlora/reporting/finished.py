@@ -13,7 +13,8 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings, SynthesisSettings
 from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.names import published_name
-from privlora.reporting.publication import check_same_run, read_report
+from privlora.reporting.publication import check_statement, read_report
+from privlora.reporting.seals import ADAPTER, digests, refuse_altered
 from privlora.reporting.texts import publish_texts
 from privlora.synthesis.embeddings import base_alone
 from privlora.synthesis.generators import build_generator
@@ -40,8 +41,8 @@ def texts_of_finished_run(
     Of ``settings`` the model, the text's column and length, ``synthesis`` and ``run`` are read; no private record is.
     fresh: whether the folder is new. Gives the folder, and what its ledger says (None: not private).
 
-    Raises RunError for a run that is not finished or has no adapter of its own, ConfigError for another generator,
-    ModelError or RunError for another base model.
+    Raises RunError for a run that is not finished or has no adapter of its own, PrivacyError for an adapter that is not
+    as the run wrote it, ConfigError for another generator, ModelError or RunError for another base model.
     """
     chosen = settings.synthesis
     assert chosen is not None
@@ -68,7 +69,8 @@ def texts_of_finished_run(
     summary = None
     if report["statement"] is not None:
         summary = read_ledger(source.ledger)
-        check_same_run(report["statement"], summary)
+        check_statement(report, summary)
+        refuse_altered(source, report, digests(source.release, ADAPTER))
     if fresh:
         refuse_if_spent(folder)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, read_ledger
-from privlora.errors import PrivacyError, RunError
+from privlora.errors import PrivacyError, RunError, named
 from privlora.rehearsals.choosing import read_choice
 from privlora.reporting.card import card
 from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
 from privlora.reporting.page import render
+from privlora.reporting.seals import (
+    CARD_NAME,
+    HTML_NAME,
+    LEDGER,
+    digests,
+    is_sealed,
+    refuse_altered,
+    sealed,
+    text_of,
+    with_files,
+    with_those_again,
+)
 from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
-CARD_NAME, HTML_NAME = "README.md", "report.html"
+_GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
+_LACKING: Final = object()
+_COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
+_ROUNDING: Final = 1e-6  # of an accountant on two machines
 
 
 def publish(
@@ -37,9 +54,8 @@ def publish(
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
     parts.write_adapter(folder.release)
-    write_report(
-        folder, gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
-    )
+    report = gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
+    write_report(folder, with_files(report, folder.release))
     if summary is not None:
         set_times(folder.release, summary.created)
 
@@ -50,48 +66,106 @@ def rewrite_report(folder: RunFolder) -> Path:
     No model is needed. The ledger decides: if it shows more than the report, the statement is made anew.
 
     Raises RunError if there is no run, or it has no report, or one of another version or run; PrivacyError if the
-    ledger shows less than the report.
+    ledger shows less than the report, or a file was altered that a run would have made to grow, or the report itself.
     """
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
         raise no_run(folder.root)
     report = read_report(folder.report)
-    statement, summary = report["statement"], None
+    statement, summary = report.get("statement"), None
+    found: dict[str, str] = {}
     if statement is not None:
         summary = read_ledger(folder.ledger)
         check_same_run(statement, summary)
-        if summary.charges != statement["steps_charged"]:
-            report = {**report, **privacy_facts(summary), "versions": versions()}
+        if summary.charges == statement.get("steps_charged"):
+            found = digests(folder.release, _GROWS)
+    if is_sealed(report):
+        refuse_altered(folder, report, found)
+    if summary is not None:
+        facts = _stated(summary)
+        if next(_differences(report, facts), None) is not None:
+            report = {**report, **facts, "versions": versions()}
     if folder.evaluations.exists():
         report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
-    write_report(folder, report)
+    write_report(folder, with_those_again(report, folder.release, _GROWS))
     if summary is not None:
         set_times(folder.release, summary.created)
     return folder.release / HTML_NAME
 
 
+def check_statement(report: Mapping[str, Any], summary: LedgerSummary) -> None:
+    """Raise PrivacyError where ``report`` promises anything else than its ledger, RunError for that of another run."""
+    statement = report.get("statement")
+    check_same_run(statement if isinstance(statement, Mapping) else {}, summary)
+    for name, said, true in _differences(report, _stated(summary)):
+        raise PrivacyError(
+            f"the report of {summary.path} says {name} = {said}, and by the ledger it is {true}",
+            why="whoever reads it would count on a promise that was not kept",
+            fix="restore it, or let `privlora resume` write it anew",
+        )
+
+
 def check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None:
     """Raise RunError for a ledger of another run than the statement's, PrivacyError for one that shows less."""
-    if summary.run_id != statement["run_id"]:
+    if summary.run_id != statement.get("run_id"):
         raise RunError(
             f"{summary.path} belongs to another run than its report", fix="restore the run's own files"
         )
-    if summary.charges < statement["steps_charged"]:
+    charged = statement.get("steps_charged")
+    if isinstance(charged, int) and summary.charges < charged:
         raise PrivacyError(
-            f"{summary.path} shows {summary.charges} releases, the report {statement['steps_charged']}",
+            f"{summary.path} shows {summary.charges} releases, the report {charged}",
             why="a ledger never loses a release, so this one was cut or replaced",
             fix="restore the original ledger; without it no epsilon can be stated",
         )
 
 
+def _stated(summary: LedgerSummary) -> dict[str, Any]:
+    """What a ledger decides of a report, as it is read from one."""
+    return dict(json.loads(json.dumps(privacy_facts(summary))))
+
+
+def _differences(said: object, true: object, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, value and true value of each field of ``true`` that ``said`` has otherwise, or beside it.
+
+    Of the report itself the keys that a ledger decides. What is computed from the ledger may round otherwise on
+    another machine; what stands in it may not.
+    """
+    if isinstance(said, Mapping) and isinstance(true, Mapping):
+        keys = [*true, *(key for key in said if name and key not in true)]
+        for key in keys:
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(said.get(key, _LACKING), true.get(key, _LACKING), inner)
+    elif isinstance(said, list) and isinstance(true, list) and len(said) == len(true):
+        for number, (one, other) in enumerate(zip(said, true, strict=True)):
+            yield from _differences(one, other, f"{name}[{number}]")
+    elif type(said) is not type(true) or not (said == true or _rounded(name, said, true)):
+        yield name, _shown(said), _shown(true)
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is _LACKING else named(value)
+
+
+def _rounded(name: str, said: object, true: object) -> bool:
+    computed = name.startswith("means.") or _COMPUTED.fullmatch(name) is not None
+    return computed and isinstance(said, float) and isclose(said, cast(float, true), rel_tol=_ROUNDING)
+
+
 def read_report(path: Path) -> dict[str, Any]:
     """privacy_report.json of an ended run. Raises RunError if it cannot be read, or is of another schema version."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"no readable report at {str(path)!r} ({type(error).__name__})",
-            fix="`privlora resume` ends the run and writes it",
-        ) from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return parse_report(path, content)
+
+
+def parse_report(path: Path, content: bytes) -> dict[str, Any]:
+    """The same of what was read. path: for words alone."""
+    try:
+        report = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from None
     if not isinstance(report, dict) or report.get("schema_version") != SCHEMA_VERSION:
         raise RunError(
             f"{str(path)!r} is not a report of schema version {SCHEMA_VERSION}",
@@ -100,10 +174,20 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
+def _unreadable(path: Path, error: Exception) -> RunError:
+    return RunError(
+        f"no readable report at {str(path)!r} ({type(error).__name__})",
+        fix="`privlora resume` ends the run and writes it",
+    )
+
+
 def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
-    """privacy_report.json, README.md and report.html, of an adapter or of texts. Raises RunError."""
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(folder.report, text)
+    """privacy_report.json, README.md and report.html, of an adapter or of texts, and the run's own note of the
+    first one's SHA-256. Raises RunError."""
+    report = sealed(report)
+    write_atomically(folder.report, text_of(report))
+    if is_sealed(report) and folder.private.exists():
+        write_atomically(folder.seal, report["sha256"] + "\n", mode=0o600)
     as_card, as_page = (texts_card, texts_page) if "texts" in report else (card, render)
     write_atomically(folder.release / CARD_NAME, as_card(report))
     write_atomically(folder.release / HTML_NAME, as_page(report))

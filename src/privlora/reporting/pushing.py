@@ -1,34 +1,40 @@
-"""A finished run's release on the Hugging Face hub: the files that reporting writes, and nothing else.
+"""A finished run's release on the Hugging Face hub: the files that reporting writes, as it wrote them.
 
-They are copied to a folder of their own first, so that nothing that comes to lie in the release meanwhile goes along.
+They are copied to a folder that nobody else reads or writes, and then looked at; the copies go up.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import re
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.accounting import read_ledger
-from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
-from privlora.errors import ConfigError, PrivacyError, RunError, named
+from privlora.accounting.ledger_format import parse_ledger
+from privlora.adapters.peft_files import CONFIG_NAME
+from privlora.disk import copy_plain
+from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, named
 from privlora.names import HUB_NAME, UNNAMED, is_local
-from privlora.reporting.facts import PRIVATE, evaluation_rows
-from privlora.reporting.publication import CARD_NAME, HTML_NAME, check_same_run, read_report, write_report
+from privlora.reporting.facts import PRIVATE
+from privlora.reporting.publication import check_statement, parse_report, write_report
+from privlora.reporting.rows import refuse_other_rows
+from privlora.reporting.seals import (
+    PAGES,
+    REPORT_NAME,
+    altered,
+    belongs,
+    digests,
+    needed,
+    refuse_altered,
+    with_files,
+)
 from privlora.training.files import RunFolder, no_run, write_atomically
 
-_ALWAYS: Final = (CARD_NAME, HTML_NAME, "privacy_report.json")
-_ADAPTER: Final = (CONFIG_NAME, WEIGHTS_NAME)
-_TEXTS: Final = ("synthetic.jsonl",)
-_SOMETIMES: Final = ("ledger.jsonl", "evaluations.jsonl", "choice.json", "metrics.jsonl")
-_OF_CLIENTS: Final = re.compile(r"ledger-[\w.-]+\.jsonl")
-_OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss", "clip_norm"))
 _LONGEST: Final = 96  # of a repository's name
 
 
@@ -64,18 +70,63 @@ def push(
     """
     if not isinstance(repo, str) or HUB_NAME.fullmatch(repo) is None or len(repo) > _LONGEST:
         raise ConfigError(f"{named(repo)} is no name of a repository", fix="write it as owner/name")
-    report = _finished(folder)
-    files = _files(folder, report)
-    base_model = _base(folder, report, base_model)
-    kind = "dataset" if "texts" in report else "model"
-    if dry_run:
-        return Pushed(repo, kind, files, None)
-    with _copy(folder, files, report, base_model) as copied:
-        return Pushed(repo, kind, files, _upload(api, copied, repo, kind, files, private=private))
+    with checked(folder) as release:
+        base_model = _base(folder, release, base_model)
+        kind = "dataset" if "texts" in release.report else "model"
+        if dry_run:
+            return Pushed(repo, kind, release.files, None)
+        if base_model is not None:
+            _rename_base(release, base_model)
+        return Pushed(
+            repo, kind, release.files, _upload(api, release.place, repo, kind, release.files, private=private)
+        )
 
 
-def _finished(folder: RunFolder) -> dict[str, Any]:
-    """The report of a run that may be published."""
+@dataclass(frozen=True)
+class Checked:
+    """place: folder with copies of all files of a release. files: their names, in order. report: what theirs says."""
+
+    place: Path
+    files: tuple[str, ...]
+    report: dict[str, Any]
+
+
+@contextmanager
+def checked(folder: RunFolder) -> Iterator[Checked]:
+    """Copies of the files of a finished private run's release, while they are needed, of which each was looked at when
+    it was copied already; card and page are made anew from the report.
+
+    Raises what `push` does for a run that is not finished, protects nobody, or was changed.
+    """
+    _refuse_unreleased(folder)
+    with tempfile.TemporaryDirectory(prefix="privlora-") as root:
+        copied = RunFolder(Path(root))
+        copied.release.mkdir()
+        if not folder.report.exists():
+            raise RunError(
+                f"no report in {str(folder.release)!r}", fix="`privlora resume` ends the run and writes it"
+            )
+        _copy(folder, REPORT_NAME, copied)
+        report = parse_report(folder.report, copied.report.read_bytes())
+        _refuse_unprotected(folder, report)
+        files = _files(folder, report)
+        for name in files:
+            if name != REPORT_NAME:
+                _copy(folder, name, copied)
+        _refuse_another_promise(folder, report, copied)
+        found = digests(copied.release, files)
+        refuse_altered(folder, report, {name: found[name] for name in files if name not in PAGES})
+        refuse_other_rows(folder, report, copied)
+        try:
+            write_report(copied, with_files(report, copied.release))
+        except PrivloraError:
+            raise
+        except Exception:  # noqa: BLE001 - what no run wrote can lack anything that a page shows
+            raise altered(folder, REPORT_NAME) from None
+        yield Checked(copied.release, files, report)
+
+
+def _refuse_unreleased(folder: RunFolder) -> None:
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
         raise no_run(folder.root)
     if folder.is_audit:
@@ -84,28 +135,31 @@ def _finished(folder: RunFolder) -> dict[str, Any]:
             why="canaries are among its records, and what is trained with them is not for release",
             fix="push a run of `privlora train`",
         )
-    report = read_report(folder.report)
-    if folder.release.name != "release" or report["stamp"]["text"] != PRIVATE:
+
+
+def _refuse_unprotected(folder: RunFolder, report: dict[str, Any]) -> None:
+    stamp = report.get("stamp")
+    if folder.release.name != "release" or not isinstance(stamp, dict) or stamp.get("text") != PRIVATE:
         raise PrivacyError(
             f"the run in {str(folder.root)!r} is NOT PRIVATE",
             why="whoever loads it may learn its records",
             fix="train with privacy; if all of its records are public, upload the folder yourself",
         )
-    if "federation" not in report:
-        summary = read_ledger(folder.ledger)
-        check_same_run(report["statement"], summary)
-        if not summary.closed:
-            raise RunError(
-                f"the run in {str(folder.root)!r} is not finished",
-                why="its ledger may come to show more than its report says",
-                fix=f"`privlora resume {folder.root}`",
-            )
-    return report
 
 
-def released(folder: RunFolder) -> tuple[str, ...]:
-    """Names of the files of a finished private run's release. Raises what `push` does for those that are not."""
-    return _files(folder, _finished(folder))
+def _refuse_another_promise(folder: RunFolder, report: dict[str, Any], copied: RunFolder) -> None:
+    """The statement is that of the ledger, and of a run that is over."""
+    if not copied.ledger.exists():
+        read_ledger(folder.ledger)  # says what to do
+        raise RunError(f"{str(folder.ledger)!r} came while its release was looked at", fix="push once more")
+    summary = parse_ledger(folder.ledger, copied.ledger.read_bytes())[0]
+    check_statement(report, summary)
+    if not summary.closed:
+        raise RunError(
+            f"the run in {str(folder.root)!r} is not finished",
+            why="its ledger may come to show more than its report says",
+            fix=f"`privlora resume {folder.root}`",
+        )
 
 
 def _files(folder: RunFolder, report: dict[str, Any]) -> tuple[str, ...]:
@@ -116,78 +170,52 @@ def _files(folder: RunFolder, report: dict[str, Any]) -> tuple[str, ...]:
             why="what privlora did not write may hold records",
             fix="put the folder that it leads to in its place",
         )
-    needed = (*_ALWAYS, *(_TEXTS if "texts" in report else _ADAPTER))
     found = {path.name: path for path in folder.release.iterdir()}
     for name, path in sorted(found.items()):
-        known = name in needed or name in _SOMETIMES
-        known = known or ("federation" in report and _OF_CLIENTS.fullmatch(name) is not None)
-        if not known or path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
-            what = (
-                "a link"
-                if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
-                else "nothing that a run leaves there"
-                if not known
-                else "no file"
-            )
-            raise PrivacyError(
-                f"{named(name, longest=80)} in {str(folder.release)!r} is {what}",
-                why="what privlora did not write may hold records",
-                fix="move it elsewhere",
-            )
-    lacking = sorted(set(needed) - found.keys())
+        known = belongs(name, report)
+        linked = path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
+        if not known or linked or not path.is_file():
+            what = "a link" if linked else "no file" if known else "nothing that a run leaves there"
+            raise _strange(folder, name, what)
+    lacking = sorted(set(needed(report)) - found.keys())
     if lacking:
         raise RunError(
             f"{str(folder.release)!r} lacks {', '.join(lacking)}",
             fix=f"`privlora resume {folder.root}` writes it anew",
         )
-    _refuse_altered(folder, report)
     return tuple(sorted(found))
 
 
-def _refuse_altered(folder: RunFolder, report: Mapping[str, Any]) -> None:
-    """Raise PrivacyError for a file of rows that holds anything else than what the run wrote and the report repeats."""
-    checks: dict[Path, Callable[[str], bool]] = {
-        folder.evaluations: lambda text: evaluation_rows(_rows(text)) == report.get("evaluation"),
-        folder.choice: lambda text: json.loads(text) == (report.get("method") or {}).get("choice"),
-        folder.metrics: lambda text: all(map(_is_metrics, _rows(text))),
-    }
-    for path, as_written in checks.items():
-        if not path.exists():
-            continue
-        try:
-            same = as_written(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            same = False
-        if not same:
-            raise PrivacyError(
-                f"{path.name} in {str(folder.release)!r} is not as the run wrote it",
-                why="what privlora did not write may hold records",
-                fix="restore it, or move it elsewhere",
-            )
+def _copy(folder: RunFolder, name: str, copied: RunFolder) -> None:
+    try:
+        copy_plain(folder.release / name, copied.release / name)
+    except OSError as error:
+        if error.errno in (errno.EMLINK, errno.ELOOP):
+            raise _strange(folder, name, f"no file that can be copied ({error.strerror})") from None
+        raise RunError(
+            f"cannot copy {name} in {str(folder.release)!r}: {error.strerror}",
+            fix="free space where temporary files lie (TMPDIR), or give permission",
+        ) from None
 
 
-def _rows(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def _is_metrics(row: Mapping[str, Any]) -> bool:
-    """Whether a row has the numbers of `privlora.training.public_rows`, and nothing else."""
-    return row.keys() <= _OF_METRICS and all(
-        value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        for value in row.values()
+def _strange(folder: RunFolder, name: str, what: str) -> PrivacyError:
+    return PrivacyError(
+        f"{named(name, longest=80)} in {str(folder.release)!r} is {what}",
+        why="what privlora did not write may hold records",
+        fix="move it elsewhere",
     )
 
 
-def _base(folder: RunFolder, report: dict[str, Any], base_model: str | None) -> str | None:
+def _base(folder: RunFolder, release: Checked, base_model: str | None) -> str | None:
     """The base model's name to write in the place of that in the release; None where that one stays."""
-    adapter = report["adapter"]
+    adapter = release.report["adapter"]
     if base_model is not None:
         if HUB_NAME.fullmatch(base_model) is None or is_local(base_model):
             raise ConfigError(
                 f"{named(base_model)} is no hub name of a base model", fix="write it as owner/name"
             )
         return base_model
-    if "texts" in report:
+    if "texts" in release.report:
         return None
     unnamed = adapter["base_model"] == UNNAMED
     if adapter["base_is_local"] or unnamed:
@@ -199,7 +227,7 @@ def _base(folder: RunFolder, report: dict[str, Any], base_model: str | None) -> 
             "there",
             fix="name the hub's copy of the base: --base-model OWNER/NAME",
         )
-    written = json.loads((folder.release / CONFIG_NAME).read_text(encoding="utf-8"))
+    written = json.loads((release.place / CONFIG_NAME).read_text(encoding="utf-8"))
     if written.get("base_model_name_or_path") != adapter["base_model"]:
         raise RunError(
             f"{CONFIG_NAME} names another base model than the report",
@@ -208,26 +236,15 @@ def _base(folder: RunFolder, report: dict[str, Any], base_model: str | None) -> 
     return None
 
 
-@contextmanager
-def _copy(
-    folder: RunFolder, files: tuple[str, ...], report: dict[str, Any], base_model: str | None
-) -> Iterator[Path]:
-    """A folder with copies of the files, in which the base model is called ``base_model``."""
-    with tempfile.TemporaryDirectory() as root:
-        copied = RunFolder(Path(root))
-        target = copied.release
-        target.mkdir()
-        for name in files:
-            shutil.copyfile(folder.release / name, target / name, follow_symlinks=False)
-        if base_model is not None:
-            renamed = {**report["adapter"], "base_model": base_model, "base_is_local": False}
-            report = {**report, "adapter": renamed}
-            if CONFIG_NAME in files:
-                note = json.loads((target / CONFIG_NAME).read_text(encoding="utf-8"))
-                note["base_model_name_or_path"] = base_model
-                write_atomically(target / CONFIG_NAME, json.dumps(note, indent=2, sort_keys=True))
-        write_report(copied, report)  # card and page follow from the report, whatever was written into them
-        yield target
+def _rename_base(release: Checked, base_model: str) -> None:
+    """Let the copies call the base model ``base_model``."""
+    copied = RunFolder(release.place.parent)
+    renamed = {**release.report["adapter"], "base_model": base_model, "base_is_local": False}
+    if CONFIG_NAME in release.files:
+        note = json.loads((copied.release / CONFIG_NAME).read_text(encoding="utf-8"))
+        note["base_model_name_or_path"] = base_model
+        write_atomically(copied.release / CONFIG_NAME, json.dumps(note, indent=2, sort_keys=True))
+    write_report(copied, with_files({**release.report, "adapter": renamed}, copied.release))
 
 
 def _upload(

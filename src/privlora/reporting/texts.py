@@ -19,6 +19,7 @@ from privlora.evaluation.texts import text_figures
 from privlora.pages.numbers import finite
 from privlora.reporting.limits import not_protected
 from privlora.reporting.publication import write_report
+from privlora.reporting.seals import with_files
 from privlora.training.assembly import texts_evolve
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.inputs import text_column, tokenise
@@ -65,9 +66,8 @@ def publish_texts(
     limits = not_protected(report["statement"], start, written=True, released="texts")
     lines = (json.dumps({column: text}, ensure_ascii=False) + "\n" for text in texts)
     write_atomically(folder.texts, "".join(lines))
-    write_report(
-        folder, {**report, "texts": facts, "quality": finite(figures.to_dict()), "not_protected": limits}
-    )
+    found = {**report, "texts": facts, "quality": finite(figures.to_dict()), "not_protected": limits}
+    write_report(folder, with_files(found, folder.release))
     if summary is not None:
         set_times(folder.release, summary.created)
 

@@ -12,7 +12,7 @@ import torch
 from privlora.api import fine_tune, given_records, refuse_no_mapping, resume_run, settings_of_call
 from privlora.config import IN_MEMORY
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
-from privlora.reporting.pushing import released
+from privlora.reporting.pushing import checked
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of
 from privlora.training.callbacks import checked_callbacks
@@ -194,7 +194,8 @@ class PrivateTrainer:
     def save_model(self, output_dir: str | Path | None = None) -> Path:
         """Copy the release (adapter, card, report, ledger) to a new folder; None: it stays where it is. Gives where.
 
-        Raises RunError for a folder that holds anything.
+        Raises RunError for a folder that holds anything; what `privlora.reporting.pushing.push` does for a private
+        run's release that is not as the run wrote it.
         """
         release = self.result.release
         if output_dir is None:
@@ -202,22 +203,11 @@ class PrivateTrainer:
         target = Path(output_dir)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunError(f"{str(target)!r} holds something already", fix="give a new folder")
-        folder = RunFolder(release.parent)
-        # Of a private run what reporting writes, and nothing that others put beside it.
-        names = (
-            released(folder)
-            if release.name == "release"
-            else [p.name for p in release.iterdir() if p.is_file()]
-        )
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            for name in names:
-                shutil.copyfile(release / name, target / name, follow_symlinks=False)
-        except OSError as error:
-            raise RunError(
-                f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}",
-                fix="free space, or give a writable place",
-            ) from None
+        if release.name == "release":
+            with checked(RunFolder(release.parent)) as found:
+                _copy_files(found.place, target, found.files)
+        else:
+            _copy_files(release, target, [path.name for path in release.iterdir() if path.is_file()])
         return target
 
     def push_to_hub(self, repo_id: str, *, private: bool = True, base_model: str | None = None) -> Pushed:
@@ -230,6 +220,18 @@ class PrivateTrainer:
         if source == IN_MEMORY:
             return records
         return [Path(one) for one in source] if isinstance(source, list) else source
+
+
+def _copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(source / name, target / name, follow_symlinks=False)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}",
+            fix="free space, or give a writable place",
+        ) from None
 
 
 def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) -> None:

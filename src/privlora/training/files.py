@@ -90,6 +90,11 @@ class RunFolder:
         return self.release / "privacy_report.json"
 
     @property
+    def seal(self) -> Path:
+        """The SHA-256 that the report gives for itself, where nobody writes who is handed the release."""
+        return self.private / "report.sha256"
+
+    @property
     def choice(self) -> Path:
         """Why the run took its row, where method.name stood for several."""
         return self.release / "choice.json"

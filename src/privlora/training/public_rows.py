@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from privlora.accounting import Plan, epsilon
+from privlora.optimizers.schedules import learning_rate_at
 from privlora.pages.numbers import finite
 
 
@@ -26,6 +27,23 @@ def spent(plan: Plan | None, step: int) -> float | None:
 def steps_shown(steps: int, every: int, evaluated: Collection[int] = ()) -> list[int]:
     """The first and last step, every ``every``-th, and those that were evaluated (perhaps 0), in order."""
     return sorted({1, steps, *range(every, steps + 1, every), *evaluated})
+
+
+def rows_of_report(
+    plan: Plan | None,
+    report: Mapping[str, Any],
+    shown: Iterable[int],
+    evaluations: Iterable[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """`public_rows` of a run that is over, by what its report says of its method."""
+    method = report["method"]
+    trains = method.get("releases") != "votes"
+
+    def rate(step: int) -> float | None:
+        named = method["learning_rate"], method["schedule"], method["warmup_steps"]
+        return learning_rate_at(step, method["steps"], *named) if trains else None
+
+    return public_rows(plan, shown, rate, evaluations)
 
 
 def public_rows(

@@ -132,6 +132,11 @@ def test_of_a_run_that_is_over_nobody_is_asked(tmp_path: Path, caplog: pytest.Lo
     (folder.release / "report.html").unlink()  # died while publishing
     assert serve_run(settings, anew.exchange(), folder.root) == whole
     assert len(anew.kinds) > asked
+    weights = folder.release / "adapter_model.safetensors"
+    written = weights.read_bytes()
+    weights.write_bytes(written + b" ")
+    assert serve_run(settings, anew.exchange(), folder.root) == whole
+    assert weights.read_bytes() == written
 
 
 def late(settings: Settings, anew: Anew, *, delivered: bool) -> Exchange:

@@ -1,0 +1,145 @@
+"""Rows of a release, held against its report: no key but the known ones, no number but those that follow from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from math import gcd, isclose
+from pathlib import Path
+from typing import Any, Final
+
+from privlora.accounting.ledger_format import parse_ledger
+from privlora.errors import PrivloraError
+from privlora.evaluation.classes import ClassResult
+from privlora.evaluation.metrics import METRICS
+from privlora.evaluation.next_token import NextTokenResult
+from privlora.evaluation.preferences import PreferenceResult
+from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+from privlora.reporting.facts import evaluation_rows
+from privlora.reporting.seals import altered
+from privlora.training.files import RunFolder
+from privlora.training.public_rows import rows_of_report, steps_shown
+
+_OF_EVALUATIONS: Final = {
+    "step",
+    *METRICS,
+    *(field.name for kind in (NextTokenResult, ClassResult, PreferenceResult) for field in fields(kind)),
+} - {"metrics"}
+_NAMES: Final = frozenset(("asked", "row"))
+_OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
+_OF_CHOICE: Final = _NAMES | {
+    "untrained",
+    "spanning",
+    "in_place_of_records",
+    "held_out",
+    "draws",
+    "lead",
+    "standard_error",
+}
+_OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
+_ROUNDING: Final = 1e-6  # of an accountant on two machines
+
+
+def refuse_other_rows(folder: RunFolder, report: Mapping[str, Any], copied: RunFolder) -> None:
+    """Raise PrivacyError for rows, in files or repeated by the report, and ledgers that hold anything else than what a
+    run writes there.
+
+    ``folder`` is for words alone; what is read lies in ``copied``.
+    """
+    checks: dict[Path, Callable[[str], bool]] = {
+        # What stood in files when a run went on stands in its report, also without those files.
+        copied.report: lambda _: _is_known(report["evaluation"], report["method"].get("choice")),
+        copied.evaluations: lambda text: _are_evaluations(_rows(text), report),
+        copied.choice: lambda text: _is_choice(text, report),
+        copied.metrics: lambda text: _are_metrics(_rows(text), report, copied.ledger),
+        **dict.fromkeys(copied.release.glob("ledger*.jsonl"), _is_ledger),
+    }
+    for path, as_written in checks.items():
+        if not path.exists():
+            continue
+        try:
+            same = as_written(path.read_bytes().decode())
+        except (
+            PrivloraError,
+            ArithmeticError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ):
+            same = False
+        if not same:
+            raise altered(folder, path.name)
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    """Of JSON lines as `append_line` writes them: no key twice, no other spelling, nothing behind the last line.
+
+    Steps rise, which evaluations do through every resume.
+    """
+    *lines, rest = text.split("\n")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    steps = [row["step"] for row in rows]
+    if rest or any(type(step) is not int or step < 0 for step in steps) or steps != sorted(set(steps)):
+        raise ValueError
+    if [json.dumps(row) for row in rows] != lines:
+        raise ValueError
+    return rows
+
+
+def _is_known(evaluations: list[dict[str, Any]], choice: dict[str, Any] | None) -> bool:
+    """Whether there are numbers alone under known names, and names of methods."""
+    numbers = [row[name] for row in evaluations for name in row]
+    known = all(row.keys() <= _OF_EVALUATIONS for row in evaluations)
+    if choice is not None:
+        rows, top = choice["rows"], {name: value for name, value in choice.items() if name != "rows"}
+        known = known and top.keys() <= _OF_CHOICE and all(row.keys() == _OF_TRIAL for row in rows)
+        names = [*(row["name"] for row in rows), *(top[name] for name in _NAMES & top.keys())]
+        known = known and all(name in METHODS or name in VOTE_METHODS or name in CHOICES for name in names)
+        numbers += [value for name, value in top.items() if name not in _NAMES]
+        numbers += [value for row in rows for name, value in row.items() if name != "name"]
+    return known and all(value is None or _is_number(value) for value in numbers)
+
+
+def _are_evaluations(rows: list[dict[str, Any]], report: Mapping[str, Any]) -> bool:
+    numbers = all(_is_number(value) for row in rows for value in row.values())
+    return numbers and evaluation_rows(rows) == report["evaluation"]
+
+
+def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: Path) -> bool:
+    """Whether all follows from the plan, the method and the evaluations of the report: which steps, and every value."""
+    if any(row.keys() != _OF_METRICS for row in rows):
+        return False
+    steps, evaluations = report["method"]["steps"], report["evaluation"]
+    shown, evaluated = [row["step"] for row in rows], [row["step"] for row in evaluations]
+    every = gcd(*(set(shown) - {1, steps, *evaluated})) or steps
+    if shown != steps_shown(steps, every, evaluated):
+        return False
+    plan = parse_ledger(ledger, ledger.read_bytes())[0].plan
+    true = rows_of_report(plan, report, shown, evaluations)
+    return all(
+        _alike(row[name], one[name]) for row, one in zip(rows, true, strict=True) for name in _OF_METRICS
+    )
+
+
+def _is_choice(text: str, report: Mapping[str, Any]) -> bool:
+    found = json.loads(text)
+    return json.dumps(found, indent=1) + "\n" == text and found == report["method"].get("choice")
+
+
+def _is_ledger(text: str) -> bool:
+    """Whether nothing lies behind the last whole line, which readers pass over."""
+    content = text.encode()
+    return parse_ledger(Path(), content)[2] == len(content)
+
+
+def _alike(said: object, true: object) -> bool:
+    if isinstance(said, float) and isinstance(true, float):
+        return isclose(said, true, rel_tol=_ROUNDING)
+    return type(said) is type(true) and said == true
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,145 @@
+"""What ties the files of a release to its report: privacy_report.json names the SHA-256 of each, and its own.
+
+They are hashes of what is public, and so public. The card and the page follow from the report, and are not among them.
+Whoever can write a release can also write other hashes, so a run's private/ keeps the report's: folder and file are its
+owner's alone, while a release is passed around.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
+from privlora.errors import PrivacyError, RunError
+from privlora.training.files import RunFolder
+
+CARD_NAME, HTML_NAME, REPORT_NAME = "README.md", "report.html", "privacy_report.json"
+PAGES: Final = (CARD_NAME, HTML_NAME, REPORT_NAME)
+ADAPTER: Final = (CONFIG_NAME, WEIGHTS_NAME)
+LEDGER: Final = "ledger.jsonl"
+_TEXTS: Final = ("synthetic.jsonl",)
+_SOMETIMES: Final = (LEDGER, "evaluations.jsonl", "choice.json", "metrics.jsonl")
+_OF_CLIENTS: Final = re.compile(r"ledger-[\w.-]+\.jsonl")
+_FILES, _OWN = "files", "sha256"
+
+
+def needed(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names that the release of this report's run has in any case."""
+    return *PAGES, *(_TEXTS if "texts" in report else ADAPTER)
+
+
+def belongs(name: str, report: Mapping[str, Any]) -> bool:
+    """Whether a file of this name is one that reporting writes for this report's run."""
+    of_client = "federation" in report and _OF_CLIENTS.fullmatch(name) is not None
+    return name in needed(report) or name in _SOMETIMES or of_client
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of those of ``names`` that lie in ``folder``. Raises RunError for a file that cannot be read."""
+    return {name: _digest(folder / name) for name in sorted(names) if (folder / name).is_file()}
+
+
+def _digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(
+            f"cannot read {str(path)!r}: {error.strerror}", fix="give permission, then `privlora resume`"
+        ) from None
+
+
+def with_files(report: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The report of a run that wrote what lies in ``folder`` now, or that was checked and copied there."""
+    names = [path.name for path in folder.iterdir() if belongs(path.name, report) and path.name not in PAGES]
+    return {**report, _FILES: digests(folder, names)}
+
+
+def text_with_files_of(report: Mapping[str, Any], folder: Path) -> str:
+    """privacy_report.json beside an adapter in another form: of all files there, if the run's own names its own."""
+    if is_sealed(report):
+        names = [path.name for path in folder.iterdir() if path.name not in PAGES]
+        report = {**report, _FILES: digests(folder, names)}
+    return text_of(report)
+
+
+def text_of(report: Mapping[str, Any]) -> str:
+    """privacy_report.json, of a sealed report."""
+    return json.dumps(sealed(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def with_those_again(report: Mapping[str, Any], folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """The same of ``names`` alone, which may grow after a release: of the others the report keeps what it says."""
+    if not is_sealed(report):
+        return dict(report)
+    return {**report, _FILES: {**report[_FILES], **digests(folder, names)}}
+
+
+def sealed(report: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON-ready, with the SHA-256 of all that it says; without one, if it names none of its files'."""
+    content = {name: value for name, value in report.items() if name != _OWN}
+    content = dict(json.loads(json.dumps(content, allow_nan=False)))
+    if is_sealed(content):
+        content[_OWN] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content
+
+
+def is_sealed(report: Mapping[str, Any]) -> bool:
+    """Whether a version wrote it that names hashes."""
+    return _FILES in report
+
+
+def is_whole(folder: RunFolder, report: Mapping[str, Any]) -> bool:
+    """Whether the release is as the run wrote it, as far as hashes tell."""
+    try:
+        found = digests(folder.release, report.get(_FILES, ()))
+        refuse_altered(folder, report, found)
+    except (PrivacyError, RunError, TypeError):
+        return False
+    return found.keys() == report[_FILES].keys()
+
+
+def refuse_altered(folder: RunFolder, report: Mapping[str, Any], found: Mapping[str, str]) -> None:
+    """Raise PrivacyError for a report that the run did not write, or a file, of those ``found`` by name with their
+    SHA-256; RunError for a report of an older version, which names none."""
+    if not is_sealed(report):
+        raise RunError(
+            f"{str(folder.report)!r} does not name the SHA-256 of the release's files",
+            why="an older version wrote it, and nothing tells whether the weights are those that its ledger is of",
+            fix=f"`privlora resume {folder.root}` writes the release anew",
+        )
+    if not _seals_itself(report) or report[_OWN] != _kept(folder, report):
+        raise altered(folder, REPORT_NAME)
+    for name, digest in found.items():
+        if report[_FILES].get(name) != digest:
+            raise altered(folder, name)
+
+
+def _seals_itself(report: Mapping[str, Any]) -> bool:
+    try:
+        return isinstance(report[_FILES], Mapping) and sealed(report)[_OWN] == report.get(_OWN)
+    except ValueError:  # a number that JSON does not have
+        return False
+
+
+def _kept(folder: RunFolder, report: Mapping[str, Any]) -> object:
+    """What the run's private folder says of the report. A release that was taken to another machine has none."""
+    if not folder.private.exists():
+        return report[_OWN]
+    try:
+        return folder.seal.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def altered(folder: RunFolder, name: str) -> PrivacyError:
+    return PrivacyError(
+        f"{name} in {str(folder.release)!r} is not as the run wrote it",
+        why="it may hold records, or come from another run, and what the ledger promises is not about it",
+        fix=f"restore it, or let `privlora resume {folder.root}` write the release anew",
+    )

@@ -1,0 +1,194 @@
+"""No key and no number of a pushed file is free, also where hashes were made of it: a resume seals what it finds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from push_cases import BASE, appended, sealed_again
+
+from privlora.errors import PrivacyError
+from privlora.reporting.facts import evaluation_rows
+from privlora.reporting.pushing import push
+from privlora.reporting.seals import belongs
+from privlora.training.files import RunFolder
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"loss": 2.5},
+        {"batch": 4},
+        {"records": 40},
+        {"note": "a patient"},
+        {"step": True},
+        {"step": 83697832},
+        {"step": -1},
+        {"epsilon": 0.5},
+        {"epsilon": None},
+        {"learning_rate": 987654321.0},
+        {"held_out_loss": 987654321.0},
+        {"held_out_loss": "a patient"},
+    ],
+)
+def test_metrics_follow_from_what_is_public(changed: dict[str, Any], run: RunFolder) -> None:
+    """Also where hashes were made of them: a run that went on seals what it finds."""
+    rows = _rows(run.metrics)
+    _write(run.metrics, [rows[0], {**rows[1], **changed}, *rows[2:]])
+    sealed_again(run)
+    with pytest.raises(PrivacyError, match=r"metrics.jsonl in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def _spelt(row: dict[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"))
+
+
+def _twice(row: dict[str, Any]) -> str:
+    return '{"step": 1, ' + json.dumps(row)[1:]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
+@pytest.mark.parametrize("line", [_spelt, _twice])
+def test_rows_are_spelt_as_a_run_spells_them(
+    name: str, line: Callable[[dict[str, Any]], str], run: RunFolder
+) -> None:
+    first, *others = _rows(run.release / name)
+    (run.release / name).write_text("\n".join([line(first), *map(json.dumps, others)]) + "\n")
+    sealed_again(run)
+    with pytest.raises(PrivacyError, match=f"{name} in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def test_no_step_of_the_metrics_is_left_out(run: RunFolder) -> None:
+    """Which steps are shown follows from one number; else it would tell something."""
+    rows = _rows(run.metrics)
+    for kept in (rows[:-1], rows[1:], [*rows, rows[-1]]):
+        _write(run.metrics, kept)
+        sealed_again(run)
+        with pytest.raises(PrivacyError, match=r"metrics.jsonl in .* is not as the run wrote it"):
+            push(run, "me/notes", base_model=BASE, dry_run=True)
+    _write(run.metrics, [row for row in rows if row["step"] != 2])  # of run.log_every: 3
+    sealed_again(run)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"note": 1.5}, {"units": 4}, {"accuracy": True}, {"accuracy": "a patient"}, {"accuracy": None}],
+)
+def test_evaluations_have_known_keys_and_numbers(changed: dict[str, Any], run: RunFolder) -> None:
+    rows = _rows(run.evaluations)
+    _write(run.evaluations, [{**rows[0], **changed}, *rows[1:]])
+    sealed_again(run, evaluation=evaluation_rows(_rows(run.evaluations)))
+    with pytest.raises(
+        PrivacyError, match=r"(evaluations.jsonl|report.json) in .* is not as the run wrote it"
+    ):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+@pytest.mark.parametrize("changed", [{"note": 1.5}, {"accuracy": True}, {"accuracy": "a patient"}])
+def test_a_report_repeats_nothing_else_where_the_file_is_gone(
+    changed: dict[str, Any], run: RunFolder
+) -> None:
+    rows = _rows(run.evaluations)
+    for name in ("evaluations.jsonl", "metrics.jsonl"):  # nobody has to publish them
+        (run.release / name).unlink()
+    sealed_again(run)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
+    sealed_again(run, evaluation=[{**rows[0], **changed}, *rows[1:]])
+    with pytest.raises(PrivacyError, match=r"report.json in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def test_no_step_is_evaluated_twice(run: RunFolder) -> None:
+    rows = _rows(run.evaluations)
+    _write(run.evaluations, [{**rows[0], "loss_per_example": 987654321.0}, *rows])
+    sealed_again(run)
+    with pytest.raises(PrivacyError, match=r"evaluations.jsonl in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def test_nothing_lies_behind_a_ledger(run: RunFolder) -> None:
+    appended("ledger.jsonl", "a patient")(run.release)
+    sealed_again(run)
+    with pytest.raises(PrivacyError, match=r"ledger.jsonl in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+TRIALS = [{"name": name, "loss": 2.5, "learning_rate": 0.5} for name in ("prism", "gep")]
+CHOICE: dict[str, Any] = {
+    **{
+        "asked": "auto",
+        "row": "prism",
+        "rows": TRIALS,
+        "in_place_of_records": 40,
+        "held_out": 4,
+        "spanning": 8,
+    },
+    **{"standard_error": 0.5, "draws": 2, "untrained": 3.0, "lead": None},
+}
+
+
+def _chosen(run: RunFolder, choice: dict[str, Any], text: str | None = None) -> None:
+    """As if ``choice`` had chosen the run's method. text: what the file says."""
+    method = json.loads(run.report.read_text())["method"]
+    run.choice.write_text(json.dumps(choice, indent=1) + "\n" if text is None else text)
+    sealed_again(run, method={**method, "choice": choice})
+
+
+def test_a_choice_is_spelt_as_a_run_spells_it(run: RunFolder) -> None:
+    _chosen(run, CHOICE)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
+    _chosen(run, CHOICE, '{"row": "a patient", ' + json.dumps(CHOICE)[1:])
+    with pytest.raises(PrivacyError, match=r"choice.json in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"note": 1},
+        {"row": "a patient"},
+        {"asked": ["a patient"]},
+        {"lead": "a patient"},
+        {"rows": [{**TRIALS[0], "name": "a patient"}, TRIALS[1]]},
+        {"rows": [{**TRIALS[0], "note": 1}, TRIALS[1]]},
+        {"rows": [{**TRIALS[0], "loss": [1]}, TRIALS[1]]},
+    ],
+)
+def test_a_choice_has_known_keys_names_and_numbers(changed: dict[str, Any], run: RunFolder) -> None:
+    _chosen(run, {**CHOICE, **changed})
+    with pytest.raises(PrivacyError, match=r"report.json in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+@pytest.mark.parametrize("name", ["ledger-north.jsonl", "ledger-north.jsonl.txt", "ledger-a b.jsonl"])
+def test_ledgers_of_clients_are_a_federations(name: str, run: RunFolder) -> None:
+    shutil.copyfile(run.ledger, run.release / name)
+    sealed_again(run)
+    with pytest.raises(PrivacyError, match="is nothing that a run leaves there"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+    sealed_again(run, federation={})
+    report = json.loads(run.report.read_text())
+    assert (name in report["files"]) == belongs(name, report) == (name == "ledger-north.jsonl")
+    if name == "ledger-north.jsonl":
+        appended(name, "a patient")(run.release)
+        sealed_again(run)
+        with pytest.raises(PrivacyError, match=r"ledger-north.jsonl in .* is not as the run wrote it"):
+            push(run, "me/notes", base_model=BASE, dry_run=True)
+    else:
+        with pytest.raises(PrivacyError, match="is nothing that a run leaves there"):
+            push(run, "me/notes", base_model=BASE, dry_run=True)
