@@ -68,7 +68,8 @@ def _report(folder: RunFolder) -> dict[str, Any]:
         from privlora.reporting.seals import digests, is_sealed, refuse_altered
 
     report = read_report(folder.report)
-    if is_sealed(report):  # that of an older version names no weights, and its copy does not either
+    # That of an older version names no weights, and its copy does not either.
+    if report.get("statement") is not None and is_sealed(report):
         refuse_altered(folder, report, digests(folder.release, ADAPTER_FILES))
     return report
 
