@@ -635,7 +635,13 @@ def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[s
     refuses(capsys, folder, ["export", run, folder / "records.jsonl" / "new", "--as-lora"], "cannot write")
     spoilt = Path(shutil.copytree(run, folder / "run"))
     (spoilt / "release" / "adapter_model.safetensors").write_bytes(b"nonsense")
-    refuses(capsys, folder, ["export", spoilt, new, "--merge"], "no readable LoRA adapter")
+    refuses(
+        capsys,
+        folder,
+        ["export", spoilt, new, "--merge"],
+        "adapter_model.safetensors",
+        "is not as the run wrote it",
+    )
     (spoilt / "release" / "adapter_model.safetensors").unlink()
     refuses(capsys, folder, ["export", spoilt, new, "--merge"], "is not finished")
 

@@ -341,7 +341,8 @@ class DataSettings(Group):
         try:
             parse(given or "")
         except ConfigError as error:
-            raise ValueError(str(error)) from None
+            what = str(error)
+            raise ValueError(what) from None
         return given
 
     @field_validator("task")
