@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,9 +22,7 @@ tqdm.tqdm.monitor_interval = 0
 
 def start_together(size: int, work: Callable[[int], object]) -> list[int]:
     """Process ids of ``size`` forked processes, of which number k runs ``work(k)``; each ends with 0 if that does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     children = []
     for rank in range(size):
         child = os.fork()
@@ -37,6 +37,15 @@ def start_together(size: int, work: Callable[[int], object]) -> list[int]:
                 os._exit(1)
         children.append(child)
     return children
+
+
+def _free_port() -> int:
+    """Nobody listens there, and below 32768 no system gives it to a connection that another test opens meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def ended(children: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from audit_cases import SPACES, SPANS, setting
+from run_cases import StopAt
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
@@ -34,7 +35,7 @@ from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
 from privlora.training.takeover import refuse_if_spent
 
 RECORDS = [{"text": f"case {n} came in."} for n in range(20)]
@@ -160,17 +161,8 @@ def test_nothing_of_an_audit_looks_like_a_release(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_audit_goes_on_with_its_canaries(tmp_path: Path) -> None:
-    class Stop:
-        def on_step(self, report: StepReport) -> None:
-            if report.step == 2:
-                raise Interrupted(2)
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
-        def on_private_loss(self, step: int, loss: float) -> None: ...
-
     with pytest.raises(Interrupted):
-        audited(tmp_path / "a", observer=Stop())
+        audited(tmp_path / "a", observer=StopAt(2))
     before = read_state(tmp_path / "a")
     assert before.releases == 2
     result = audited(tmp_path / "a")

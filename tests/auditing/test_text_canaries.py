@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
+from run_cases import StopAt
 from test_canary_run import RECORDS, audited, settings
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -31,7 +32,7 @@ from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, DataError, ModelError, RunError
 from privlora.mechanisms import NoiseSource
 from privlora.training.files import AUDIT_MARK, RunFolder
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
 
 WRITTEN = ["sampled", "prefix-suffix", "new-token"]
 
@@ -244,17 +245,8 @@ def test_an_audit_goes_on_with_the_texts_that_it_planted(tmp_path: Path) -> None
 
 
 def test_an_interrupted_audit_goes_on_with_its_new_tokens(tmp_path: Path) -> None:
-    class Stop:
-        def on_step(self, report: StepReport) -> None:
-            if report.step == 2:
-                raise Interrupted(2)
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
-        def on_private_loss(self, step: int, loss: float) -> None: ...
-
     with pytest.raises(Interrupted):
-        audited(tmp_path / "a", kind="new-token", observer=Stop())
+        audited(tmp_path / "a", kind="new-token", observer=StopAt(2))
     assert read_state(tmp_path / "a").releases == 0  # nothing is scored before the end
     audited(tmp_path / "a", kind="new-token")
     assert read_state(tmp_path / "a").releases == 3

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 
 from privlora.accounting import Plan, read_ledger
-from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, OneRunAudit, judge_canaries
+from privlora.auditing.canary_scores import (
+    CanaryMechanism,
+    CanaryState,
+    OneRunAudit,
+    judge_canaries,
+    unreadable,
+)
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.text_canaries import (
     NEW_TOKEN,
@@ -174,11 +180,7 @@ def _read(path: Path) -> list[Example]:
             for each in json.loads(path.read_text(encoding="utf-8"))
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
-            why="without them nobody knows what to look for in the model",
-            fix="audit anew in another folder",
-        ) from None
+        raise unreadable(path, error, "what to look for in the model") from None
 
 
 def plan_of_audit(settings: Settings, folder: RunFolder, model: torch.nn.Module) -> Plan | None:

@@ -98,11 +98,16 @@ class CanaryState:
                 signals=Signals.from_metadata(metadata),
             )
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise RunError(
-                f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
-                why="without them nobody knows which were in the training",
-                fix="audit anew in another folder",
-            ) from None
+            raise unreadable(path, error, "which were in the training") from None
+
+
+def unreadable(path: Path, error: Exception, unknown: str) -> RunError:
+    """For a file of an audit's canaries that is damaged, without which nobody knows what is ``unknown``."""
+    return RunError(
+        f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
+        why=f"without them nobody knows {unknown}",
+        fix="audit anew in another folder",
+    )
 
 
 class CanaryMechanism(Instrument):

@@ -25,7 +25,7 @@ from privlora.auditing.canary_run import (
     refuse_settings,
     save_state,
 )
-from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses
+from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses, unreadable
 from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.membership import Area, area_under_curve
 from privlora.auditing.text_canaries import add_records
@@ -315,8 +315,4 @@ def _read(path: Path) -> tuple[list[Canary], list[str]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return [Canary(**each) for each in content["canaries"]], list(content["public"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
-            why="without them nobody knows what to look for in the texts",
-            fix="audit anew in another folder",
-        ) from None
+        raise unreadable(path, error, "what to look for in the texts") from None
