@@ -289,7 +289,8 @@ _NOTES_OF_RUN = (
 _FALL = "Its score is how much the loss fell"
 _CANARIES = {
     "gradient": "A canary is a gradient in one module, far longer than the clipping norm. Its score is the likelihood "
-    "ratio of what was released, with it and without it.",
+    "ratio of what was released, with it and without it. The signals add up how far all of them moved the releases, "
+    "beside how far the noise did; they know which were in each batch, so they test the noise and are no attack.",
     "random-tokens": f"A canary is a record of tokens that were drawn one by one. {_FALL} on all of them.",
     "codes": f"A canary is a sentence with a random code. {_FALL} on all of it.",
     "sampled": f"A canary is a text that the base model wrote before it was trained. {_FALL} on all of it.",
@@ -302,8 +303,8 @@ _NOTES_OF_CANARIES = (
     "The canaries are privacy units like any other: sampled, clipped and noised. Those in gradient space are the worst "
     "records that the guarantee allows for; real records leak less.",
     "An attack sees all releases, as the guarantee allows; whoever has the adapter alone sees less.",
-    "One run, one draw of the noise: the bound is more often far below the truth than near it. More canaries bring it "
-    "nearer.",
+    "One run, one draw of the noise: by guesses the bound is more often far below the truth than near it. More canaries "
+    "bring it nearer.",
     "Nothing of this run may be published. Its ledger counts what its releases would cost.",
 )
 
