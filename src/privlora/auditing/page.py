@@ -303,8 +303,8 @@ _NOTES_OF_CANARIES = (
     "The canaries are privacy units like any other: sampled, clipped and noised. Those in gradient space are the worst "
     "records that the guarantee allows for; real records leak less.",
     "An attack sees all releases, as the guarantee allows; whoever has the adapter alone sees less.",
-    "One run, one draw of the noise: by guesses the bound is more often far below the truth than near it. More canaries "
-    "bring it nearer.",
+    "One run, one draw of the noise: by guesses the bound is more often far below the truth than near it. More "
+    "canaries bring it nearer.",
     "Nothing of this run may be published. Its ledger counts what its releases would cost.",
 )
 
