@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,10 @@ def test_each_of_several_named_templates_is_looked_through() -> None:
         ("{{ joiner() }}", "address"),
         ("{{ [joiner()] }}", "address"),
         ("{{ {'a': (1, joiner())} }}", "address"),
+        ("{{ {joiner(): 1} }}", "address"),
         ("{{ 'a' ~ ('b' ~ joiner()) }}", "address"),
+        ("{{ (''|e).escape(joiner()) }}", "address"),
+        ("{{ {range(1): 'a', range(2): 'b'}|pprint }}", "pprint"),
         ("{{ joiner()|string|length }}", "address"),
         ("{{ 'a'|replace('a', x=joiner()) }}", "address"),
         ("{{ '%s' % joiner() }}", "address"),
@@ -270,6 +274,13 @@ def test_a_template_that_fails_names_the_record_and_shows_nothing_of_it(text: st
         ids(chat_template=text)
     assert "is 0 it" not in str(refused.value)
     assert refused.value.__cause__ is None
+
+
+def test_objects_of_a_table_are_words() -> None:
+    said = {"role": "user", "content": "a", "when": datetime(2024, 1, 2), "dates": [date(2024, 1, 2)]}
+    text = "{{ messages[0].when }} {{ messages[0].when.now is defined }} {{ messages[0].dates }}"
+    shown = rendering(text, tiny_tokenizer(), {})([said], False)
+    assert shown == "<datetime> False ['<date>']"
 
 
 def test_no_clock_reaches_a_text() -> None:

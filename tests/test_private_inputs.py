@@ -19,7 +19,10 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer, with_lora
 
 from privlora.api import Result, fine_tune, resume_run
+from privlora.cli.training import show_data
+from privlora.config import PrivacySettings
 from privlora.data.examples import Template
+from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, RunError
 from privlora.training.model_names import refuse_unknown_model
 
@@ -541,6 +544,15 @@ def test_another_number_of_records_than_was_said_is_on_the_screen_alone(
     assert found == ([True] if told else [])
     assert "times the" not in ended.out
     assert all("PRIVATE, too" not in content for _, content in _files(tmp_path / "run"))
+
+
+def test_a_number_to_one_digit_is_as_init_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for said, told in ((1000, False), (1500, True)):
+        privacy = PrivacySettings(
+            target_epsilon=3, delta=1e-5, steps=4, public_dataset_size=said, expected_batch_size=50
+        )
+        show_data(privacy, DataSummary(1200, 1200, *[0.0] * 6))
+        assert ("times the" in capsys.readouterr().err) is told
 
 
 class _Peeking(torch.nn.Module):

@@ -29,7 +29,7 @@ from privlora.training.assembly import Parts, PublicStart, build_parts, plan_pri
 from privlora.training.callbacks import checked_callbacks, refuse_no_observer, watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
-from privlora.training.files import RunFolder, no_run, read_lines, write_atomically
+from privlora.training.files import AUDITED, RunFolder, no_run, read_lines, write_atomically
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.identity import (
     Identity,
@@ -494,7 +494,7 @@ def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
     """Those that the run was started with. Raises RunError without any, or where they name no evaluation records."""
     if not folder.settings.exists():
         raise no_run(folder.root)
-    if folder.is_audit:
+    if folder.is_audit or (folder.has_plan and read_ledger(folder.ledger).plan.dataset.startswith(AUDITED)):
         raise RunError(
             f"{str(folder.root)!r} holds an audit",
             why="canaries are among its records, and what is trained with them is not for release",
@@ -542,6 +542,9 @@ class _Given:
     progress: Progress | None
 
 
+_ON_PAPER: Final = "steps on paper, for their memory"
+
+
 def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, fresh: bool) -> Result:
     """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
     if ranks.size > 1:
@@ -559,12 +562,18 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
     asked = settings.run.tokens_per_micro_batch
+    told = (lambda *_: None) if given.observer is None else given.observer.on_public_work
 
     def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device
         # Without a GPU they share the machine's memory.
         sharing = ranks.size if device.type == "cpu" else 1
-        return with_micro_batches(settings, model, device, sharing=sharing)
+        if asked != "auto":
+            return settings, None
+        told(_ON_PAPER, 0, 1)
+        found = with_micro_batches(settings, model, device, sharing=sharing)
+        told(_ON_PAPER, 1, 1)
+        return found
 
     # Before the records are read, so that nothing of them is in what is free.
     settings, micro_batches = ranks.same(split)
@@ -582,7 +591,6 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
             refuse_others(folder, identity)
         if not (fresh and plan is not None and settings.method.name in CHOICES):
             return settings, plan, data, None, identity
-        told = (lambda *_: None) if given.observer is None else given.observer.on_public_work
         chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))

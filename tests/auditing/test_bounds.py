@@ -264,5 +264,7 @@ def test_the_noise_of_summed_signals_is_not_taken_for_smaller_than_it_is() -> No
         least = (signals_mu(1e9, 1.0, 1.0, dimensions, 0.8) / 1e9) ** 2
         assert chi2.cdf(least, dimensions) <= 0.02
     assert least > 0.9 * chi2.ppf(0.02, 1000)
+    # Where the noise is known, what is left is the bound on the signal: the rest of the error probability.
+    assert signals_mu(10.0, 1.0, 1e12, 10**12, 0.8) == pytest.approx(10 - ndtri(1 - 0.18), abs=1e-3)
     with pytest.raises(ConfigError, match="no signals"):
         signals_mu(1.0, 0.0, 1.0, 10, 0.95)

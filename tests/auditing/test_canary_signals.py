@@ -89,6 +89,13 @@ def test_signals_and_guesses_share_the_error(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(1 - confidence)
         return largest(self, event, steps, confidence, most)
 
+    plain, bound = list[float](), canary_scores.one_run_epsilon
+
+    def of_plain(correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
+        plain.append(1 - confidence)
+        return bound(correct, guesses, canaries, delta, confidence)
+
+    monkeypatch.setattr(canary_scores, "one_run_epsilon", of_plain)
     monkeypatch.setattr(canary_scores, "_outcome", of_guesses)
     monkeypatch.setattr(Signals, "largest_mu", of_signals)
     event = StepEvent(PoissonSampling(0.2), 1.0)
@@ -97,6 +104,7 @@ def test_signals_and_guesses_share_the_error(monkeypatch: pytest.MonkeyPatch) ->
     with_signals = replace(state, signals=Signals(10, 10.0, 10.0, 500.0, 500))
     assert judge_canaries(with_signals, event, 4, 1e-5, confidence=0.9).epsilon_signals is not None
     assert sum(asked) == pytest.approx(0.1)
+    assert sum(plain) == pytest.approx(0.1)  # which assumes nothing, and so stands by itself
     assert judge_canaries(state, event, 4, 1e-5, confidence=0.9).epsilon_signals is None
 
 

@@ -115,6 +115,18 @@ def test_a_new_token_is_in_no_record_and_each_canary_has_its_own() -> None:
         assert (canary.input_ids[:-1] < known).all()
 
 
+def test_rows_of_new_tokens_follow_from_the_seed() -> None:
+    """A resumed audit finds the model that it began with."""
+
+    def found(seed: int) -> torch.Tensor:
+        model = tiny_model()
+        with new_tokens(model, tiny_tokenizer(), 3, seed):
+            return model.get_input_embeddings().weight[-3:].detach().clone()
+
+    torch.testing.assert_close(found(1), found(1), rtol=0, atol=0)
+    assert not torch.equal(found(1), found(2))
+
+
 class MoreThanTheModel:
     """A tokenizer with tokens that were added behind the model's vocabulary."""
 

@@ -187,6 +187,27 @@ def test_users_are_proposed_where_they_repeat(
     assert "unit: user" not in started(capsys, alone, "--model", base)[1]
 
 
+def test_a_short_run_is_saved_more_often(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A crash costs charged steps: of ten, a checkpoint after twenty would keep none."""
+    settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(600, text=SECRET)), "--model", base)
+    assert (settings.privacy.steps, settings.run.checkpoint_every) == (10, 1)
+    (here / "run.yaml").unlink()
+    settings, text, _ = started(capsys, jsonl(here / "e.jsonl", rows(2600, text=SECRET)), "--model", base)
+    assert settings.privacy.steps >= 200
+    assert "checkpoint_every" not in text
+
+
+def test_calls_of_tools_without_content_are_a_chat(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+    talk = [{"role": "user", "content": SECRET}, *said, {"role": "assistant", "content": "three"}]
+    records = jsonl(here / "d.jsonl", rows(60, messages=lambda _: talk))
+    settings, _, _ = started(capsys, records, "--model", base)
+    assert settings.data.messages == "messages"
+
+
 def test_a_label_is_proposed_and_its_values_are_not_shown(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

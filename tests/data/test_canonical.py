@@ -14,8 +14,9 @@ from datasets import Dataset
 from tiny_models import tiny_tokenizer
 
 from privlora.data.canonical import canonical
-from privlora.data.examples import Template, build_examples
+from privlora.data.examples import IGNORED, Template, build_examples
 from privlora.data.records import as_records, content_hash, load_records
+from privlora.errors import DataError
 
 PRINTS = (
     "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.items()|list }}"
@@ -59,6 +60,7 @@ JOINING = [
     record("n", {"who": "q", "more": {"deeper": "q"}}),
     record("n", {"count": 1.5}),
     record("n", {"who": "q"}, name="q"),
+    record("n", {"who": "q"}, content=None),
     record("n", {"zz": 1, "more": {"a": 1, "in": 3}, "who": "q"}),
 ]
 
@@ -78,6 +80,37 @@ def test_one_record_more_changes_no_other(
     assert tokens(source(BASE, tmp_path)) == alone
     assert tokens(source([JOINING[number], *BASE], tmp_path))[1:] == alone
     assert tokens(source([*BASE, JOINING[number]], tmp_path))[:-1] == alone
+
+
+def test_a_message_of_calls_alone_needs_no_content() -> None:
+    """As APIs write it: null, or nothing; both are rendered as an empty one."""
+    without = record("a", {"who": "x"})
+    del without["talk"][1]["content"]
+    said = tokens([record("a", {"who": "x"}), record("a", {"who": "x"}, content=None), without])
+    assert said[0] == said[1] == said[2]
+    for answer in ({"tool_calls": []}, {"tool_calls": None}, {"role": "user"}):
+        with pytest.raises(DataError, match="column 'content' holds NoneType"):
+            tokens([record("a", {"who": "x"}, **{"content": None, **answer})])
+    example = build_examples(
+        [record("a", {"who": "x"}, content=None)],
+        Template(messages="talk", chat_template=PRINTS),
+        tiny_tokenizer(),
+        max_length=400,
+        loss_on="completion",
+    )[0]
+    assert (example.labels != IGNORED).any()
+
+
+@pytest.mark.parametrize("number", [9007199254740993, 2**53, -(2**60), 1e17])
+def test_a_number_that_a_table_may_have_rounded_is_refused(number: float) -> None:
+    """Alone it is an integer, and beside a fraction another one: some readers of Arrow's refuse that, and not all."""
+    for written in (record("a", {"id": float(number)}), record("a", {"ids": [{"id": float(number)}]})):
+        with pytest.raises(
+            DataError, match=r"record 1: message 2 .*more than 15 digits.* Fix: write it as a string"
+        ):
+            tokens([written])
+    assert tokens([record("a", {"id": 2**60})])  # nothing rounds it here
+    assert tokens([record("a", {"id": 2.0**52})])
 
 
 def test_what_is_taken_away() -> None:

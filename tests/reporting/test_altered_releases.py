@@ -21,7 +21,8 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.api import resume_run
 from privlora.demo import private_records
 from privlora.errors import PrivacyError, PrivloraError, RunError
-from privlora.reporting import pushing, rewrite_report
+from privlora.reporting import publication, pushing, rewrite_report
+from privlora.reporting.facts import evaluation_rows
 from privlora.reporting.publication import check_statement
 from privlora.reporting.pushing import checked, push
 from privlora.reporting.seals import PAGES, sealed
@@ -184,9 +185,10 @@ def test_hashes_that_were_written_anew_are_not_the_runs(private: bool, run: RunF
         kept.rename(run.private)
         with pytest.raises(PrivacyError, match=r"privacy_report.json in .* is not as the run wrote it"):
             push(run, "me/notes", base_model=BASE, dry_run=True)
-        run.seal.unlink()
-        with pytest.raises(PrivacyError, match=r"privacy_report.json in .* is not as the run wrote it"):
-            push(run, "me/notes", base_model=BASE, dry_run=True)
+        for harm in (run.seal.write_bytes, lambda _: run.seal.unlink(), lambda _: run.settings.unlink()):
+            harm(b"")
+            with pytest.raises(PrivacyError, match=r"privacy_report.json in .* is not as the run wrote it"):
+                push(run, "me/notes", base_model=BASE, dry_run=True)
     else:
         assert push(run, "me/notes", base_model=BASE, dry_run=True).files
 
@@ -219,6 +221,30 @@ def test_what_is_uploaded_names_its_own_hashes(run: RunFolder) -> None:
 def test_the_seal_is_for_its_owners_eyes(run: RunFolder) -> None:
     rewrite_report(run)
     assert stat.S_IMODE(run.seal.stat().st_mode) == 0o600
+    assert run.seal.read_text() == json.loads(run.report.read_text())["sha256"] + "\n"
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_report_that_was_being_written_when_the_process_ended(
+    after: int, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the report got its name, and after: the run wrote either of them."""
+    write, calls = publication.write_atomically, list[Path]()
+
+    def ends(path: Path, *content: Any, **options: Any) -> None:
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        calls.append(path)
+        write(path, *content, **options)
+
+    monkeypatch.setattr(publication, "write_atomically", ends)
+    monkeypatch.setattr(publication, "evaluation_rows", lambda rows: evaluation_rows(rows[:1]))
+    with pytest.raises(KeyboardInterrupt):
+        rewrite_report(run)
+    assert calls == [run.seal, run.report][: after + 1]
+    monkeypatch.undo()
+    rewrite_report(run)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
     assert run.seal.read_text() == json.loads(run.report.read_text())["sha256"] + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from push_cases import BASE, FILES, Hub, sealed_again
 
+from privlora.accounting import read_ledger
 from privlora.cli import main
 from privlora.demo import model_path
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
@@ -129,6 +130,10 @@ def _audit(run: RunFolder) -> None:
     (run.release / AUDIT_MARK).write_text("")
 
 
+def _unmarked_audit(run: RunFolder) -> None:
+    run.canaries.write_bytes(b"")
+
+
 def _stamped(run: RunFolder) -> None:
     report = json.loads(run.report.read_text())
     report["stamp"] = {"text": "NOT PRIVATE", "reason": "repeatable"}
@@ -156,6 +161,7 @@ def _no_weights(run: RunFolder) -> None:
         (_folder, PrivacyError, "'choice.json' in .* is no file"),
         (_link, PrivacyError, "'choice.json' in .* is a link"),
         (_hard_link, PrivacyError, "'metrics.jsonl' in .* is a link"),
+        (_unmarked_audit, PrivacyError, "holds an audit"),
         (_linked, PrivacyError, "release' is a link"),
         (_planted_choice, PrivacyError, "choice.json in .* is not as the run wrote it"),
         (_altered_evaluations, PrivacyError, "evaluations.jsonl in .* is not as the run wrote it"),
@@ -182,6 +188,13 @@ def test_what_is_not_for_release_stays(
     with pytest.raises(error, match=says):
         push(run, "me/notes", base_model=BASE, dry_run=dry_run, api=hub)
     assert not hub.made
+
+
+def test_a_ledger_that_says_audit_is_not_pushed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its mark and its canaries are gone."""
+    monkeypatch.setattr(pushing, "AUDITED", read_ledger(run.ledger).plan.dataset)
+    with pytest.raises(PrivacyError, match="holds an audit"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "me/no tes", "../notes", "/etc", "a" * 97])

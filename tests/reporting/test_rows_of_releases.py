@@ -72,6 +72,14 @@ def test_rows_are_spelt_as_a_run_spells_them(
         push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
+def test_nothing_lies_behind_the_last_row(name: str, run: RunFolder) -> None:
+    appended(name, "a patient")(run.release)
+    sealed_again(run)
+    with pytest.raises(PrivacyError, match=f"{name} in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
 def test_no_step_of_the_metrics_is_left_out(run: RunFolder) -> None:
     """Which steps are shown follows from one number; else it would tell something."""
     rows = _rows(run.metrics)

@@ -87,7 +87,7 @@ def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) 
         free(room)
         asked.clear()
         assert chosen(settings(), tiny_llama(), "larger ones do not fit") == tokens
-        assert len(asked) <= 6
+        assert len(asked) == len(set(asked)) <= 6
 
 
 def test_processes_share_what_is_free_or_was_before_records(

@@ -36,7 +36,7 @@ from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.files import AUDIT_MARK as MARK
-from privlora.training.files import RunFolder, write_atomically
+from privlora.training.files import AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import refuse_auto, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
@@ -44,7 +44,6 @@ from privlora.training.models import check_model, given_or_loaded, unchanged_aft
 from privlora.training.takeover import make_room, refuse_if_spent
 
 KINDS = ("gradient", *TEXT_CANARIES)
-_STATE = "canaries.safetensors"
 _TEXTS = "canaries.json"  # what the canaries are, whether they are in or not
 _GO_ON = "give the settings and canaries of that audit, or another folder"
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
@@ -188,17 +187,17 @@ def plan_of_audit(settings: Settings, folder: RunFolder, model: torch.nn.Module)
     if folder.has_plan or not settings.privacy.private:
         return None
     plan = plan_privacy(settings, model)[0]
-    return replace(plan, dataset=f"AUDIT, not for release: {plan.dataset}")
+    return replace(plan, dataset=AUDITED + plan.dataset)
 
 
 def save_state(state: CanaryState, folder: RunFolder) -> None:
     """Write it into private/. Raises RunError."""
-    state.save(folder.private / _STATE)
+    state.save(folder.canaries)
 
 
 def read_state(root: Path) -> CanaryState:
     """The canaries of an audit in ``root``. Raises RunError if there are none."""
-    return CanaryState.load(RunFolder(root).private / _STATE)
+    return CanaryState.load(RunFolder(root).canaries)
 
 
 def _refuse(settings: Settings, kind: str, temperature: float | None) -> None:
@@ -236,7 +235,7 @@ def open_audit(
     An audit with other settings that failed before anything was charged is replaced. Raises RunError where the folder
     holds another run, or nothing can be written.
     """
-    path = folder.private / _STATE
+    path = folder.canaries
     if goes_on(folder, settings, kind, canaries):
         return CanaryState.load(path)
     refuse_another(folder, also)
@@ -252,7 +251,7 @@ def open_audit(
 
 def refuse_another(folder: RunFolder, also: Sequence[Path] = ()) -> None:
     """Raise RunError if the folder holds a run that an audit may not replace. also: of ``open_audit``."""
-    path = folder.private / _STATE
+    path = folder.canaries
     spent = path.exists() and CanaryState.load(path).releases
     if spent or (folder.settings.exists() and not folder.is_audit):
         raise RunError(
@@ -278,7 +277,7 @@ def goes_on(folder: RunFolder, settings: Settings, kind: str, canaries: int) -> 
 
 def _own(folder: RunFolder, also: Sequence[Path]) -> list[Path]:
     """What an audit writes before it trains."""
-    return [folder.private / _STATE, folder.release / MARK, *also]
+    return [folder.canaries, folder.release / MARK, *also]
 
 
 def _mark(kind: str, canaries: int) -> str:

@@ -45,14 +45,19 @@ def accounting(steps: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """Says on a terminal that torch and transformers are being imported, which takes seconds."""
+def saying(what: str) -> Iterator[None]:
+    """Says on a terminal what takes seconds."""
     console = err()
     if not console.is_terminal:
         yield
         return
-    with console.status("loading torch and transformers"):
+    with console.status(what):
         yield
+
+
+def loading() -> contextlib.AbstractContextManager[None]:
+    """Says on a terminal that torch and transformers are being imported, which takes seconds."""
+    return saying("loading torch and transformers")
 
 
 @contextlib.contextmanager

@@ -251,6 +251,11 @@ def require_adapter(run: RunFolder) -> None:
             f"the run in {str(run.root)!r} released texts, and no adapter",
             fix=f"train on them: `privlora train` with data.path={run.texts}",
         )
+    if run.is_audit:
+        raise RunError(
+            f"{str(run.root)!r} holds an audit, whose adapter is not kept",
+            fix="train a run with `privlora train`; what the audit found is in its private/audit.html",
+        )
     if not (run.release / ADAPTER_FILES[1]).exists():
         raise RunError(
             f"the run in {str(run.root)!r} is not finished: it has no adapter",

@@ -42,15 +42,14 @@ def export(
     require_adapter(folder)
     if output.exists():
         raise RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
-    report = _report(folder)
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
-    with _new_folder(output) as temporary:
+    with _release(folder) as (release, report), _new_folder(output) as temporary:
         if merge:
             with quiet_libraries():
-                _write_merged(settings, folder, report, temporary)
+                _write_merged(settings, release, report, temporary)
         for name in kept:
-            if (folder.release / name).exists():  # a run without privacy has no ledger
-                shutil.copyfile(folder.release / name, temporary / name)
+            if (release / name).exists():  # a run without privacy has no ledger
+                shutil.copyfile(release / name, temporary / name, follow_symlinks=False)
         _write_report(report, temporary)
         if folder.ledger.exists():
             set_times(temporary, read_ledger(folder.ledger).created)
@@ -61,17 +60,26 @@ def export(
         out().print(f"{form} in {output}")
 
 
-def _report(folder: RunFolder) -> dict[str, Any]:
-    """The run's. Raises PrivacyError where it would make a promise for weights that the run did not write."""
+@contextlib.contextmanager
+def _release(folder: RunFolder) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Where the run's files are, and its report: where it makes a promise, copies that were looked at as for a push.
+
+    Raises PrivacyError for files that the run did not write.
+    """
     with quiet_libraries():
+        from privlora.reporting.facts import PRIVATE
         from privlora.reporting.publication import read_report
-        from privlora.reporting.seals import digests, is_sealed, refuse_altered
+        from privlora.reporting.pushing import checked
+        from privlora.reporting.seals import is_sealed
 
     report = read_report(folder.report)
-    # That of an older version names no weights, and its copy does not either.
-    if report.get("statement") is not None and is_sealed(report):
-        refuse_altered(folder, report, digests(folder.release, ADAPTER_FILES))
-    return report
+    stamp = report.get("stamp")
+    # That of an older version names no hashes, and its copy does not either.
+    if isinstance(stamp, dict) and stamp.get("text") == PRIVATE and is_sealed(report):
+        with checked(folder) as found:
+            yield found.place, found.report
+    else:
+        yield folder.release, report
 
 
 def _write_report(report: dict[str, Any], folder: Path) -> None:
@@ -80,7 +88,7 @@ def _write_report(report: dict[str, Any], folder: Path) -> None:
     (folder / REPORT_NAME).write_bytes(text_with_files_of(report, folder).encode())
 
 
-def _write_merged(settings: Settings, run: RunFolder, report: dict[str, Any], folder: Path) -> None:
+def _write_merged(settings: Settings, release: Path, report: dict[str, Any], folder: Path) -> None:
     from privlora.adapters.peft_files import merge, read_adapter
     from privlora.reporting.card import card
     from privlora.reporting.seals import CARD_NAME
@@ -90,12 +98,12 @@ def _write_merged(settings: Settings, run: RunFolder, report: dict[str, Any], fo
     head = head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.
     unpacked = settings.model.model_copy(update={"device": "cpu", "quantization": None})
-    factors = read_adapter(run.release) if head is None else {}
+    factors = read_adapter(release) if head is None else {}
     model, tokenizer = load_model(unpacked, head)
     if head is None:
         merge(model, factors)
     else:  # its last layers are whole in the adapter's files
-        model = with_adapter(model, run.release).merge_and_unload()
+        model = with_adapter(model, release).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / CARD_NAME).write_text(card(report, merged=True), encoding="utf-8")

@@ -12,7 +12,7 @@ import typer
 
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
-from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries, saying
 from privlora.cli.training import ConfigArgument, OverridesArgument, describe
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
@@ -74,12 +74,11 @@ def plan(
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
-        fitted = None
+        fitted = memory = None
         if model is not None:
-            settings, fitted = as_planned(settings, model)
-        memory = (
-            None if model is None else with_peak(estimate_memory(settings, method, model), settings, model)
-        )
+            with saying("taking steps on paper, to tell their memory"):
+                settings, fitted = as_planned(settings, model)
+                memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None

@@ -16,6 +16,7 @@ from privlora.cli.console import JsonOption, accounting, counted, emit, err, loa
 from privlora.cli.processes import processes
 from privlora.config import PrivacySettings, Settings, load_settings
 from privlora.errors import ConfigError, RunError
+from privlora.starting.numbers import to_one_digit
 from privlora.training.files import RunFolder, no_run
 from privlora.training.model_names import (
     refuse_other_folder,
@@ -211,7 +212,9 @@ def show_data(privacy: PrivacySettings, summary: DataSummary) -> None:
     """To whoever may see the records."""
     err().print(f"PRIVATE, here and in private/ only: {summary.describe()}")
     share = summary.units / privacy.n
-    if abs(share - 1) > _ROUNDED:
+    if (
+        abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n
+    ):  # which `privlora init` proposes
         err().print(
             f"PRIVATE, too: these are {share:.2f} times the {privacy.n:g} {privacy.unit}s that group privacy says "
             f"(public_dataset_size). Epsilon holds; beside the noise, steps weigh {share:.2f} times what was planned. "

@@ -16,7 +16,7 @@ _FIRST: Final = ("role", "content", "id", "type", "name", "description", "parame
 """Keys that come first, in the order in which models have seen them; the others follow by their letters."""
 
 _EXACT: Final = 2.0**53
-"""Beyond it Arrow makes no float of an integer."""
+"""From it on a float may be an integer that was rounded, since another record has a fraction there."""
 
 
 def canonical(value: Any) -> Any:
@@ -31,9 +31,18 @@ def canonical(value: Any) -> Any:
         return {key: canonical(part) for key, part in sorted(present, key=lambda item: _place(item[0]))}
     if isinstance(value, list | tuple):
         return [canonical(part) for part in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
     return value
+
+
+def is_rounded(value: Any) -> bool:
+    """Whether there is a whole number in it that perhaps was a larger table's rounding of another one."""
+    if isinstance(value, Mapping):
+        return any(map(is_rounded, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_rounded, value))
+    return isinstance(value, float) and value.is_integer() and abs(value) >= _EXACT
 
 
 def _place(key: Any) -> tuple[int, str]:

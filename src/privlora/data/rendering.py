@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from privlora.data.canonical import canonical
+from privlora.data.canonical import canonical, is_rounded
 from privlora.data.jinja import refuse_chance, without_clock
 from privlora.data.records import missing_column, text_of
 from privlora.data.sandbox import TemplateRefusedError, rendering
@@ -166,5 +166,19 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[dict[
                 if isinstance(message, Mapping) and {"from", "value"} <= set(message)
                 else f"give it a role and a content; the roles are {', '.join(ROLES)}",
             )
-        text_of(message, "content", number)
-    return [canonical(message) for message in messages]
+        if not speaks_by_calls(message):
+            text_of(message, "content", number)
+        if is_rounded(message):
+            raise DataError(
+                f"record {number}: message {i + 1} of column {column!r} has a number of more than 15 digits",
+                why="tables round such a number once another record has a fraction there, so one record would change "
+                "another's text",
+                fix="write it as a string",
+            )
+    return [canonical({**message, "content": message.get("content") or ""}) for message in messages]
+
+
+def speaks_by_calls(message: Mapping[str, Any]) -> bool:
+    """Whether it says nothing but calls of tools, for which APIs write null as its content, or none."""
+    calls = message.get("role") == "assistant" and bool(message.get("tool_calls"))
+    return calls and message.get("content") is None

@@ -86,6 +86,10 @@ def _chance(*_: Any, **__: Any) -> Any:
     raise TemplateRefusedError("draws at random")
 
 
+def _pprint(*_: Any, **__: Any) -> Any:
+    raise TemplateRefusedError("prints by 'pprint', whose order may follow addresses in memory; use tojson")
+
+
 def _same(value: Any, other: Any) -> bool:
     if not (other is None or isinstance(other, bool)):
         # Which strings and numbers are one object is an accident.
@@ -136,7 +140,7 @@ class Environment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         extensions = [_Generation, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=printable)
-        filters = {**self.filters, "tojson": _tojson, "random": _chance, _CHECK: printable}
+        filters = {**self.filters, "tojson": _tojson, "random": _chance, "pprint": _pprint, _CHECK: printable}
         self.filters = {name: _checked(filter) for name, filter in filters.items()}
         self.tests["sameas"] = _same
         self.globals |= {
@@ -164,7 +168,8 @@ class Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call, of a string's methods with what is plain alone: some of them format."""
         called = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
-        if isinstance(getattr(called, "__self__", None), str):
+        owner = getattr(called, "__self__", None)
+        if issubclass(owner if isinstance(owner, type) else type(owner), str):  # also Markup's own, as escape
             _check([*args, *kwargs.values()])
         return super().call(__context, __obj, *args, **kwargs)
 

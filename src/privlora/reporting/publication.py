@@ -185,8 +185,12 @@ def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
     """privacy_report.json, README.md and report.html, of an adapter or of texts, and the run's own note of the
     first one's SHA-256. Raises RunError."""
     report = sealed(report)
+    notes = is_sealed(report) and folder.private.exists()
+    if notes:  # both, since a crash leaves either of them
+        earlier = folder.seal.read_bytes().decode(errors="replace") if folder.seal.exists() else ""
+        write_atomically(folder.seal, f"{report['sha256']}\n{earlier}", mode=0o600)
     write_atomically(folder.report, text_of(report))
-    if is_sealed(report) and folder.private.exists():
+    if notes:
         write_atomically(folder.seal, report["sha256"] + "\n", mode=0o600)
     as_card, as_page = (texts_card, texts_page) if "texts" in report else (card, render)
     write_atomically(folder.release / CARD_NAME, as_card(report))

@@ -33,7 +33,7 @@ from privlora.reporting.seals import (
     refuse_altered,
     with_files,
 )
-from privlora.training.files import RunFolder, no_run, write_atomically
+from privlora.training.files import AUDITED, RunFolder, no_run, write_atomically
 
 _LONGEST: Final = 96  # of a repository's name
 
@@ -130,11 +130,15 @@ def _refuse_unreleased(folder: RunFolder) -> None:
     if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
         raise no_run(folder.root)
     if folder.is_audit:
-        raise PrivacyError(
-            f"{str(folder.root)!r} holds an audit",
-            why="canaries are among its records, and what is trained with them is not for release",
-            fix="push a run of `privlora train`",
-        )
+        raise _of_an_audit(folder)
+
+
+def _of_an_audit(folder: RunFolder) -> PrivacyError:
+    return PrivacyError(
+        f"{str(folder.root)!r} holds an audit",
+        why="canaries are among its records, and what is trained with them is not for release",
+        fix="push a run of `privlora train`",
+    )
 
 
 def _refuse_unprotected(folder: RunFolder, report: dict[str, Any]) -> None:
@@ -153,6 +157,8 @@ def _refuse_another_promise(folder: RunFolder, report: dict[str, Any], copied: R
         read_ledger(folder.ledger)  # says what to do
         raise RunError(f"{str(folder.ledger)!r} came while its release was looked at", fix="push once more")
     summary = parse_ledger(folder.ledger, copied.ledger.read_bytes())[0]
+    if summary.plan.dataset.startswith(AUDITED):
+        raise _of_an_audit(folder)
     check_statement(report, summary)
     if not summary.closed:
         raise RunError(

@@ -113,7 +113,7 @@ def refuse_altered(folder: RunFolder, report: Mapping[str, Any], found: Mapping[
             why="an older version wrote it, and nothing tells whether the weights are those that its ledger is of",
             fix=f"`privlora resume {folder.root}` writes the release anew",
         )
-    if not _seals_itself(report) or report[_OWN] != _kept(folder, report):
+    if not _seals_itself(report) or report[_OWN] not in _kept(folder, report):
         raise altered(folder, REPORT_NAME)
     for name, digest in found.items():
         if report[_FILES].get(name) != digest:
@@ -127,14 +127,17 @@ def _seals_itself(report: Mapping[str, Any]) -> bool:
         return False
 
 
-def _kept(folder: RunFolder, report: Mapping[str, Any]) -> object:
-    """What the run's private folder says of the report. A release that was taken to another machine has none."""
+def _kept(folder: RunFolder, report: Mapping[str, Any]) -> Collection[object]:
+    """What the run's private folder says of the report: of two, where it was being written when the process ended.
+
+    A release that was taken to another machine has no such folder.
+    """
     if not folder.private.exists():
-        return report[_OWN]
+        return (report[_OWN],)
     try:
-        return folder.seal.read_text(encoding="utf-8").strip()
+        return folder.seal.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
-        return None
+        return ()
 
 
 def altered(folder: RunFolder, name: str) -> PrivacyError:

@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from privlora.config import settings_from
+from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.records import HUB
 from privlora.data.units import Grouping
@@ -32,6 +33,7 @@ __all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top
 _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
 _WIDTH = 115
+_CHECKPOINTS = 10  # of a short run
 _WRAPPING = 8  # tokens that begin, end and set off a text
 
 
@@ -77,6 +79,13 @@ def propose(
     _method(draft, numbers)
     name = asked.stem if asked.target is None else asked.target.stem
     draft.put("run.output", str(free(Path("runs") / name)), "release/ may be published, private/ never")
+    often = numbers.steps // _CHECKPOINTS
+    if often < RunSettings.model_fields["checkpoint_every"].default:
+        draft.put(
+            "run.checkpoint_every",
+            max(1, often),
+            "a crash costs the steps since the last checkpoint, charged already",
+        )
     draft.put(
         "run.tokens_per_micro_batch", "auto", "as much at once as memory has room for; results stay the same"
     )
@@ -152,7 +161,7 @@ def _data(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
             f"label: {found.label}",
-            "labels: 2   # all that there can be: how many, or their names. PUBLIC",
+            "labels: 2   # all that there can be: how many, or their names, as [no, yes]. PUBLIC",
         )
     draft.remark(
         "data",

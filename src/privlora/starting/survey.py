@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from privlora.data.formats import Record
 from privlora.data.records import COLUMN, iterate_records
-from privlora.data.rendering import ROLES
+from privlora.data.rendering import ROLES, speaks_by_calls
 from privlora.errors import DataError
 
 SAMPLE: Final = 200
@@ -112,7 +112,7 @@ class Survey:
     @property
     def repeated(self) -> str | None:
         """A column that seems to name users with several records each."""
-        for name in self.columns:
+        for name in sorted(self.columns, key=str):  # and not as the first record has them
             users = self.users(name) if _OF_USERS.fullmatch(name) and COLUMN.fullmatch(name) else None
             if users is not None and users < self.records:
                 return name
@@ -147,7 +147,7 @@ def _is_chat(value: object, who: str, what: str) -> bool:
         and bool(value)
         and all(
             isinstance(each, Mapping)
-            and isinstance(each.get(what), str)
+            and (isinstance(each.get(what), str) or speaks_by_calls(each))
             and (each.get(who) in ROLES if who == "role" else isinstance(each.get(who), str))
             for each in value
         )

@@ -23,6 +23,9 @@ _SETTINGS = "config.resolved.yaml"
 AUDIT_MARK = "AUDIT-NOT-FOR-RELEASE.txt"
 """Stands where a release would, in folders of runs that were trained with canaries."""
 
+AUDITED = "AUDIT, not for release: "
+"""Begins what their ledgers say of the data set."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -112,7 +115,12 @@ class RunFolder:
     @property
     def is_audit(self) -> bool:
         """Whether canaries are among the run's records, so that nothing of it may be published."""
-        return (self.release / AUDIT_MARK).exists()
+        return (self.release / AUDIT_MARK).exists() or self.canaries.exists()
+
+    @property
+    def canaries(self) -> Path:
+        """Of an audit of one run: which were among the records."""
+        return self.private / "canaries.safetensors"
 
     @property
     def has_plan(self) -> bool:

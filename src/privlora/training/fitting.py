@@ -40,10 +40,12 @@ _RECORD_BYTES, _TOKEN_BYTES = 64, 5  # of the records in memory, at most
 
 @dataclass(frozen=True)
 class Fitted:
-    """tokens: of a micro-batch. why: a line for whoever trains; it tells of the machine and of public numbers alone."""
+    """tokens: of a micro-batch. why: a line for whoever trains; it tells of the machine and of public numbers alone.
+    peak: of a step with as many; None where it was not asked."""
 
     tokens: int
     why: str
+    peak: Peak | None = None
 
 
 def refuse_auto(settings: Settings, what: str, why: str) -> None:
@@ -99,18 +101,26 @@ def _fitted(
         assert found is not None
         return found
 
+    known: dict[int, Peak] = {}  # seconds each
+
+    def size(tokens: int) -> int:
+        known[tokens] = peak(tokens)
+        return known[tokens].step_bytes
+
     try:
         candidates, bound = _candidates(settings, model, length)
-        tokens = largest_fitting(lambda n: peak(n).step_bytes, room, candidates)
+        tokens = largest_fitting(size, room, candidates)
         if tokens is None:
             raise _too_large(settings, length, room, free / sharing, part, peak)
-        takes = peak(tokens).step_bytes
+        takes = known[tokens].step_bytes
     except Unknown as unknown:
         return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens: {unknown}")
     if tokens < candidates[-1]:
         bound = "larger ones do not fit"
     if free == float("inf"):
-        return Fitted(tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}")
+        return Fitted(
+            tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}", known[tokens]
+        )
     say = in_one_unit(takes, room, free)
     kept = [*([] if loaded else ["the model"]), *(["the records"] if device.type == "cpu" else [])]
     return Fitted(
@@ -120,6 +130,7 @@ def _fitted(
         + (f", shared by {sharing} processes" if sharing > 1 else "")
         + (f", less {' and '.join(kept)}" if kept else "")
         + f"; {bound}",
+        known[tokens],
     )
 
 
