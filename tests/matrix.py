@@ -30,6 +30,7 @@ TESTS = (
 )
 NEEDED = (
     "pytest",
+    "pytest-timeout",
     "hypothesis",
     "jsonschema",
     "opacus",

@@ -562,7 +562,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
     asked = settings.run.tokens_per_micro_batch
-    told = (lambda *_: None) if given.observer is None else given.observer.on_public_work
+    told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
 
     def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device

@@ -12,6 +12,7 @@ import pytest
 import torch
 from method_cases import Case, make_case
 from peft import PeftModel
+from run_cases import in_a_child
 from scipy.stats import kstest
 from span_space import Span, span
 from test_sensitivity import check_remove_one, hard_batch
@@ -90,27 +91,22 @@ class DiesAfterTwo:
 
 
 def test_a_run_that_is_killed_goes_on_and_is_reported_and_exported(tmp_path: Path) -> None:
-    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model = tiny_model()
     before = model(input_ids=torch.arange(3, 23)[None]).logits
-    child = os.fork()
-    if child == 0:
-        fine_tune(
-            model,
-            RECORDS,
-            tokenizer=tokenizer,
-            method="span",
-            output=tmp_path,
-            privacy=PRIVACY,
-            adapter={"r": 2},
-            columns={"max_length": 40},
-            run={"checkpoint_every": 1},
-            observer=DiesAfterTwo(),
-        )
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    settings: dict[str, Any] = {
+        "tokenizer": tiny_tokenizer(),
+        "method": "span",
+        "output": tmp_path,
+        "privacy": PRIVACY,
+        "adapter": {"r": 2},
+        "columns": {"max_length": 40},
+        "run": {"checkpoint_every": 1},
+    }
+    died = in_a_child(lambda: fine_tune(model, RECORDS, observer=DiesAfterTwo(), **settings))
+    assert died == -signal.SIGKILL
     folder = RunFolder(tmp_path)
     assert read_ledger(folder.ledger).charges == 2
-    result = resume_run(tmp_path, model=model, tokenizer=tokenizer, records=RECORDS)
+    result = resume_run(tmp_path, model=model, tokenizer=settings["tokenizer"], records=RECORDS)
     assert (result.steps, read_ledger(folder.ledger).charges) == (4, 4)
 
     run_id = read_ledger(folder.ledger).run_id

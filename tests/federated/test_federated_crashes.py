@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 from crash_cases import CLIENTS, ROUNDS, adapter, check_charges, check_ended, go_on, run, settings_of
+from run_cases import in_a_child
 
 from privlora.config import Settings
 from privlora.errors import PrivacyError, RunError
@@ -64,22 +63,6 @@ def trained(log: Path) -> list[tuple[str, int]]:
     within = [line for line in lines if line.split()[3] not in ("join", "leave")]
     assert len(set(within)) == len(within)
     return [(line.split()[0], int(line.split()[1])) for line in within if line.endswith(" train")]
-
-
-def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
-    """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - the child may not return into pytest
-            traceback.print_exc(file=sys.__stderr__)
-            os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 # Calls around which a process may die; a run makes a few hundred of them.

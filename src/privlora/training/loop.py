@@ -60,7 +60,8 @@ class Observer(Protocol):
         """Only called when run.show_private_loss is set; ``loss`` is private data."""
 
     def on_public_work(self, what: str, done: int, total: int) -> None:
-        """Only called in runs with a group synthesis: how far the work on their public texts is, also within a step."""
+        """How far work on public things is, also within a step: public texts, or what is found out about the model.
+        An observer needs it in runs with a group synthesis alone."""
 
     def on_warning(self, what: str) -> None:
         """Only called where something is odd that does not stop the run: public texts that are copies, steps that were

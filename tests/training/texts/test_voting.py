@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_cases import in_a_child
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -204,19 +204,6 @@ def test_an_older_ledger_is_refused(shop: Shop, tmp_path: Path) -> None:
     folder.ledger.write_bytes(b"".join(lines[:-1]))
     with pytest.raises(PrivacyError, match="was written after 2"):
         shop.resume(folder.root)
-
-
-def in_a_child(work: Callable[[], object]) -> int:
-    """Run ``work`` in a forked process; returns how it ended (0: well)."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - the child may not return into pytest
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def die() -> None:
