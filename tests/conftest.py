@@ -56,6 +56,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PRIVLORA_CACHE", str(shared / "cache"))
+        patch.setenv("PRIVLORA_PROGRESS", "0")  # hundreds of short runs
         yield
 
 

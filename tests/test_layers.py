@@ -24,7 +24,7 @@ LAYERS = (
     {"rehearsals", "starting"},
     {"profiling", "reporting", "stacked"},
     {"federated"},
-    {"auditing", "result"},
+    {"auditing", "result", "screen"},
     {"api", "diagnostics", "studies"},
     {"api_synthesis", "demo", "trainer"},
     {"cli"},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -24,6 +25,7 @@ from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
 from privlora.result import Result
+from privlora.screen import shown
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.callbacks import checked_callbacks, refuse_no_observer, watching
@@ -40,7 +42,7 @@ from privlora.training.identity import (
 )
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loggers import Service, loggers, refuse_missing_loggers
-from privlora.training.loop import Observer, finish_training, train_beside
+from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
 from privlora.training.models import (
     check_model,
     given_or_loaded,
@@ -82,6 +84,7 @@ def fine_tune(
     observer: Observer | None = None,
     callbacks: Sequence[Any] = (),
     profile: bool = False,
+    show_progress: bool | None = None,
     **others: Any,
 ) -> Result:
     """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
@@ -105,6 +108,9 @@ def fine_tune(
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
         told public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
     profile: leave a page in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
+    show_progress: show the run on standard error. None: unless there is an observer, or PRIVLORA_PROGRESS=0 in the
+        environment. A terminal shows all that ``privlora train`` shows; a notebook or a log, which may be passed on,
+        gets public numbers alone, and the place of the private ones.
 
     Raises PrivloraError subclasses that say what to mend; for a name that other trainers have, which it is here.
     """
@@ -125,17 +131,18 @@ def fine_tune(
     settings = settings_of_call(
         model, {"path": path, "evaluation": public}, groups, output, source="fine_tune"
     )
-    return train_run(
-        settings,
-        model=model if isinstance(model, torch.nn.Module) else None,
-        tokenizer=tokenizer,
-        records=records,
-        evaluation=evaluation_records,
-        generator=generator,
-        observer=observer,
-        callbacks=callbacks,
-        on_profile=_unheard if profile else None,
-    )
+    with shown(show_progress, observer) as told:
+        return train_run(
+            settings,
+            model=model if isinstance(model, torch.nn.Module) else None,
+            tokenizer=tokenizer,
+            records=records,
+            evaluation=evaluation_records,
+            generator=generator,
+            callbacks=callbacks,
+            on_profile=_unheard if profile else None,
+            **told,
+        )
 
 
 def _refuse_other_names(others: Mapping[str, Any]) -> None:
@@ -385,7 +392,7 @@ def train_run(
     generator: Any = None,
     observer: Observer | None = None,
     callbacks: Sequence[Any] = (),
-    on_data: Callable[[DataSummary], None] | None = None,
+    on_data: Callable[[DataSummary, Settings], None] | None = None,
     on_choice: Callable[[str], None] | None = None,
     on_profile: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
@@ -418,7 +425,8 @@ def train_run(
             refuse_without_steps(settings)
         refuse_if_spent(RunFolder(Path(settings.run.output)))
         located = settings.located()
-        _check_sources(located, records, evaluation)
+        _refuse_what_was_in_memory(located, records, evaluation, generator)
+        check_sources(located, records, evaluation)
         check_columns(located, records)
         return located, plan_run(located, model)
 
@@ -442,27 +450,33 @@ def resume_run(
     generator: Any = None,
     observer: Observer | None = None,
     callbacks: Sequence[Any] = (),
-    on_data: Callable[[DataSummary], None] | None = None,
+    on_data: Callable[[DataSummary, Settings], None] | None = None,
     profile: bool = False,
     on_profile: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
+    show_progress: bool | None = None,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
+    records, evaluation: those that the run began with, where they were in memory; or where their files lie now, if they
+        have moved. model, tokenizer, generator: those that were in memory.
+    profile, on_profile: profile the steps that are left, see ``fine_tune`` and ``train_run``. callbacks, show_progress:
+        see ``fine_tune``.
+
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
-    the run has none; PrivacyError if the private records differ. A finished run is only reported again. profile,
-    on_profile: profile the steps that are left, see ``fine_tune`` and ``train_run``. callbacks: see ``fine_tune``.
+    the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     on_profile = on_profile or (_unheard if profile else None)
     folder = RunFolder(Path(root))
-    told = checked_callbacks(callbacks)
-    given = _Given(
-        *(model, tokenizer, records, evaluation, generator, observer, told),
-        *(on_data, None, on_profile, progress),
-    )
+    heard = checked_callbacks(callbacks)
+    places = dict[str, Any]()
+    if records is not None:
+        places["path"], records = given_records(records, "records")
+    if evaluation is not None:
+        places["evaluation"], evaluation = given_records(evaluation, "evaluation")
 
     def begin() -> tuple[Settings, Plan | None]:
-        settings = _settings_of(folder, evaluation)
+        settings = _settings_of(folder, places)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
         _refuse_who_cannot_be_told(settings, observer)
@@ -470,19 +484,26 @@ def resume_run(
             refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
-        _check_sources(settings, records, evaluation)
-        if (
-            generator is None
-            and settings.synthesis is not None
-            and settings.synthesis.callable == _IN_MEMORY_GENERATOR
-        ):
-            raise RunError("this run's generator was in memory", fix="call resume_run(root, generator=...)")
+        _refuse_what_was_in_memory(settings, records, evaluation, generator)
+        try:
+            check_sources(settings, records, evaluation)
+        except DataError as error:
+            raise DataError(
+                error.what,
+                why="a run goes on with the records that it began with",
+                fix="resume in the folder in which it was started, or say where they lie now: `privlora resume RUN "
+                "--data FILE --evaluation FILE`, resume_run(root, records=FILE, evaluation=FILE)",
+            ) from None
         plan = None
         if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
             plan = plan_privacy(settings, model)[0]
         return settings, plan
 
-    with joined() as ranks:
+    with joined() as ranks, shown(show_progress, observer) as told:
+        given = _Given(
+            *(model, tokenizer, records, evaluation, generator, told["observer"], heard),
+            *(on_data or told.get("on_data"), None, on_profile, progress),
+        )
         settings, plan = ranks.same(begin)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "progress": progress}
@@ -490,8 +511,11 @@ def resume_run(
         return _run(settings, plan, given, ranks, fresh=False)
 
 
-def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
-    """Those that the run was started with. Raises RunError without any, or where they name no evaluation records."""
+def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
+    """Those that the run was started with. places: where records lie now; the others are where they were.
+
+    Raises RunError without any settings, or for evaluation records where they name none.
+    """
     if not folder.settings.exists():
         raise no_run(folder.root)
     if folder.is_audit or (folder.has_plan and read_ledger(folder.ledger).plan.dataset.startswith(AUDITED)):
@@ -501,22 +525,39 @@ def _settings_of(folder: RunFolder, evaluation: Any) -> Settings:
             fix="run the command of the audit again, which goes on where it stopped",
         )
     settings = load_settings(folder.settings)
-    if evaluation is not None and settings.data.evaluation is None:
+    if "evaluation" in places and settings.data.evaluation is None:
         raise RunError(
             "this run has no evaluation records, so it takes none when it is resumed",
             why="their loss would be published, and the run's settings say that there is none",
             fix="leave evaluation out; `privlora evaluate` measures a finished run",
         )
-    return settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder.root)})})
+    return settings.model_copy(
+        update={
+            "run": settings.run.model_copy(update={"output": str(folder.root)}),
+            "data": settings.data.model_copy(update=dict(places)),
+        }
+    )
 
 
-def _check_sources(settings: Settings, records: Any, evaluation: Any) -> None:
-    """Refuse files that are not there, and records that were in memory and are not given."""
-    given = {"records": (settings.data.path, records), "evaluation": (settings.data.evaluation, evaluation)}
-    for name, (path, value) in given.items():
-        if path == IN_MEMORY and value is None:
-            raise RunError(f"this run's {name} were in memory", fix=f"call resume_run(root, {name}=...)")
-    check_sources(settings, records, evaluation)
+def _refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
+    """Raise RunError for what is not given. given: records, evaluation, generator."""
+    held = {name: value is None for name, value in zip(_of_memory(settings), given, strict=True)}
+    missing = [name for name, was_there in _of_memory(settings).items() if was_there and held[name]]
+    if missing:
+        raise RunError(
+            f"this run's {' and '.join(missing)} {'were' if missing != ['generator'] else 'was'} in memory",
+            fix=f"call resume_run(root, {', '.join(f'{name}=...' for name in missing)})",
+        )
+
+
+def _of_memory(settings: Settings) -> dict[str, bool]:
+    """What a caller handed over that is in no file."""
+    synthesis = settings.synthesis
+    return {
+        "records": settings.data.path == IN_MEMORY,
+        "evaluation": settings.data.evaluation == IN_MEMORY,
+        "generator": synthesis is not None and synthesis.callable == _IN_MEMORY_GENERATOR,
+    }
 
 
 def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
@@ -536,7 +577,7 @@ class _Given:
     generator: Any
     observer: Observer | None
     callbacks: Sequence[Any]
-    on_data: Callable[[DataSummary], None] | None
+    on_data: Callable[[DataSummary, Settings], None] | None
     on_choice: Callable[[str], None] | None
     on_profile: Callable[[Path], None] | None
     progress: Progress | None
@@ -585,7 +626,7 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
         cache = None if fresh else folder.tokens
         data = load_data(settings, tokenizer, given.records, given.evaluation, model=model, cache=cache)
         if given.on_data is not None:
-            given.on_data(data.summary)
+            given.on_data(data.summary, settings)
         identity = identify(data, model)
         if not fresh:
             refuse_others(folder, identity)
@@ -621,7 +662,10 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
             if settings.privacy.private and known is None:
                 known = read_ledger(folder.ledger).plan
             reported = loggers(settings.run.report_to, folder, settings.run.label)
+            if (begin := getattr(given.observer, "on_run", None)) is not None:
+                begin(known, settings)
             with (
+                _resumable(settings, given),
                 watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
                 profiled(parts, folder, peak, ranks.size, given.on_profile) as pages,
             ):
@@ -646,6 +690,19 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     was_given = given.model is not None
     found = ranks.same(lambda: _result(folder, summary, settings.privacy.steps, base_was_given=was_given))
     return replace(found, profile=pages[0]) if pages else found
+
+
+@contextmanager
+def _resumable(settings: Settings, given: _Given) -> Iterator[None]:
+    """Whoever stops what is inside is told how to go on."""
+    try:
+        yield
+    except Interrupted as stop:
+        names = [name for name in ("model", "tokenizer") if getattr(given, name) is not None]
+        names += [name for name, was_there in _of_memory(settings).items() if was_there]
+        more = "".join(f", {name}=..." for name in names)
+        stop.add_note(f"All is saved. Go on with privlora.resume_run({settings.run.output!r}{more})")
+        raise
 
 
 def _rows(parts: Parts, folder: RunFolder, plan: Plan | None) -> list[dict[str, Any]]:

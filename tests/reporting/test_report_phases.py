@@ -25,7 +25,6 @@ from privlora.accounting import (
 )
 from privlora.cli.accounting import budget
 from privlora.cli.planning import _cost
-from privlora.cli.training import describe
 from privlora.reporting.card import card
 from privlora.reporting.facts import gather
 from privlora.reporting.page import render
@@ -139,8 +138,8 @@ def test_a_plan_of_phases_is_priced_over_its_steps(private_run: Run) -> None:
     assert cost["epsilon"] == epsilon(events, plan.delta)
     assert cost["epsilon_replace_one"] == epsilon(events, plan.delta, adjacency="replace-one")
     assert cost["cross_check"]["rdp"]["epsilon"] == epsilon(events, plan.delta, accountant="rdp")
-    assert "2 steps of Gaussian mechanism, sigma=4" in describe(plan)
-    assert "and 4 steps of Gaussian mechanism, sigma=1" in describe(plan)
+    assert "2 steps of Gaussian mechanism, sigma=4" in plan.describe()
+    assert "and 4 steps of Gaussian mechanism, sigma=1" in plan.describe()
 
 
 def test_a_log_shows_what_all_phases_spent(private_run: Run) -> None:

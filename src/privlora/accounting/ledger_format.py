@@ -31,8 +31,14 @@ from itertools import accumulate, groupby, repeat
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
-from privlora.accounting.accountants import Adjacency, check_covered, check_delta, epsilon
-from privlora.accounting.events import StepEvent, events_to_dicts, exact_fields
+from privlora.accounting.accountants import (
+    Adjacency,
+    accountant_versions,
+    check_covered,
+    check_delta,
+    epsilon,
+)
+from privlora.accounting.events import StepEvent, describe_events, events_to_dicts, exact_fields
 from privlora.errors import PrivacyError, RunError
 from privlora.ranges import BATCHES, CLIP_NORMS
 
@@ -126,6 +132,16 @@ class Plan:
     def before_training(self) -> int:
         """How many releases come before the last phase, in which a run trains."""
         return self.steps - self.phases[-1][1]
+
+    def describe(self) -> str:
+        """Everything that an epsilon of this plan depends on, in one line."""
+        packages = ", ".join(f"{name} {number}" for name, number in accountant_versions().items())
+        if self.insecure_noise:
+            return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
+        return (
+            f"per {self.unit}, adjacency {self.adjacency}; {describe_events(self.phases)}; "
+            f"accountant pld ({packages})"
+        )
 
     def event_of(self, step: int) -> StepEvent:
         """What is released in step 1, 2, …; PrivacyError for a step that is not planned."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from privlora.cli.console import JsonOption, counted, emit, err, out, quiet_libraries
-from privlora.cli.training import Stopped, describe
+from privlora.cli.training import Stopped
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 
@@ -219,7 +219,7 @@ def _one_run(
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         console = err()
         if plan is not None:
-            console.print(f"audit, not for release: {describe(plan)}; {canaries} canaries")
+            console.print(f"audit, not for release: {plan.describe()}; {canaries} canaries")
         with (
             stoppable("what was done is kept; run the same command again to go on"),
             RichObserver(console, plan) as observer,

@@ -13,7 +13,7 @@ import typer
 from privlora.accounting import Plan, read_ledger
 from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
 from privlora.cli.rule_table import show_rules
-from privlora.cli.training import OverridesArgument, describe, explained_stops, promised
+from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
@@ -272,4 +272,4 @@ def _promise(settings: Settings, result: Federated, plan: Plan | None, facts: Ma
     stated = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client"
     if facts["colluding"]:
         stated += f": ε {against_whom(result.epsilon, facts['colluding'])}"
-    return f"{stated}; {describe(plan)}; {who_is_protected(settings)}"
+    return f"{stated}; {plan.describe()}; {who_is_protected(settings)}"

@@ -7,7 +7,6 @@ from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
-from privlora.cli.training import describe
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
@@ -189,7 +188,7 @@ def _rows(
         rows += [
             (
                 "releases",
-                f"{content['releases']} {'by the server' if own else 'of each client at most'}: {describe(whole)}",
+                f"{content['releases']} {'by the server' if own else 'of each client at most'}: {whole.describe()}",
             ),
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             *(

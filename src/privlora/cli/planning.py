@@ -13,7 +13,7 @@ import typer
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries, saying
-from privlora.cli.training import ConfigArgument, OverridesArgument, describe
+from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.randomness import aes_instructions
@@ -314,7 +314,7 @@ def _show(
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
     else:
-        rows.insert(0, ("promise", describe(planned)))
+        rows.insert(0, ("promise", planned.describe()))
         rows += [
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             (

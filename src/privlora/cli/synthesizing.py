@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ from privlora.cli.training import (
     WRITING,
     ConfigArgument,
     OverridesArgument,
-    describe,
     explained_stops,
     observed,
     show_choice,
@@ -88,7 +86,7 @@ def synthesize(
                 lambda observer: synthesize_run(
                     settings,
                     observer=observer,
-                    on_data=partial(show_data, settings.privacy),
+                    on_data=show_data,
                     on_choice=show_choice,
                     progress=observer.on_texts,
                 ),
@@ -137,7 +135,7 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
         folder = Path(settings.run.output)
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         console = err()
-        claim = "NOT PRIVATE: no clipping, no noise" if plan is None else describe(plan)
+        claim = "NOT PRIVATE: no clipping, no noise" if plan is None else plan.describe()
         console.print(f"audit, not for release: {claim}; {canaries} canaries")
         with (
             stoppable("what was done is kept; run the same command again to go on"),

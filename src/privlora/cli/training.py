@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
-from privlora.accounting.events import describe_events, event_or_phases
+from privlora.accounting.events import event_or_phases
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.processes import processes
-from privlora.config import PrivacySettings, Settings, load_settings
+from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, RunError
-from privlora.starting.numbers import to_one_digit
 from privlora.training.files import RunFolder, no_run
 from privlora.training.model_names import (
     refuse_other_folder,
@@ -44,8 +43,6 @@ OverridesArgument = Annotated[
 
 WRITING = "writing texts"
 """What is shown while a release of texts is made."""
-
-_ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
 
 
 class Stopped(Exception):
@@ -86,7 +83,7 @@ def train(
                 lambda observer: train_run(
                     settings,
                     observer=observer,
-                    on_data=partial(show_data, settings.privacy),
+                    on_data=show_data,
                     on_choice=show_choice,
                     on_profile=show_profile if profile else None,
                 ),
@@ -112,8 +109,10 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
     return settings
 
 
-def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool = False) -> None:
-    """Resume a run, and show what it leaves."""
+def go_on(
+    folder: RunFolder, settings: Settings, as_json: bool, moved: Mapping[str, Any], *, profile: bool = False
+) -> None:
+    """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
     chosen = settings.synthesis
     publish = chosen is not None and chosen.publish
     with quiet_libraries():
@@ -125,7 +124,7 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool
             err().print("this run is over already: no step is taken, and what it leaves is written anew")
         if chosen is not None and chosen.source is not None and not profile:
             with explained_stops(folder), counted(WRITING) as progress:
-                result = resume_run(folder.root, progress=progress)
+                result = resume_run(folder.root, progress=progress, show_progress=False)
         else:
             plan = None
             if settings.privacy.private:
@@ -137,9 +136,10 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool
                 lambda observer: resume_run(
                     folder.root,
                     observer=observer,
-                    on_data=partial(show_data, settings.privacy),
+                    on_data=show_data,
                     on_profile=show_profile if profile else None,
                     progress=observer.on_texts,
+                    **moved,
                 ),
             )
             if profile and result.profile is None:
@@ -150,13 +150,13 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool, *, profile: bool
         _show(folder, result, as_json)
 
 
-def go_on_beside(folder: RunFolder) -> None:
+def go_on_beside(folder: RunFolder, moved: Mapping[str, Any]) -> None:
     """The part in it of a process that is not the first of those that were started together."""
     with quiet_libraries():
         from privlora.api import resume_run
 
         with explained_stops(folder):
-            resume_run(folder.root)
+            resume_run(folder.root, show_progress=False, **moved)
 
 
 def load_run_settings(folder: RunFolder) -> Settings:
@@ -173,7 +173,7 @@ def observed(
     from privlora.training.progress import RichObserver, unit_of
 
     console = err()
-    console.print(f"plan: {describe(plan)}" if plan is not None else "NOT PRIVATE: no clipping, no noise")
+    console.print(f"plan: {plan.describe()}" if plan is not None else "NOT PRIVATE: no clipping, no noise")
     with explained_stops(folder), RichObserver(console, plan, unit_of(settings)) as observer:
         return start(observer)
 
@@ -208,18 +208,11 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         ) from None
 
 
-def show_data(privacy: PrivacySettings, summary: DataSummary) -> None:
+def show_data(summary: DataSummary, settings: Settings) -> None:
     """To whoever may see the records."""
-    err().print(f"PRIVATE, here and in private/ only: {summary.describe()}")
-    share = summary.units / privacy.n
-    if (
-        abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n
-    ):  # which `privlora init` proposes
-        err().print(
-            f"PRIVATE, too: these are {share:.2f} times the {privacy.n:g} {privacy.unit}s that group privacy says "
-            f"(public_dataset_size). Epsilon holds; beside the noise, steps weigh {share:.2f} times what was planned. "
-            "Mend the file, or that number, if one of them is wrong"
-        )
+    from privlora.screen import tell_records
+
+    tell_records(err(), summary, settings.privacy)
 
 
 def show_choice(why: str) -> None:
@@ -284,7 +277,7 @@ def _statement(folder: RunFolder, result: Result) -> tuple[dict[str, Any], str]:
     from privlora.pages.numbers import rounded_up
 
     plan = read_ledger(folder.ledger).plan
-    words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {describe(plan)}"
+    words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {plan.describe()}"
     return {"private": True, "epsilon": result.epsilon, "delta": result.delta, **promised(plan)}, words
 
 
@@ -297,14 +290,3 @@ def promised(plan: Plan) -> dict[str, Any]:
         "accountant": "pld",
         "versions": accountant_versions(),
     }
-
-
-def describe(plan: Plan) -> str:
-    """Everything that an epsilon of this plan depends on."""
-    packages = ", ".join(f"{name} {number}" for name, number in accountant_versions().items())
-    if plan.insecure_noise:
-        return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
-    return (
-        f"per {plan.unit}, adjacency {plan.adjacency}; {describe_events(plan.phases)}; "
-        f"accountant pld ({packages})"
-    )

@@ -34,7 +34,7 @@ TRANSLATED: Final = (
     *("output_dir", "lr_scheduler_type", "warmup_steps", "completion_only_loss", "assistant_only_loss"),
     *("eval_strategy", "eval_steps", "gradient_checkpointing", "gradient_checkpointing_kwargs"),
     *("activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "use_cpu", "model_init_kwargs"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "disable_tqdm"),
 )
 
 WITHOUT_EFFECT: Final = frozenset(
@@ -45,7 +45,7 @@ WITHOUT_EFFECT: Final = frozenset(
             "dataloader_pin_memory",
             "dataset_num_proc",
         ),
-        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "disable_tqdm", "log_level"),
+        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "log_level"),
         *("log_level_replica", "log_on_each_node", "logging_first_step", "logging_nan_inf_filter"),
         *(
             "remove_unused_columns",
@@ -160,6 +160,7 @@ class Groups:
     completion_only: bool | None = None
     assistant_only: bool = False
     bf16: bool = False
+    show_progress: bool | None = None
 
 
 def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Groups:
@@ -200,6 +201,8 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Grou
         if name in RENAMED:
             group, here = RENAMED[name]
             getattr(found, group).setdefault(here, given.pop(name))
+    if "disable_tqdm" in given:
+        found.show_progress = not given.pop("disable_tqdm")
     _translate(found, given, source)
     for name in given:
         if name not in WITHOUT_EFFECT:

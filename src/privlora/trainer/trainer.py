@@ -116,6 +116,7 @@ class PrivateTrainer:
             "method": {"name": "prism", **groups.method},
             "run": groups.run,
         }
+        self._show_progress = groups.show_progress
         # Now, and not only when it trains.
         settings_of_call(
             model, {"path": path, "evaluation": public}, self._groups, self._output, source="PrivateTrainer"
@@ -156,6 +157,7 @@ class PrivateTrainer:
                 tokenizer=self._tokenizer,
                 output=self._output,
                 callbacks=self._callbacks,
+                show_progress=self._show_progress,
                 **self._groups,
             )
         else:
@@ -172,6 +174,7 @@ class PrivateTrainer:
                 records=self._records,
                 evaluation=self._evaluation,
                 callbacks=self._callbacks,
+                show_progress=self._show_progress,
             )
         found = self._result
         metrics: dict[str, float | None] = {"epsilon": found.epsilon, "delta": found.delta}

@@ -50,7 +50,8 @@ class StepReport:
 
 class Observer(Protocol):
     """Whoever wants to see a run go on. One with ``on_start(done, stop)`` is told how many steps are done before the
-    next one is charged, and ends the run by calling ``stop()``, as Ctrl-C does."""
+    next one is charged, and ends the run by calling ``stop()``, as Ctrl-C does. One with ``on_run(plan, settings)`` is
+    told before that what the run is; plan: None in the non-private mode."""
 
     def on_step(self, report: StepReport) -> None: ...
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -37,10 +37,15 @@ class RichObserver:
         console: where to write, for example ``Console(stderr=True)``.
         plan: the run's plan; None in the non-private mode.
         unit: of the held-out loss.
+        timed: show seconds, which are PRIVATE: a step takes as long as its batch is large.
     """
 
-    def __init__(self, console: Console, plan: Plan | None, unit: str = PER_TOKEN) -> None:
+    def __init__(
+        self, console: Console, plan: Plan | None, unit: str = PER_TOKEN, *, timed: bool = True
+    ) -> None:
         self._console = console
+        self._timed = timed
+        self._every: int | None = None  # steps from one plain line to the next; None: a tenth of the run
         self._unit = unit
         self._losses = list[float]()  # on public records
         self._plan = plan
@@ -54,7 +59,7 @@ class RichObserver:
         self._spent = (0, 0.0)  # a step, and epsilon after it
         self._account_again_at = self._printed_at
 
-    def __enter__(self) -> RichObserver:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -76,8 +81,8 @@ class RichObserver:
             self._step_line = line
             self._live.update(line, refresh=True)
             return
-        every = max(1, report.steps // _LINES)
-        late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
+        every = self._every or max(1, report.steps // _LINES)
+        late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         if report.step == 1 or report.step % every == 0 or report.step == report.steps or late:
             self._console.print(self._line(report, self._seconds, exact=True))
             self._printed_at = time.monotonic()
@@ -126,8 +131,9 @@ class RichObserver:
         else:
             line.append("  NOT PRIVATE", style="bold red")
         rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
-        line.append(f"{rate}  {seconds:.2g} s/{word}")
-        line.append(f"  ETA {clock(seconds * (report.steps - report.step))}")
+        line.append(rate)
+        if self._timed:
+            line.append(f"  {seconds:.2g} s/{word}  ETA {clock(seconds * (report.steps - report.step))}")
         if self._private_loss is not None:
             line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")
         return line

@@ -1,0 +1,105 @@
+"""What a call in Python shows of its run while it goes on: on standard error, as `privlora train` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from privlora.accounting import Plan
+from privlora.config import PrivacySettings, Settings
+from privlora.data.summary import DataSummary
+from privlora.starting.numbers import to_one_digit
+from privlora.training.files import RunFolder
+from privlora.training.loop import Observer
+from privlora.training.progress import RichObserver, unit_of
+
+VARIABLE: Final = "PRIVLORA_PROGRESS"
+"""Of the environment: 0 where calls are to show nothing, unless they are told to."""
+
+_ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
+_MANY: Final = 0.1  # share of records that max_length cuts without a word
+
+
+def console() -> Console:
+    """For progress; nothing is wrapped or recoloured."""
+    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+def is_wanted(asked: bool | None) -> bool:
+    """None: as the environment says."""
+    return os.environ.get(VARIABLE, "1") != "0" if asked is None else asked
+
+
+def tell_records(shown_on: Console, summary: DataSummary, privacy: PrivacySettings) -> None:
+    """To whoever may see the records: what they are, and how far from public_dataset_size."""
+    shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+    if (share := _times_the_public(summary, privacy)) is not None:
+        shown_on.print(
+            f"PRIVATE, too: these are {share:.2f} times {_public(privacy)}. Epsilon holds; beside the noise, steps "
+            f"weigh {share:.2f} times what was planned. Mend the file, or that number, if one of them is wrong"
+        )
+
+
+def _times_the_public(summary: DataSummary, privacy: PrivacySettings) -> float | None:
+    """None where that is one by a rounding such as that of `privlora init`, to one digit."""
+    share = summary.units / privacy.n
+    told = abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n
+    return share if told else None
+
+
+def _public(privacy: PrivacySettings) -> str:
+    return f"the {privacy.n:g} {privacy.unit}s that group privacy says (public_dataset_size)"
+
+
+class Screen(RichObserver):
+    """A run of a call, which tells its plan and its records when they are known.
+
+    A terminal shows what `privlora train` shows there. Anything else may be kept and passed on, as notebooks and logs
+    of jobs are: it gets public numbers alone, so no seconds, which tell how large batches are, and no counts.
+    """
+
+    def __init__(self, shown_on: Console) -> None:
+        super().__init__(shown_on, None, timed=shown_on.is_terminal)
+
+    def on_run(self, plan: Plan | None, settings: Settings) -> None:
+        """Training is about to begin."""
+        self._plan, self._unit = plan, unit_of(settings)
+        if "log_every" in settings.run.model_fields_set:
+            self._every = settings.run.log_every
+        claim = "NOT PRIVATE: no clipping, no noise" if plan is None else f"plan: {plan.describe()}"
+        self._console.print(claim)
+
+    def on_data(self, summary: DataSummary, settings: Settings) -> None:
+        """What the records are, and what is odd about them."""
+        if self._console.is_terminal:
+            tell_records(self._console, summary, settings.privacy)
+            return
+        odd = list[str]()
+        if _times_the_public(summary, settings.privacy) is not None:
+            odd.append(f"the records are not {_public(settings.privacy)}")
+        if summary.cut > _MANY:
+            odd.append(
+                f"many records are longer than max_length={settings.data.max_length}, and their ends are left out"
+            )
+        for what in odd:
+            self.on_warning(f"{what}. PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}")
+
+    def on_choice(self, why: str) -> None:
+        """What was left to the run: its row, the tokens of a micro-batch."""
+        self._console.print(f"chosen: {why}")
+
+
+@contextmanager
+def shown(asked: bool | None, observer: Observer | None) -> Iterator[dict[str, Any]]:
+    """Arguments of `train_run` that show the run, unless the caller has an observer or wants nothing shown."""
+    if observer is not None or not is_wanted(asked):
+        yield {"observer": observer}
+        return
+    with Screen(console()) as screen:
+        yield {"observer": screen, "on_data": screen.on_data, "on_choice": screen.on_choice}

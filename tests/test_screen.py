@@ -1,0 +1,155 @@
+"""What a call in Python shows, and where it may be passed on."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from run_cases import PRIVACY, PUBLIC, RECORDS
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora import PrivateConfig, PrivateTrainer, fine_tune, resume_run, screen
+from privlora.config import settings_from
+from privlora.data.summary import DataSummary
+from privlora.errors import DataError, PrivacyError, RunError
+from privlora.screen import Screen
+from privlora.training.callbacks import PublicEvent
+from privlora.training.loop import Interrupted
+
+NUMBERS = DataSummary(730, 730, 41.0, 77.0, cut=0.42, mostly_cut=0.21, empty=0.013, repeated=0.027)
+
+
+def settings(folder: Path, **run: Any) -> Any:
+    return settings_from(
+        {
+            "model": {"name": "m"},
+            "data": {"path": "notes.jsonl", "max_length": 40},
+            "privacy": {**PRIVACY, "public_dataset_size": 400},
+            "run": {"output": str(folder), **run},
+        },
+        source="here",
+    )
+
+
+def told(folder: Path, *, terminal: bool) -> str:
+    written = io.StringIO()
+    shown = Screen(Console(file=written, force_terminal=terminal, width=500, highlight=False))
+    shown.on_data(NUMBERS, settings(folder))
+    return written.getvalue()
+
+
+def test_what_may_be_passed_on_holds_no_private_number(tmp_path: Path) -> None:
+    kept = told(tmp_path, terminal=False)
+    assert kept.count("WARNING") == 2
+    assert str(tmp_path / "private/data_summary.json") in kept
+    numbers = {float(n) for n in re.findall(r"\d+\.?\d*", kept.replace(str(tmp_path), ""))}
+    assert numbers == {400, 40}  # public_dataset_size, max_length
+    assert "730 records" in told(tmp_path, terminal=True)
+
+
+def call(folder: Path, **more: Any) -> Any:
+    given = {"tokenizer": tiny_tokenizer(), "columns": {"max_length": 40}, "adapter": {"r": 2}, **more}
+    return fine_tune(tiny_model(), RECORDS, privacy=PRIVACY, output=folder, **given)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(screen.VARIABLE)
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_call_shows_its_run_without_seconds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    steps = PRIVACY["steps"]
+    call(tmp_path / "run")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "plan: per record, adjacency add-or-remove-one" in err
+    assert f"step {steps}/{steps}  ε" in err
+    assert not re.search(r"ETA|\d s/|PRIVATE", err)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("said", ["argument", "environment", "observer"])
+def test_a_call_may_be_silent(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Quiet:
+        def on_step(self, report: Any) -> None: ...
+
+        def on_evaluation(self, step: int, loss: float) -> None: ...
+
+    more = {"argument": {"show_progress": False}, "observer": {"observer": Quiet()}}.get(said, {})
+    if said == "environment":
+        monkeypatch.setenv(screen.VARIABLE, "0")
+    call(tmp_path / "run", **more)
+    assert not re.search("plan|step|ε", capfd.readouterr().err)
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_trainer_shows_every_logging_steps_or_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    promise = {name: value for name, value in PRIVACY.items() if name != "steps"}
+    for disable in (False, True):
+        args = PrivateConfig(
+            output_dir=str(tmp_path / f"run-{disable}"),
+            max_steps=4,
+            max_length=40,
+            logging_steps=2,
+            disable_tqdm=disable,
+            **promise,
+        )
+        PrivateTrainer(
+            tiny_model(), args, processing_class=tiny_tokenizer(), train_dataset=RECORDS, peft_config={"r": 2}
+        ).train()
+        shown = re.findall(r"step (\d)/4", capfd.readouterr().err)
+        assert shown == ([] if disable else ["1", "2", "4"])
+
+
+def stop(event: PublicEvent) -> None:
+    if event.kind == "step":
+        event.stop()
+
+
+def test_whoever_stops_a_run_is_told_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted) as stopped:
+        call(folder, evaluation=PUBLIC, callbacks=[stop])
+    go_on = f"privlora.resume_run({str(folder)!r}, model=..., tokenizer=..., records=..., evaluation=...)"
+    assert stopped.value.__notes__ == [f"All is saved. Go on with {go_on}"]
+    with pytest.raises(
+        RunError, match=r"records and evaluation were in memory.*records=\.\.\., evaluation=\.\.\."
+    ):
+        resume_run(folder, model=tiny_model(), tokenizer=tiny_tokenizer())
+
+
+def test_a_run_goes_on_with_files_that_have_moved(tmp_path: Path) -> None:
+    def write(path: Path, records: Any) -> Path:
+        path.write_text("".join(f'{{"text": "{record["text"]}"}}\n' for record in records))
+        return path
+
+    before = write(tmp_path / "notes.jsonl", RECORDS)
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    rest: dict[str, Any] = {"model": model, "tokenizer": tokenizer}
+    with pytest.raises(Interrupted):
+        fine_tune(
+            model,
+            before,
+            tokenizer=tokenizer,
+            privacy=PRIVACY,
+            columns={"max_length": 40},
+            adapter={"r": 2},
+            output=tmp_path / "run",
+            callbacks=[stop],
+        )
+    after = before.rename(tmp_path / "moved.jsonl")
+    with pytest.raises(DataError, match=r"notes\.jsonl.*--data FILE"):
+        resume_run(tmp_path / "run", **rest)
+    others = write(tmp_path / "others.jsonl", [*RECORDS[1:], {"text": "somebody else came in."}])
+    with pytest.raises(PrivacyError, match="not those that the run began with"):
+        resume_run(tmp_path / "run", records=others, **rest)
+    assert resume_run(tmp_path / "run", records=after, **rest).steps == PRIVACY["steps"]
