@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/privlora demo
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # In a minute of one core, without training anything: docs/testing.md says what it covers.
 test-quick: $(VENV)/.installed-dev

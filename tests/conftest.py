@@ -31,7 +31,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_test and config.getoption("quick") and not is_quick(collection_path) else None
 
 
+# They wait for other processes, so they begin first: at the end one worker would wait with them.
+_LONG = {"test_engines.py", "test_ranks.py", "test_study_parts.py", "test_study_runs.py", "test_crashes.py"}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONG)
     if config.getoption("quick"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)

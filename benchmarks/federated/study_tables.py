@@ -10,14 +10,18 @@ standard error.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from finished import Rows, Value, read_rows
 from matplotlib.figure import Figure
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from finished import Rows, Value, read_rows
 from study import RESULTS, score
 from study_cells import CLIENTS, ROWS, SPLITS
 
