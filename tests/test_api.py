@@ -324,3 +324,17 @@ def test_a_dtype_may_be_torchs() -> None:
     groups = {"columns": None, "run": None, "loading": {"dtype": torch.bfloat16}, "privacy": PRIVACY}
     found = privlora.api.settings_of_call("x", {"path": "x.jsonl"}, groups, "runs/x", source="fine_tune")
     assert found.model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, r"privacy is not given.*privacy=dict\(target_epsilon=3"),
+        ({"epsilon": 3}, r"no argument epsilon.*privacy\.target_epsilon.*privacy=dict\("),
+        ({"privacy": {}, "learning_rate": 1e-3}, r"method\.learning_rate"),
+        ({"privacy": {}, "num_train_epochs": 3}, r"privacy\.steps here: .*public_dataset_size"),
+    ],
+)
+def test_arguments_that_belong_into_a_group_are_answered_by_it(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fine_tune("model", ["a text"], **given)

@@ -13,6 +13,7 @@ import torch
 
 from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.config import IN_MEMORY, Settings, adapter_settings, load_settings, settings_from
+from privlora.config.reading import whereabouts
 from privlora.data.records import as_records
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, RunError, named
@@ -70,7 +71,7 @@ def fine_tune(
     model: str | Path | torch.nn.Module,
     data: Source,
     *,
-    privacy: Mapping[str, Any],
+    privacy: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     evaluation: Source | None = None,
     columns: Mapping[str, Any] | None = None,
@@ -115,6 +116,12 @@ def fine_tune(
     Raises PrivloraError subclasses that say what to mend; for a name that other trainers have, which it is here.
     """
     _refuse_other_names(others)
+    if privacy is None:
+        raise ConfigError(
+            "privacy is not given, and has no default: what is promised, about how many records, is yours to say",
+            fix="pass privacy=dict(target_epsilon=3, delta=1e-5, steps=200, expected_batch_size=64, "
+            "public_dataset_size=10_000)",
+        )
     path, records = given_records(data, "data")
     public, evaluation_records = (
         (None, None) if evaluation is None else given_records(evaluation, "evaluation")
@@ -147,9 +154,13 @@ def fine_tune(
 
 def _refuse_other_names(others: Mapping[str, Any]) -> None:
     for name in others:
-        if name not in _OTHER_NAMES:
+        fix = _OTHER_NAMES.get(name)
+        if fix is None and (here := whereabouts(name)) is not None:
+            fix = f"{here}. In Python groups are arguments, as privacy=dict(target_epsilon=3, …); columns is the group "
+            fix += "data, loading the group model"
+        if fix is None:
             raise TypeError(f"fine_tune() has no argument {name!r}")
-        raise ConfigError(f"fine_tune has no argument {name}", fix=_OTHER_NAMES[name])
+        raise ConfigError(f"fine_tune has no argument {name}", fix=fix)
 
 
 _OTHER_NAMES: Final = {

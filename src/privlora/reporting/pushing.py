@@ -18,7 +18,7 @@ from privlora.accounting import read_ledger
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.adapters.peft_files import CONFIG_NAME
 from privlora.disk import copy_plain
-from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, named
+from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
 from privlora.names import HUB_NAME, UNNAMED, is_local
 from privlora.reporting.facts import PRIVATE
 from privlora.reporting.publication import check_statement, parse_report, write_report
@@ -69,7 +69,8 @@ def push(
     a local folder without ``base_model``.
     """
     if not isinstance(repo, str) or HUB_NAME.fullmatch(repo) is None or len(repo) > _LONGEST:
-        raise ConfigError(f"{named(repo)} is no name of a repository", fix="write it as owner/name")
+        shown = in_one_line(repr(repo)) if isinstance(repo, str) else f"of type {type(repo).__name__}, which"
+        raise ConfigError(f"{shown} is no name of a repository", fix="write it as owner/name")
     with checked(folder) as release:
         base_model = _base(folder, release, base_model)
         kind = "dataset" if "texts" in release.report else "model"

@@ -13,6 +13,8 @@ from privlora.training.ranks import several_processes
 
 _PRIVACY: Final = tuple(name for name in PrivacySettings.model_fields if name != "steps")
 
+_PROMISE: Final = "privacy=dict(target_epsilon=3, delta=1e-5, public_dataset_size=10_000)"
+
 RENAMED: Final[Mapping[str, tuple[str, str]]] = {
     "max_steps": ("privacy", "steps"),
     "learning_rate": ("method", "learning_rate"),
@@ -173,7 +175,7 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Grou
     if privacy is not None and not isinstance(privacy, Mapping):
         raise ConfigError(
             f"privacy is of type {type(privacy).__name__}",
-            fix="pass privacy=dict(target_epsilon=3, delta=1e-5, public_dataset_size=10_000)",
+            fix=f"pass {_PROMISE}",
         )
     if isinstance(args, PrivateConfig):
         source = "PrivateConfig"
@@ -195,6 +197,11 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Grou
     if twice:
         raise ConfigError(f"{twice[0]} is given twice", fix=f"leave it out of {source}, or of privacy")
     found.privacy |= privacy or {}
+    if not found.privacy:
+        raise ConfigError(
+            "nothing says how private the run is",
+            fix=f"give the trainer {_PROMISE}",
+        )
     _add_batch(found, given, source)
     _add_steps(found, given, source)
     for name in list(given):
