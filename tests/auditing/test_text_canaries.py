@@ -29,7 +29,7 @@ from privlora.auditing.text_canaries import (
     usable_tokens,
 )
 from privlora.data.examples import IGNORED, Examples
-from privlora.errors import ConfigError, DataError, ModelError, RunError
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, RunError
 from privlora.mechanisms import NoiseSource
 from privlora.training.files import AUDIT_MARK, RunFolder
 from privlora.training.loop import Interrupted
@@ -296,6 +296,47 @@ def test_another_temperature_is_another_audit(tmp_path: Path) -> None:
     assert "sampled at temperature 2" in (tmp_path / "a/release" / AUDIT_MARK).read_text()
 
 
+@pytest.mark.parametrize("kind", ["prefix-suffix", "new-token"])
+def test_prefixes_are_the_beginnings_of_public_records_each_as_often_as_any(kind: str) -> None:
+    public = [np.arange(5, 5 + length) for length in (4, 6, 9, 30)]  # the first is shorter than a prefix
+    canaries = drawn(kind, 12, public=public)
+    found = [tuple(each.input_ids[:6].tolist()) for each in canaries]
+    assert found == [tuple(range(5, 11))] * 12
+    other = [np.arange(first, first + 8) for first in (5, 9, 13)]
+    firsts = [int(each.input_ids[0]) for each in drawn(kind, 12, public=other)]
+    assert sorted(firsts) == [5] * 4 + [9] * 4 + [13] * 4
+    with pytest.raises(ConfigError, match="no public record has the 6 tokens"):
+        drawn(kind, public=public[:1])
+
+
+def test_canaries_behind_public_records_are_an_audit_of_their_own(tmp_path: Path) -> None:
+    def go(public: Any) -> None:
+        audit_run(
+            settings(tmp_path / "a", steps=1),
+            canaries=20,
+            kind="prefix-suffix",
+            model=tiny_model(),
+            tokenizer=tiny_tokenizer(),
+            records=RECORDS,
+            prefixes=public,
+        )
+
+    texts = [
+        f"the {word} of this lies where anybody may read it, and says little" for word in ("door", "roof")
+    ]
+    go([{"text": text} for text in texts])
+    kept = json.loads((tmp_path / "a/private/canaries.json").read_text())
+    tokens = [tiny_tokenizer()(text)["input_ids"] for text in texts]
+    prefix = kept[0]["labels"].count(IGNORED)
+    assert {tuple(each["input_ids"][:prefix]) for each in kept} == {tuple(ids[:prefix]) for ids in tokens}
+    go([{"text": text} for text in texts])
+    for others in (None, [{"text": texts[0]}]):
+        with pytest.raises(RunError, match="another run"):
+            go(others)
+    with pytest.raises(PrivacyError, match="the same as private ones"):
+        go([RECORDS[0]])
+
+
 def test_temperatures_that_mean_nothing_are_refused() -> None:
     for kind in TEXT_CANARIES:
         if kind not in ("sampled", "prefix-suffix"):
@@ -356,6 +397,27 @@ def test_planted_texts_from_the_command_line(config: Path, capsys: pytest.Captur
     assert "canaries (prefix-suffix, temperature 2)" in Path(outcome.json["page"]).read_text()
     again = call(capsys, "audit", config, "--one-run", *options)
     assert f"exposure:    {outcome.json['exposure']:.2f} bits" in again.out
+
+
+def test_public_prefixes_from_the_command_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    public = config.parent / "public.jsonl"
+    public.write_text('{"text": "what anybody may read, and nobody would hide from anybody"}\n')
+    options = [
+        "privacy.steps=1",
+        "--canaries=20",
+        f"--prefixes={public}",
+        f"--output={config.parent / 'public'}",
+    ]
+    outcome = call(capsys, "audit", config, "--one-run", "--kind=prefix-suffix", *options, "--json")
+    assert outcome.code == 0, outcome.err
+    assert "behind the beginnings of public records" in Path(outcome.json["page"]).read_text()
+    for more, words in (
+        (["--one-run", "--kind=codes"], "--prefixes does not go with canaries of the kind 'codes'"),
+        (["--shadows=20", "--kind=new-token"], "--prefixes goes with --one-run"),
+    ):
+        assert words in call(capsys, "audit", config, *more, f"--prefixes={public}").err
+    absent = call(capsys, "audit", config, "--one-run", "--kind=new-token", "--prefixes=absent.jsonl")
+    assert "absent.jsonl" in absent.err
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from privlora.auditing.text_canaries import (
     room_for,
     text_canaries,
 )
-from privlora.config import Settings
+from privlora.config import IN_MEMORY, Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
@@ -63,6 +64,7 @@ def audit_run(
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
     records: Sequence[Mapping[str, Any]] | None = None,
+    prefixes: str | Sequence[Mapping[str, Any]] | None = None,
     observer: Observer | None = None,
 ) -> OneRunAudit:
     """Train as ``settings`` say with about half of ``canaries`` among the records, and bound epsilon from below.
@@ -70,24 +72,35 @@ def audit_run(
     Everything goes to run.output, a folder of its own with its own ledger; no adapter is exported. A second call with
     the same settings goes on where an interrupted audit stopped, or only judges again. kind: "gradient" (white box,
     the strongest), or texts that are scored by how much their loss fell (those of ``text_canaries``, which also says
-    what the ``temperature`` is).
+    what the ``temperature`` is). prefixes: PUBLIC records in the columns of the private ones, or their file: canaries
+    of the kinds prefix-suffix and new-token begin as they do.
 
     Raises ConfigError for runs without noise or with truncated sampling, RunError where the folder holds another run.
     """
-    _refuse(settings, kind, temperature)
-    check_sources(settings, records)
+    _refuse(settings, kind, temperature, prefixes=prefixes is not None)
+    public = None if isinstance(prefixes, str) else prefixes
+    reading = {"evaluation": IN_MEMORY if public is not None else prefixes}
+    check_sources(_with_data(settings, reading), records, public)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     # The audit goes on with what was asked for; how many tokens that is may differ.
     asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
-    data = load_data(settings, tokenizer, records, model=model)
+    data = load_data(_with_data(settings, reading), tokenizer, records, public, model=model)
+    begins = [example.input_ids for example in data.evaluation]
+    data = replace(data, evaluation=data.evaluation.like([]))
     planted = kind if temperature is None else f"{kind} at temperature {temperature:g}"
+    if begins:
+        planted += (
+            f" behind public prefixes {sha256(repr([ids.tolist() for ids in begins]).encode()).hexdigest()}"
+        )
     state = open_audit(folder, asked, planted, canaries, [folder.private / _TEXTS])
     train_with = _with_gradients if kind == "gradient" else _with_texts
     with unchanged_afterwards(model):
-        train_with(_Audit(settings, folder, state, kind, temperature, model, tokenizer, observer), data)
+        train_with(
+            _Audit(settings, folder, state, kind, temperature, begins, model, tokenizer, observer), data
+        )
     plan = read_ledger(folder.ledger).plan
     return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
 
@@ -99,6 +112,7 @@ class _Audit:
     state: CanaryState
     kind: str
     temperature: float | None
+    prefixes: Sequence[np.ndarray]
     model: torch.nn.Module
     tokenizer: Any
     observer: Observer | None
@@ -157,6 +171,7 @@ def _planted(audit: _Audit) -> list[Example]:
         state.seed,
         model=audit.model,
         temperature=audit.temperature,
+        public=audit.prefixes,
     )
     content = [
         {"input_ids": each.input_ids.tolist(), "labels": each.labels.tolist(), "text": _text(audit, each)}
@@ -200,10 +215,14 @@ def read_state(root: Path) -> CanaryState:
     return CanaryState.load(RunFolder(root).canaries)
 
 
-def _refuse(settings: Settings, kind: str, temperature: float | None) -> None:
+def _with_data(settings: Settings, more: Mapping[str, Any]) -> Settings:
+    return settings.model_copy(update={"data": settings.data.model_copy(update=dict(more))})
+
+
+def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixes: bool) -> None:
     find_method(settings.method.name)  # of votes there is no step that a canary could be in
     privacy = settings.privacy
-    check_kind(kind, temperature, KINDS)
+    check_kind(kind, temperature, KINDS, prefixes=prefixes)
     if not privacy.private:
         raise ConfigError(
             "a run without noise claims nothing that could be audited", fix="set privacy.private=true"

@@ -84,9 +84,15 @@ def write_one_run(
     root: Path,
     kind: str,
     temperature: float | None = None,
+    *,
+    public: bool = False,
 ) -> tuple[Path, Path]:
-    """The page and the JSON of ``privlora audit CONFIG --one-run``. Raises RunError if nothing can be written."""
+    """The page and the JSON of ``privlora audit CONFIG --one-run``. public: whether canaries begin as public records.
+
+    Raises RunError if nothing can be written.
+    """
     written = kind if temperature is None else f"{kind}, temperature {temperature:g}"
+    written += ", behind the beginnings of public records" if public else ""
     claim = Claim(events, audit.epsilon_claimed, audit.delta)
     members, others = state.scores[state.included], state.scores[~state.included]
     exposure = exposure_of_scores(members, others)
@@ -107,7 +113,13 @@ def write_one_run(
     ]
     return write_page(
         RunFolder(root),
-        {**audit.to_dict(), "kind": kind, "temperature": temperature, **bits_of(exposure)},
+        {
+            **audit.to_dict(),
+            "kind": kind,
+            "temperature": temperature,
+            "public_prefixes": public,
+            **bits_of(exposure),
+        },
         heading="Audit of one run by its canaries",
         by=str(root),
         verdict=_verdict_of_canaries(audit),

@@ -7,8 +7,9 @@ prefix-suffix   the base model's words at temperature 1, and behind them as many
                 temperature (Meeus et al. 2025, whose prefixes are of the records' kind)
 new-token       the same words, and behind them a token that only this canary has (Panda et al. 2025)
 
-The last two are trained and scored on what stands behind the prefix alone, as completions are. No canary depends on a
-record: a seed, the tokenizer and the base model decide.
+The last two are trained and scored on what stands behind the prefix alone, as completions are; their prefixes may be
+those of public records, which are of the private ones' kind. No canary depends on a private record: a seed, the
+tokenizer, the base model and what is public decide.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NEW_TOKEN: Final = "new-token"
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What canaries are made with. temperature: None for the kind's own."""
+    """What canaries are made with. temperature: None for the kind's own. public: ids of public records."""
 
     count: int
     length: int
@@ -48,6 +49,7 @@ class _Drawing:
     model: Any
     generator: np.random.Generator
     temperature: float | None
+    public: Sequence[np.ndarray] = ()
 
     @cached_property
     def usable(self) -> np.ndarray:
@@ -58,6 +60,20 @@ class _Drawing:
         bos = self.tokenizer.bos_token_id
         starts = self.generator.choice(self.usable, self.count) if bos is None else np.full(self.count, bos)
         return self.continued(starts[:, None], length, temperature)
+
+    def prefixes(self, length: int) -> np.ndarray:
+        """(count, length) ids: how public records begin, each as often as any other, or what the base model writes."""
+        if not self.public:
+            return self.written(length, 1.0)
+        long = [ids[:length] for ids in self.public if len(ids) >= length]
+        if not long:
+            raise ConfigError(
+                f"no public record has the {length} tokens of a prefix",
+                fix="give longer ones, or leave them out",
+            )
+        turns = -(-self.count // len(long))
+        chosen = np.concatenate([self.generator.permutation(len(long)) for _ in range(turns)])[: self.count]
+        return np.stack([long[number] for number in chosen]).astype(np.int64)
 
     def continued(self, rows: np.ndarray, length: int, temperature: float) -> np.ndarray:
         """The rows (count, T) with what the base model writes behind each, (count, length)."""
@@ -86,7 +102,7 @@ def _sampled(given: _Drawing) -> list[Example]:
 
 def _prefix_suffix(given: _Drawing) -> list[Example]:
     secret = given.length // 2
-    rows = given.written(given.length - secret, 1.0)
+    rows = given.prefixes(given.length - secret)
     if given.temperature is not None:
         rows = given.continued(rows, given.length, given.temperature)
     else:
@@ -96,7 +112,7 @@ def _prefix_suffix(given: _Drawing) -> list[Example]:
 
 def _new_token(given: _Drawing) -> list[Example]:
     first = first_new_token(given.model, given.tokenizer)
-    prefixes = given.written(given.length - given.length // 2, 1.0)
+    prefixes = given.prefixes(given.length - given.length // 2)
     return [_example(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
 
 
@@ -108,6 +124,7 @@ TEXT_CANARIES: dict[str, Callable[[_Drawing], list[Example]]] = {
     NEW_TOKEN: _new_token,
 }
 _WITH_TEMPERATURE: Final = ("sampled", "prefix-suffix")
+_WITH_PREFIXES: Final = ("prefix-suffix", NEW_TOKEN)
 
 
 def text_canaries(
@@ -119,21 +136,35 @@ def text_canaries(
     *,
     model: Any = None,
     temperature: float | None = None,
+    public: Sequence[np.ndarray] = (),
 ) -> list[Example]:
     """``count`` records of at most ``length`` tokens, a function of ``seed`` and of the base model, if it writes them.
 
-    model: the base model without an adapter; "random-tokens" and "codes" need none. Raises ConfigError as
-    ``check_kind``, ModelError for a model that can have no new tokens.
+    model: the base model without an adapter; "random-tokens" and "codes" need none. public: ids of PUBLIC records, (T,)
+    each, whose beginnings are prefixes. Raises ConfigError as ``check_kind`` and where no record is as long as a
+    prefix, ModelError for a model that can have no new tokens.
     """
-    check_kind(kind, temperature)
+    check_kind(kind, temperature, prefixes=bool(public))
     generator = np.random.default_rng(seed)
-    return TEXT_CANARIES[kind](_Drawing(count, length, tokenizer, model, generator, temperature))
+    return TEXT_CANARIES[kind](_Drawing(count, length, tokenizer, model, generator, temperature, public))
 
 
-def check_kind(kind: str, temperature: float | None, kinds: Sequence[str] = tuple(TEXT_CANARIES)) -> None:
-    """Raise ConfigError for a kind that is none of ``kinds``, or a temperature that is out of range or not its own."""
+def check_kind(
+    kind: str,
+    temperature: float | None,
+    kinds: Sequence[str] = tuple(TEXT_CANARIES),
+    *,
+    prefixes: bool = False,
+) -> None:
+    """Raise ConfigError for a kind that is none of ``kinds``, a temperature that is out of range or not its own, or
+    prefixes for a kind without any."""
     if kind not in kinds:
         raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(kinds)}")
+    if prefixes and kind not in _WITH_PREFIXES:
+        raise ConfigError(
+            f"--prefixes does not go with canaries of the kind {kind!r}",
+            fix=f"leave it out, or give --kind {' or '.join(_WITH_PREFIXES)}",
+        )
     if temperature is None:
         return
     if kind not in _WITH_TEMPERATURE:

@@ -66,6 +66,14 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    prefixes: Annotated[
+        str | None,
+        typer.Option(
+            help="PUBLIC records in the columns of the private ones: canaries of the kinds prefix-suffix and new-token "
+            "begin as they do (without them, as the base model writes).",
+            show_default=False,
+        ),
+    ] = None,
     attacker: Annotated[
         Literal["server", "client"] | None,
         typer.Option(help="Of a federation: server (default) or client.", show_default=False),
@@ -94,7 +102,7 @@ def audit(
 ) -> None:
     """Attack a run and bound its epsilon from below; results go to its private folder."""
     files = {"--secrets": secrets, "--members": members, "--non-members": non_members, "--limit": limit}
-    written = {"--kind": kind, "--temperature": temperature}
+    written = {"--kind": kind, "--temperature": temperature, "--prefixes": prefixes}
     trial = {**written, "--output": output, "overrides": overrides or None}
     if one_run and shadows is not None:
         raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
@@ -115,9 +123,12 @@ def audit(
         _refuse({**trial, "--canaries": canaries}, "needs --one-run")
     if one_run:
         kind = kind or "gradient"
-        _one_run(target, overrides, canaries or 1000, kind, temperature, output, confidence, as_json)
+        _one_run(
+            target, overrides, canaries or 1000, kind, temperature, prefixes, output, confidence, as_json
+        )
     elif shadows is not None:
         kind = kind or "random-tokens"
+        _refuse({"--prefixes": prefixes}, "goes with --one-run")
         _shadows(target, overrides, shadows, kind, temperature, output, confidence, as_json)
     else:
         _finished(target, secrets, members, non_members, limit, confidence, as_json)
@@ -201,6 +212,7 @@ def _one_run(
     canaries: int,
     kind: str,
     temperature: float | None,
+    prefixes: str | None,
     output: Path | None,
     confidence: float,
     as_json: bool,
@@ -230,11 +242,14 @@ def _one_run(
                 kind=kind,
                 confidence=confidence,
                 temperature=temperature,
+                prefixes=prefixes,
                 observer=observer,
             )
         written = read_ledger(RunFolder(Path(folder)).ledger).plan
         state = read_state(Path(folder))
-        page, series = write_one_run(found, state, written.phases, Path(folder), kind, temperature)
+        page, series = write_one_run(
+            found, state, written.phases, Path(folder), kind, temperature, public=prefixes is not None
+        )
         exposure = exposure_of_scores(state.scores[state.included], state.scores[~state.included])
     if as_json:
         emit(
