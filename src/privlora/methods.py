@@ -133,7 +133,7 @@ class Method:
     warmup_fraction: float = 0.0
     averaging: float = 0.0
     clipping: str = "flat"
-    clippings: tuple[str, ...] = ("flat", "automatic", "spectral")
+    clippings: tuple[str, ...] = ("flat", "automatic", "spectral", "per-module")
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
     init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -428,7 +428,7 @@ METHODS: dict[str, Method] = {
             learning_rate=0.016,
             init="w0-subspace",
             clipping="normalized",
-            clippings=("normalized", "flat", "automatic", "spectral"),
+            clippings=("normalized", "flat", "automatic", "spectral", "per-module"),
             settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
             noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "beside": 1.0},
             averaging=0.5,
@@ -440,7 +440,7 @@ METHODS: dict[str, Method] = {
             reference="Zhou et al. 2021 (PDP-SGD)",
             space="projected-span",
             optimizers=("adamw", "sgd"),
-            clippings=("flat", "normalized", "spectral"),
+            clippings=("flat", "normalized", "spectral", "per-module"),
             public_texts="fixed",
         ),
         Method(

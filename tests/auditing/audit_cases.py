@@ -35,6 +35,7 @@ def setting(
     seed: int | None = None,
     others: int = 3,
     targets: Sequence[str] = ("q_proj", "up_proj", "v_proj"),
+    clipping: str | None = None,
 ) -> Setting:
     """A mechanism of the method, other units that are short, and a canary. seed: of noise; None is the system's."""
     coordinates, _ = built(name, targets)
@@ -50,7 +51,7 @@ def setting(
         expected_batch_size=8.0,
         ledger=Uncharged(),
         noise=NoiseSource(seed),
-        clipping=METHODS[name].clipping,
+        clipping=clipping or METHODS[name].clipping,
     )
     generator = torch.Generator().manual_seed(2)
     short = draw_canaries(adapter, others, generator, norm=0.02)

@@ -16,11 +16,19 @@ from privlora.auditing import canary_scores
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
 from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import draw_canaries
+from privlora.methods import METHODS
+
+BY_MODULE = [(name, "per-module") for name in (*SPACES, *SPANS) if "per-module" in METHODS[name].clippings]
+every_space = pytest.mark.parametrize(
+    ("name", "clipping"), [*((name, None) for name in (*SPACES, *SPANS)), *BY_MODULE]
+)
 
 
-def played(name: str, sigma: float, releases: int, *, noise: float = 1.0) -> CanaryState:
+def played(
+    name: str, sigma: float, releases: int, *, noise: float = 1.0, clipping: str | None = None
+) -> CanaryState:
     """A state that did not move, all canaries of which that are in are drawn. noise: times what is claimed."""
-    mechanism, short, _ = setting(name, sigma)
+    mechanism, short, _ = setting(name, sigma, clipping=clipping)
     if noise != 1:
         draw = mechanism.noising.noise.standard_normal
         mechanism.noising.noise.standard_normal = lambda shape: draw(shape) * noise  # type: ignore[method-assign]
@@ -34,18 +42,18 @@ def played(name: str, sigma: float, releases: int, *, noise: float = 1.0) -> Can
     return state
 
 
-@pytest.mark.parametrize("name", [*SPACES, *SPANS])
-def test_without_noise_a_signal_is_what_an_honest_mechanism_adds(name: str) -> None:
-    found = played(name, 0.0, 2).signals
+@every_space
+def test_without_noise_a_signal_is_what_an_honest_mechanism_adds(name: str, clipping: str | None) -> None:
+    found = played(name, 0.0, 2, clipping=clipping).signals
     assert found.drawn == 6
     assert found.signal == pytest.approx(found.expected, rel=0.02)  # less the mechanism's slack
     assert found.energy < 1e-3 * found.expected**2
 
 
-@pytest.mark.parametrize("name", [*SPACES, *SPANS])
-def test_noise_has_the_law_that_is_judged_by(name: str) -> None:
+@every_space
+def test_noise_has_the_law_that_is_judged_by(name: str, clipping: str | None) -> None:
     sigma = 20.0  # beside which the slack is nothing
-    found = played(name, sigma, 40).signals
+    found = played(name, sigma, 40, clipping=clipping).signals
     assert found.drawn == 120
     assert abs(found.signal - found.expected) < 5 * sigma * math.sqrt(found.drawn)
     assert found.dimensions <= 40 * 21

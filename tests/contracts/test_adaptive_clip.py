@@ -54,7 +54,9 @@ def sum_and_count(
 
 
 @by_space
-@pytest.mark.parametrize(("clipping", "value"), [("flat", 2e-3), ("flat", 1e3), ("spectral", 2e-3)])
+@pytest.mark.parametrize(
+    ("clipping", "value"), [("flat", 2e-3), ("flat", 1e3), ("spectral", 2e-3), ("per-module", 2e-3)]
+)
 def test_nobody_moves_both_by_more_than_is_charged(
     variant: tuple[str, str], clipping: str, value: float, tmp_path: Path
 ) -> None:
@@ -75,7 +77,8 @@ def test_nobody_moves_both_by_more_than_is_charged(
     assert max(joint) <= 1 + 1e-4
     assert max(moved) <= 1 + 1e-4
     if value == 2e-3:  # all ordinary records are clipped: the bound is reached
-        assert min(joint[:6]) > 0.9899
+        # The one of two tokens has a gradient in one module of two.
+        assert min(joint[:6]) > (0.69 if clipping == "per-module" else 0.9899)
     assert counted[:6] == pytest.approx([0.5] * 6)
     assert counted[-2:] == pytest.approx([0.0] * 2)  # NaN and infinite: not there
 

@@ -167,7 +167,7 @@ def test_transported_momentum_is_tangent_where_it_arrives(tmp_path: Any) -> None
         assert float((point.V.mT @ momentum.Vp).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("clipping", ["flat", "spectral"])
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "per-module"])
 @by_space
 def test_a_batch_in_parts_is_the_batch(variant: tuple[str, str], clipping: str, tmp_path: Any) -> None:
     case = make_case(variant, tmp_path)

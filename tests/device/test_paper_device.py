@@ -50,8 +50,10 @@ DOUBLES: Mapping[str, str] = {
     "coordinates/base.py:Coordinates.weighted_sum": "sums of thousands of units",
     "coordinates/base.py:_in_float64": "sums of thousands of units",
     "coordinates/base.py:_summed": "the same",
+    "coordinates/factors.py:FactorCoordinates.module_norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.to_vector": "of the sum, once a step",
+    "coordinates/projected.py:ProjectedCoordinates._squares": "norms",
     "coordinates/projected.py:ProjectedCoordinates.norms_squared": "norms",
     "coordinates/projected.py:ProjectedCoordinates.to_vector": "of the sum, once a step",
     "coordinates/projected.py:WishartCoordinates.norms_squared": "norms",
@@ -62,11 +64,14 @@ DOUBLES: Mapping[str, str] = {
     "adapters/captured.py:Captured.finite": "one number a module and unit",
     "coordinates/evened.py": "r x r matrices and numbers of units",
     "coordinates/spectrum.py": "roots of r x r matrices",
+    "coordinates/tangent.py:TangentCoordinates.module_norms_squared": "norms",
     "coordinates/tangent.py:TangentCoordinates.norms_squared": "norms",
     "coordinates/tangent.py:TangentCoordinates.to_vector": "of the sum, once a step",
     "geometry/bases.py:decomposed": "r x r matrices, in spectral clipping",
     "geometry/fixed_rank.py": "the projection of the sum and of the noise",
     "mechanisms/gaussian.py:GaussianMechanism._clip_weights": "one number a unit",
+    "mechanisms/gaussian.py:GaussianMechanism._counted": "one number a unit",
+    "mechanisms/gaussian.py:GaussianMechanism._module_weights": "one number a module and unit",
     "mechanisms/gaussian.py:GaussianMechanism._norms": "one number a unit",
     "mechanisms/gaussian.py:GaussianMechanism.accumulate": "one number a unit",
     "mechanisms/noising.py": "noise, until it is in",
@@ -101,6 +106,7 @@ class Case:
     targets: str | tuple[str, ...] = FEW
     checkpointing: str = "none"
     quantile: float | None = None
+    clipping: str | None = None
     units: tuple[tuple[int, ...], ...] = UNITS
     wide: bool = False
     offload: bool = False
@@ -118,7 +124,7 @@ class Case:
                 "r": 16 if self.wide else 2,
                 "target_modules": self.targets if isinstance(self.targets, str) else list(self.targets),
             },
-            "method": {"name": self.row},
+            "method": {"name": self.row} | ({"clipping": self.clipping} if self.clipping else {}),
             "privacy": privacy,
             "run": {"offload": self.offload},
         }
@@ -182,6 +188,7 @@ OTHERS = [
     Case("dp-adamw", checkpointing="non-reentrant", **BF16),
     Case("dp-adamw", quantile=0.5),
     Case("prism", quantile=0.5),
+    Case("prism", clipping="per-module"),
     Case("prism", units=()),
 ]
 CASES = [*ROWS, *MODELS, *OTHERS]

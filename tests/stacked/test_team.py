@@ -277,7 +277,7 @@ class _Still:
         self.coordinates = coordinates
 
 
-@pytest.mark.parametrize("clipping", ["flat", "spectral"])
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "per-module"])
 @pytest.mark.parametrize("name", CLIENTS[:-1])
 def test_parties_at_one_point_have_the_sums_of_their_own_records(name: str, clipping: str) -> None:
     torch.manual_seed(0)

@@ -103,7 +103,7 @@ def dense_gradients(
 
 
 @pytest.mark.parametrize("method", METHODS_TRIED)
-@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic"])
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic", "per-module"])
 def test_nobody_moves_the_sum_by_more_than_the_clip_norm(method: str, clipping: str) -> None:
     """Adapter and last layer together, in one norm; a record that is not finite moves nothing."""
     model = classifier("bert")

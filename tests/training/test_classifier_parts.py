@@ -55,7 +55,7 @@ def gradients(coordinates: HeadedCoordinates, units: Sequence[int] = range(len(R
         return micro_batch_gradients(coordinates.adapter, batch)[0]
 
 
-@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic"])
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic", "per-module"])
 @pytest.mark.parametrize("part", ["body", "head"])
 def test_a_unit_that_is_not_finite_in_one_part_moves_nothing(part: str, clipping: str) -> None:
     """Not by what is finite of it, and 0 times what is not finite is not 0."""
@@ -76,7 +76,9 @@ def test_a_unit_that_is_not_finite_in_one_part_moves_nothing(part: str, clipping
         side[site][2] = float("nan")
     found = total(Captured(*sides, whole.dense_squares))
     assert found.isfinite().all()
-    torch.testing.assert_close(found, total(gradients(coordinates, [0, 1, 3, 4])), rtol=1e-4, atol=1e-6)
+    # Weak modules are scaled by more, and so is what company rounds in them.
+    atol = 1e-5 if clipping == "per-module" else 1e-6
+    torch.testing.assert_close(found, total(gradients(coordinates, [0, 1, 3, 4])), rtol=1e-4, atol=atol)
 
 
 def test_a_sum_is_of_the_last_layer_that_it_was_taken_at() -> None:

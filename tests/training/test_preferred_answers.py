@@ -139,7 +139,7 @@ def by_autograd(
 
 
 @pytest.mark.parametrize("method", ["prism", "dp-adamw", "ffa"])
-@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic"])
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic", "per-module"])
 def test_a_preference_moves_the_sum_by_at_most_the_clip_norm(method: str, clipping: str) -> None:
     """Both of its answers together; one with a token that is not finite moves nothing, in either answer."""
     model = tiny_model()

@@ -131,7 +131,9 @@ class _Audit:
 def _with_gradients(audit: _Audit, data: Data) -> None:
     parts = build_parts(audit.settings, audit.model, PublicStart(audit.tokenizer))
     generator = torch.Generator().manual_seed(audit.state.seed)
-    canaries = draw_canaries(parts.adapter, len(audit.state.scores), generator, spread=False)
+    # One in a single module would enter with C / sqrt(modules) there.
+    everywhere = parts.hyper.clipping == "per-module"
+    canaries = draw_canaries(parts.adapter, len(audit.state.scores), generator, spread=everywhere)
 
     def instrument(mechanism: Mechanism) -> Mechanism:
         assert isinstance(mechanism, GaussianMechanism)

@@ -112,7 +112,7 @@ def _together(mechanism: GaussianMechanism, canaries: GradientCanaries, which: T
     coordinates = mechanism.coordinates
     total: Vector | None = None
     for chunk in which.split(_TOGETHER):
-        captured, factors = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
+        captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
         part = coordinates.from_partial(coordinates.partial_sum(captured, factors))
         total = part if total is None else add_vectors(total, part)
     assert total is not None

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import Vector
+from privlora.coordinates.base import squared_norms
 from privlora.coordinates.span import flattened
 from privlora.errors import ConfigError
-from privlora.mechanisms import GaussianMechanism
+from privlora.mechanisms import MOST_RAISED, GaussianMechanism
 
 _LARGE = 1e3  # norm of a canary; a clipping norm near it would no longer bite
 _CHUNK = 64  # canaries whose P and Q are in memory at a time
@@ -96,8 +97,9 @@ def draw_canaries(
     return GradientCanaries(count, members, left, right, sizes)
 
 
-def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured, Tensor]:
-    """What an honest mechanism adds of units that are longer than C: their gradients, and factors (units,).
+def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured, Tensor, Tensor]:
+    """What an honest mechanism adds of units that are longer than C: their gradients, factors (units,), and which part
+    of C^2 it then has, (units,): 1, or per module less where parts are missing or weak.
 
     Where the coordinates say that a unit has no norm, its raw norm is taken: the audited norms may be wrong. A unit
     without any gradient gets the factor 0.
@@ -109,10 +111,27 @@ def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured,
     captured = mechanism.coordinates.encode(captured)
     if mechanism.clipping == "spectral":
         captured = mechanism.coordinates.evened(captured).formed()
-    squares = mechanism.coordinates.norms_squared(captured)
-    raw = torch.stack([t.double().square().sum(dim=(-2, -1)) for t in (*captured.p, *captured.q)]).sum(dim=0)
-    norms = torch.where(squares > 0, squares, raw).sqrt()
-    return captured, torch.where(norms > 0, mechanism.clip_norm / norms, 0.0)
+    raw = torch.stack([_raw(t) for t in captured.p]) + torch.stack([_raw(t) for t in captured.q])
+    if mechanism.clipping == "per-module":
+        parts = _norms(mechanism.coordinates.module_norms_squared(captured), raw)  # (modules, units)
+        most = MOST_RAISED / torch.linalg.vector_norm(parts, dim=0)
+        shares = (most * parts).clamp(max=len(parts) ** -0.5).nan_to_num()
+        factors = torch.where(parts > 0, mechanism.clip_norm * shares / parts, 0.0)
+        p, q = (
+            [t * f[:, None, None].to(t) for t, f in zip(ts, factors, strict=True)]
+            for ts in (captured.p, captured.q)
+        )
+        return Captured(p, q), torch.ones_like(shares[0]), shares.square().sum(dim=0)
+    norms = _norms(mechanism.coordinates.norms_squared(captured), raw.sum(dim=0))
+    return captured, torch.where(norms > 0, mechanism.clip_norm / norms, 0.0), torch.ones_like(norms)
+
+
+def _raw(t: Tensor) -> Tensor:
+    return squared_norms(t.double())
+
+
+def _norms(squares: Tensor, raw: Tensor) -> Tensor:
+    return torch.where(squares > 0, squares, raw).sqrt()
 
 
 def alignments(
@@ -121,14 +140,15 @@ def alignments(
     """(<release, unit> b / C^2, ||unit||^2 / C^2) for each canary's contribution, two (count,) float64 on the CPU.
 
     The first is N(sampled ||unit||^2 / C^2, sigma^2 ||unit||^2 / C^2) if nothing else stands in the canary's direction.
-    The second is 1 but where a projection comes after clipping. At the present state of the coordinates.
+    The second is 1 but where a projection comes after clipping, or each module is clipped by itself. At the present
+    state of the coordinates.
     """
     coordinates = mechanism.coordinates
     adapter = coordinates.adapter
     sides: list[list[Tensor]] = []  # of each site
     products, energies = [], []
     for chunk in torch.arange(canaries.count).split(_CHUNK):
-        captured, factors = bounded(mechanism, canaries.captured(adapter, chunk))
+        captured, factors, whole = bounded(mechanism, canaries.captured(adapter, chunk))
         if captured.columns is not None:  # what enters the sum: perhaps no linear function of the gradient
             inner = captured.columns @ flattened(released).to(captured.columns)
         else:
@@ -143,6 +163,6 @@ def alignments(
                 ]
             ).sum(dim=0)
         products.append((factors * inner).cpu())
-        energies.append(coordinates.released_share(captured).cpu())
+        energies.append((coordinates.released_share(captured).to(whole) * whole).cpu())
     scale = mechanism.expected_batch_size / mechanism.clip_norm**2
     return torch.cat(products) * scale, torch.cat(energies)

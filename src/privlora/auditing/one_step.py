@@ -171,7 +171,7 @@ def _play(
                 unit = canary.captured(adapter)
                 background = others.captured(adapter)
                 joined = Captured.cat([background, unit])
-                evened, factors = bounded(mechanism, unit)
+                evened, factors, _ = bounded(mechanism, unit)
                 along = _tensors(
                     mechanism.coordinates.from_partial(mechanism.coordinates.partial_sum(evened, factors))
                 )

@@ -23,7 +23,8 @@ def check_space(coordinates: Coordinates) -> None:
 
     to_vector is linear; standard_normal is linear in its draws, with variance 1 or more in every direction that
     gradients reach, and of the stated dimension; norms_squared is no less than what a unit adds to a release, and where
-    event_layers are stated no less than the whole gradient's; so are those of ``evened``, where there is one.
+    event_layers are stated no less than the whole gradient's; so are those of ``evened``, and those of modules by
+    themselves, where there are any.
 
     Raises PrivacyError for the first duty that is broken, ConfigError if a noise vector takes over ``LARGEST`` draws.
     """
@@ -71,6 +72,7 @@ def _check_norms(coordinates: Coordinates, units: Captured, which: str) -> None:
     fix = "measure all of to_vector, in float64 where it may vanish"
     _check_enough("norms_squared", said, due, slack, which, fix)
     _check_evened(coordinates, units, which)
+    _check_modules(coordinates, units, which)
 
 
 def _check_evened(coordinates: Coordinates, units: Captured, which: str) -> None:
@@ -85,6 +87,25 @@ def _check_evened(coordinates: Coordinates, units: Captured, which: str) -> None
     slack = clipping_slack(coordinates.adapter, "spectral")
     said = evened.norms_squared.cpu()
     _check_enough("evened.norms_squared", said, due, slack, which, "measure what evened_sum adds")
+
+
+def _check_modules(coordinates: Coordinates, units: Captured, which: str) -> None:
+    """Modules that are scaled each by itself add up to no more than their norms, where each has one."""
+    try:
+        squares = coordinates.module_norms_squared(units)
+    except ConfigError:
+        return
+    slack, modules = clipping_slack(coordinates.adapter, "per-module"), len(squares)
+    generator = torch.Generator().manual_seed(1)
+    # Each module alone, and all of them in other proportions than they came in.
+    mixes = [torch.eye(modules, dtype=torch.float64), torch.rand(4, modules, generator=generator).double()]
+    for mix in torch.cat(mixes).to(squares):
+        weights = mix[:, None, None] * torch.eye(units.units, dtype=torch.float64).to(squares)
+        vectors = (coordinates.from_partial(coordinates.partial_sum(units, one)) for one in weights.unbind(1))
+        due = torch.stack([_flat(vector).square().sum() for vector in vectors])
+        said = (mix[:, None].square() * squares).sum(dim=0).cpu()
+        fix = "measure what to_vector makes of each module, or leave module_norms_squared out"
+        _check_enough("module_norms_squared", said, due, slack, which, fix)
 
 
 def _check_enough(what: str, said: Tensor, due: Tensor, slack: float, which: str, fix: str) -> None:

@@ -605,10 +605,11 @@ class MethodSettings(Group):
     """Steps in which the learning rate rises from 0; null: the row's share of all steps."""
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
-    clipping: Literal["flat", "automatic", "spectral", "normalized"] | None = None
+    clipping: Literal["flat", "automatic", "spectral", "normalized", "per-module"] | None = None
     """How a unit's gradient is brought to clip_norm. flat scales down longer ones; automatic scales all to about
     clip_norm; spectral first brings up weak modules and directions, then clips as flat does; normalized scales all to
-    it but those that vanish beside public gradients (methods with public texts). Epsilon is the same."""
+    it but those that vanish beside public gradients (methods with public texts); per-module scales each module's part
+    down to clip_norm / sqrt(modules). Epsilon is the same."""
 
     # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
     # has no such argument refuses the setting.

@@ -87,8 +87,10 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         "inverse_sqrt": "write constant, linear or cosine",
     },
     "method.clipping": {
+        **dict.fromkeys(("ghost", "global"), "write flat, which clips one norm over all modules"),
         **dict.fromkeys(
-            ("per_layer", "per-layer", "ghost", "global"), "write flat, which clips one norm over all modules"
+            ("per_layer", "per-layer", "layerwise", "layer-wise", "group-wise", "group_wise"),
+            "write per-module, which bounds each adapted module by clip_norm / sqrt(modules)",
         ),
         **dict.fromkeys(("adaptive", "quantile"), "set privacy.clip_quantile: 0.5"),
         **dict.fromkeys(("auto", "auto-s", "auto-v"), "write automatic"),
@@ -120,7 +122,7 @@ TRUTHS: Final[Mapping[str, str]] = {
     "quantization": "write 4bit or 8bit for true, and leave it out for false",
     "init": "write random, w0-subspace or spectral-split; leave it out for the method's own start",
     "attn_implementation": "write sdpa or flash_attention_2; leave it out for what transformers takes",
-    "clipping": "write flat, automatic or spectral",
+    "clipping": "write flat, automatic, spectral or per-module",
     "averaging": "write a decay such as 0.9, or 0 for none",
     "tokens_per_micro_batch": "write auto, or a number of tokens",
 }

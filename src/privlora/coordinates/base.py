@@ -128,6 +128,17 @@ class Coordinates(ABC):
     def norms_squared(self, captured: Captured) -> Tensor:
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""
 
+    def module_norms_squared(self, captured: Captured) -> Tensor:
+        """The same of each module by itself, (modules, units) float64, in the order of ``captured``. Private.
+
+        Only for coordinates whose entries each belong to one module: ||unit||^2 is then the sum over modules.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} cannot clip module by module",
+            why="no part of what is released there belongs to one module, so bounds of modules would bound nothing",
+            fix="set method.clipping=flat",
+        )
+
     def evened(self, captured: Captured) -> Evened:
         """Each unit's gradient after step one of spectral clipping (coordinates.spectrum); not finite ones become 0."""
         raise ConfigError(
@@ -181,19 +192,25 @@ class Coordinates(ABC):
         return vector
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
-        """sum_i weights_i (P_i, Q_i), stacked by group, float64; weights: (units,). Private until noised.
+        """sum_i weights_i (P_i, Q_i), stacked by group, float64. Private until noised.
+
+        weights: (units,), or (modules, units) where each module of a unit has its own.
 
         Of K stacked adapters, over each one's own units: K L modules a group, adapters outermost.
 
         In float32 the sum of thousands of aligned units would round by more than C / 1e5.
         """
-        factors = _in_float64(weights)
+        factors = _in_float64(weights)[..., None, :]
         if captured.owners is not None:
-            factors = factors * captured.owners.to(factors.device)  # (K, units)
+            factors = factors * captured.owners.to(factors.device)
+        factors = factors.expand(len(captured.p), -1, -1)  # (modules, K, units)
         sums: Sums = []
+        module = 0
         for pair in captured.stacked(self.adapter.sizes):
-            p, q = (torch.cat([_summed(some, factors) for _, some in pieces(t)], dim=-3) for t in pair)
-            sums.append((p.flatten(0, -3), q.flatten(0, -3)))
+            here = factors[module : module + len(pair[0])]
+            module += len(pair[0])
+            p, q = (torch.cat([_summed(some, here[at]) for at, some in pieces(t)], dim=1) for t in pair)
+            sums.append((p.flatten(0, 1), q.flatten(0, 1)))
         return sums
 
     def evened_sum(self, evened: Evened, weights: Tensor) -> Sums:
@@ -331,11 +348,10 @@ def squared_norms(t: Tensor) -> Tensor:
 
 
 def _summed(t: Tensor, factors: Tensor) -> Tensor:
-    """sum_i factors_i P_i of (L, units, r, m): (L, m, r) float64; for factors (K, units) (K, L, m, r)."""
+    """sum_i factors_i P_i of (L, units, r, m) with factors (L, K, units): (K, L, m, r) float64."""
     rows = t if t.is_contiguous() else t.mT  # as they lie in memory
-    found = factors.reshape(-1, factors.shape[-1]) @ _in_float64(rows).flatten(2)  # (L, K, r m)
+    found = factors @ _in_float64(rows).flatten(2)  # (L, K, r m)
     whole = found.unflatten(-1, rows.shape[2:]).transpose(0, 1)
-    whole = whole if factors.dim() == 2 else whole[0]
     return whole.mT if rows is t else whole
 
 

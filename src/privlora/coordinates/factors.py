@@ -52,11 +52,15 @@ class FactorCoordinates(Coordinates):
         return [tuple(pair[side] for side in self.sides) for pair in self._pairs]
 
     def norms_squared(self, captured: Captured) -> Tensor:
-        total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        for pair in captured.stacked(self.adapter.sizes):
+        return self.module_norms_squared(captured).sum(dim=0)
+
+    def module_norms_squared(self, captured: Captured) -> Tensor:
+        total = torch.zeros(len(captured.p), captured.units, dtype=torch.float64, device=captured.p[0].device)
+        pairs = zip(total.split(list(self.adapter.sizes)), captured.stacked(self.adapter.sizes), strict=True)
+        for squares, pair in pairs:
             for side in self.sides:
-                for _, some in pieces(pair[side]):
-                    total += squared_norms(some).double().sum(dim=0)
+                for here, some in pieces(pair[side]):
+                    squares[here] += squared_norms(some).double()
         return total * self.scale**2
 
     def evened(self, captured: Captured) -> Evened:

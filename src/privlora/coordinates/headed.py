@@ -76,6 +76,10 @@ class HeadedCoordinates(Coordinates):
         body, head = self.headed.split(captured)
         return self.body.norms_squared(body) + self.head.norms_squared(head)
 
+    def module_norms_squared(self, captured: Captured) -> Tensor:
+        body, head = self.headed.split(captured)
+        return torch.cat([self.body.module_norms_squared(body), self.head.module_norms_squared(head)])
+
     def evened(self, captured: Captured) -> Any:
         """Both parts after step one of spectral clipping; where one is not finite, neither counts."""
         one, other = self.headed.split(captured)
@@ -114,7 +118,9 @@ class HeadedCoordinates(Coordinates):
 
     def weighted_sum(self, captured: Captured, weights: Tensor) -> Sums:
         body, head = self.headed.split(captured)
-        return [*self.body.weighted_sum(body, weights), *self.head.weighted_sum(head, weights)]
+        whole = weights.dim() == 1
+        own, other = (weights, weights) if whole else (weights[: len(body.p)], weights[len(body.p) :])
+        return [*self.body.weighted_sum(body, own), *self.head.weighted_sum(head, other)]
 
     def pull_back(self, vector: Vector) -> Sums:
         body, head = self._parted(vector)

@@ -101,10 +101,14 @@ class ProjectedCoordinates(Coordinates):
         return True
 
     def norms_squared(self, captured: Captured) -> Tensor:
-        total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        for p, scale in zip(captured.p, self._site_scales(), strict=True):
-            total += squared_norms(p).double() * scale**2
-        return total
+        return self._squares(captured).sum(dim=0)
+
+    def module_norms_squared(self, captured: Captured) -> Tensor:
+        return self._squares(captured)
+
+    def _squares(self, captured: Captured) -> Tensor:
+        pairs = zip(captured.p, self._site_scales(), strict=True)
+        return torch.stack([squared_norms(p).double() * scale**2 for p, scale in pairs])
 
     def evened(self, captured: Captured) -> Evened:
         return even(captured, self.adapter.sizes, scales=self._site_scales(), sides=(0,))
@@ -271,6 +275,13 @@ class WishartCoordinates(ProjectedCoordinates):
                 fix="gather gradients with adapter.capture, which keeps them",
             )
         return torch.maximum(captured.dense_squares, super().norms_squared(captured))
+
+    def module_norms_squared(self, captured: Captured) -> Tensor:
+        raise ConfigError(
+            "clipping module by module does not go with clipping before projecting",
+            why="the norms of whole gradients are known over all modules together, and no module's own",
+            fix="method.clipping=flat, or method.name=projected",
+        )
 
     def released_share(self, captured: Captured) -> Tensor:
         """||G_i Q||^2 / ||G_i||^2; 0 for a gradient of zero."""

@@ -55,6 +55,9 @@ class ProjectedSpanCoordinates(SpanSpace):
     def norms_squared(self, captured: Captured) -> Tensor:
         return self.inner.norms_squared(captured)
 
+    def module_norms_squared(self, captured: Captured) -> Tensor:
+        return self.inner.module_norms_squared(captured)
+
     def evened(self, captured: Captured) -> Evened:
         return self.inner.evened(captured)
 

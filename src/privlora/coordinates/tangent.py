@@ -104,17 +104,20 @@ class TangentCoordinates(Coordinates):
         return list(cut)
 
     def norms_squared(self, captured: Captured) -> Tensor:
+        return self.module_norms_squared(captured).sum(dim=0)
+
+    def module_norms_squared(self, captured: Captured) -> Tensor:
         # ||M||^2 + ||Up||^2 = ||P||^2. Vp is measured directly: where Q is nearly in span(V), a difference of
         # squares would be lost in rounding.
-        total = torch.zeros(captured.units, dtype=torch.float64, device=captured.p[0].device)
-        stacks = captured.stacked(self.adapter.sizes)
-        for (p, q), point in zip(stacks, self._met_by(captured), strict=True):
-            for _, some in pieces(p):
-                total += squared_norms(some).double().sum(dim=0)
+        total = torch.zeros(len(captured.p), captured.units, dtype=torch.float64, device=captured.p[0].device)
+        by_group = total.split(list(self.adapter.sizes)), captured.stacked(self.adapter.sizes)
+        for squares, (p, q), point in zip(*by_group, self._met_by(captured), strict=True):
+            for here, some in pieces(p):
+                squares[here] += squared_norms(some).double()
             for here, some in pieces(q):
                 turning, along = _off(some, point.V[here])
-                total += self.right_weight**2 * squared_norms(turning).double().sum(dim=0)
-                total += self.right_weight**2 * _rounding(q) * squared_norms(along).double().sum(dim=0)
+                squares[here] += self.right_weight**2 * squared_norms(turning).double()
+                squares[here] += self.right_weight**2 * _rounding(q) * squared_norms(along).double()
         return total
 
     def evened(self, captured: Captured) -> Evened:

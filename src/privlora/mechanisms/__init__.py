@@ -2,7 +2,14 @@
 
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
-from privlora.mechanisms.gaussian import CLIPPING, UNADAPTED, GaussianMechanism, clipping_slack
+from privlora.mechanisms.gaussian import (
+    CLIPPING,
+    MOST_RAISED,
+    UNADAPTED,
+    GaussianMechanism,
+    clipping_slack,
+    takes_units_alone,
+)
 from privlora.mechanisms.lattice import Lattice, lattice_for
 from privlora.mechanisms.layout import Layout
 from privlora.mechanisms.noise import NoiseSource
@@ -14,6 +21,7 @@ from privlora.mechanisms.votes import VOTE_NORM, VoteMechanism
 
 __all__ = [
     "CLIPPING",
+    "MOST_RAISED",
     "UNADAPTED",
     "VOTE_NORM",
     "AdaptiveClipNorm",
@@ -35,4 +43,5 @@ __all__ = [
     "clipping_slack",
     "lattice_for",
     "split_noise_multiplier",
+    "takes_units_alone",
 ]

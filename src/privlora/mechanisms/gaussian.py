@@ -20,13 +20,18 @@ from privlora.ranges import BATCHES, CLIP_NORMS, refuse_outside
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
 # 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
+# per-module: each module's part above C / sqrt(modules) is scaled down to it (McMahan et al. 2018; He et al. 2023).
 # normalized: all units above a public floor are scaled to C (Zou et al. 2026), where the coordinates know one.
-CLIPPING = ("flat", "automatic", "spectral", "normalized")
+CLIPPING = ("flat", "automatic", "spectral", "normalized", "per-module")
 # Those that leave no clipping norm to adapt.
 UNADAPTED = ("automatic", "normalized")
 
 # Automatic clipping multiplies by C / (norm + this), so that small gradients count less (Bu et al. 2023, AUTO-S).
 _STABILITY = 0.01
+
+# Per module no part is scaled by more than this times what flat clipping would scale the unit by: a part that nearly
+# cancels is mostly rounding, which company in a micro-batch changes (docs/sharp-edges.md).
+MOST_RAISED = 30.0
 
 # Norms are rounded in float32, and so are gradients of thousands of copies when one record leaves their micro-batch: by
 # 8.4e-5 C of the sum in the worst of 200 tries (docs/sharp-edges.md).
@@ -34,17 +39,21 @@ _SLACK = 3e-4
 # Below float32 a gradient's rounding depends a little on who else is in its micro-batch, so a unit that leaves moves
 # the sum by more than its own part: by less than this in every measurement (docs/sharp-edges.md).
 _REDUCED_SLACK = 0.02
-
-
-# Roots make small gradients larger, and the rounding error of float32 with them (docs/sharp-edges.md).
-_SPECTRAL_SLACK = 0.01
+# Roots, and bounds of single modules, make small gradients larger, and the rounding error of float32 with them
+# (docs/sharp-edges.md).
+_RAISED_SLACK = 0.01
 
 
 def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
     """s: a unit's gradient is clipped to norm C (1 - s), a little below C. Public."""
     if adapter.reduced_precision:
         return _REDUCED_SLACK
-    return _SPECTRAL_SLACK if clipping == "spectral" else _SLACK
+    return _RAISED_SLACK if clipping in ("spectral", "per-module") else _SLACK
+
+
+def takes_units_alone(adapter: LowRankAdapter, clipping: str) -> bool:
+    """Whether ``clipping`` enlarges what company in a micro-batch rounds, so that each unit must be computed alone."""
+    return clipping in UNADAPTED or (clipping == "per-module" and adapter.reduced_precision)
 
 
 class GaussianMechanism(Mechanism):
@@ -123,8 +132,7 @@ class GaussianMechanism(Mechanism):
         self.noising = Noising(ledger, noise or NoiseSource())
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
-        if clipping in UNADAPTED:
-            # They enlarge small gradients without bound, and with them what the company in a micro-batch rounds.
+        if takes_units_alone(coordinates.adapter, clipping):
             coordinates.adapter.one_by_one = True
         if self.noising.noise.secure:
             coordinates.begin()
@@ -159,10 +167,14 @@ class GaussianMechanism(Mechanism):
             evened = self.coordinates.evened(captured)
             weights = self._clip_weights(evened.norms_squared.sqrt(), evened.raw_squared.sqrt())
             self._add(self.coordinates.evened_sum(evened, weights))
-        else:
-            norms = self._norms(captured)
-            captured.zero(~torch.isfinite(norms))
-            self._add(self.coordinates.partial_sum(captured, self._clip_weights(norms, norms)))
+            return
+        parts = None
+        if self.clipping == "per-module":
+            parts = self.coordinates.module_norms_squared(captured).sqrt()
+        norms = self._norms(captured) if parts is None else torch.linalg.vector_norm(parts, dim=0)
+        captured.zero(~torch.isfinite(norms))
+        weights = self._clip_weights(norms, norms) if parts is None else self._module_weights(parts, norms)
+        self._add(self.coordinates.partial_sum(captured, weights))
 
     @property
     def pending(self) -> bool:
@@ -218,11 +230,28 @@ class GaussianMechanism(Mechanism):
         elif self.clipping == "normalized":
             lengths = bound * norms / norms.clamp_min(self.coordinates.norm_floor())
         if self.adaptive is not None:
-            inside = (lengths <= self.adaptive.value).double() - 0.5
-            self._count = self._count + torch.where(finite & lengths.isfinite(), inside, 0.0).sum()
-            lengths = lengths * (self.clip_norm / self.adaptive.value)
+            lengths = lengths * self._counted(lengths, finite)
         # A gradient without a norm that could bound it is not released.
         return torch.where(finite & (norms > 0), lengths.clamp(max=bound) / norms, 0.0)
+
+    def _module_weights(self, parts: Tensor, norms: Tensor) -> Tensor:
+        """(modules, units) factors that bring each module's part, of norm ``parts``, to C / sqrt(modules) at most.
+
+        So a unit of ``norms`` (units,) has norm C at most, whatever its parts are.
+        """
+        finite = torch.isfinite(norms)
+        whole = self.clip_norm * (1 - self.slack)
+        most = (MOST_RAISED * whole / norms).clamp(max=self._counted(norms, finite))
+        lengths = (most * parts).clamp(max=whole / len(parts) ** 0.5)
+        return torch.where(finite & (parts > 0), lengths / parts, 0.0)
+
+    def _counted(self, norms: Tensor, finite: Tensor) -> float:
+        """C / C_t, once the finite ``norms`` (units,) are counted, where the clipping norm is adaptive; else 1."""
+        if self.adaptive is None:
+            return 1.0
+        inside = (norms <= self.adaptive.value).double() - 0.5
+        self._count = self._count + torch.where(finite & norms.isfinite(), inside, 0.0).sum()
+        return self.clip_norm / self.adaptive.value
 
     def _norms(self, captured: Captured) -> Tensor:
         # The root of a negative square is NaN, and that unit counts as zero.

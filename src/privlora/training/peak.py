@@ -27,7 +27,7 @@ from privlora.coordinates.starts import SPECTRAL_SPLIT
 from privlora.data.examples import Answers, Example, Examples
 from privlora.data.labels import Classes
 from privlora.errors import reason_of
-from privlora.mechanisms import UNADAPTED, GaussianMechanism, MeanMechanism, Mechanism
+from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, takes_units_alone
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_row
 from privlora.training.assembly import Parts, build_parts
@@ -205,7 +205,7 @@ def _of_units(
 ) -> dict[Rows, Mapping[str, int]]:
     """Phase -> the largest total in it, each followed by itself: a release, which takes the same for all, may be the
     largest of few units alone."""
-    alone = routes_tokens(model) or settings.method.clipping in UNADAPTED
+    alone = routes_tokens(model) or takes_units_alone(adapter, settings.method.clipping or "")
     if not (alone and settings.privacy.private):
         return _of_layers(settings, model, adapter, device, batches)
     few = {
