@@ -99,6 +99,7 @@ def texts_page(report: Report) -> str:
         report=report,
         private=private,
         sentence=wording.sentence(report),
+        means=wording.means(report),
         key_figures=_key_figures(report),
         privacy_table=wording.privacy_table(report),
         made=_made(report),
