@@ -16,6 +16,7 @@ from cli_cases import Outcome, call, check, refuses, tree
 from starting.starting_cases import SECRET, chat, jsonl, rows, save_base, sharegpt, table
 
 from privlora.config import Settings, load_settings
+from privlora.starting.survey import survey
 from privlora.training.assembly import plan_privacy
 
 ODD_KEY = "Greta_of_Rivers_road"
@@ -206,6 +207,14 @@ def test_calls_of_tools_without_content_are_a_chat(
     records = jsonl(here / "d.jsonl", rows(60, messages=lambda _: talk))
     settings, _, _ = started(capsys, records, "--model", base)
     assert settings.data.messages == "messages"
+    plain = survey([str(records)]).columns["messages"].lengths[0]
+    call["function"]["arguments"] = '{"question": "how many"}'
+    longer = (
+        survey([str(jsonl(here / "l.jsonl", rows(3, messages=lambda _: talk)))])
+        .columns["messages"]
+        .lengths[0]
+    )
+    assert plain + len('"question": "how many"') <= longer  # calls are part of what is trained on
 
 
 def test_a_label_is_proposed_and_its_values_are_not_shown(

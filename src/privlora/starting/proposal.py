@@ -26,7 +26,7 @@ from privlora.starting.columns import Form
 from privlora.starting.draft import Draft, Plain
 from privlora.starting.files import free
 from privlora.starting.numbers import Numbers, delta_for, length_for, numbers_for, to_one_digit
-from privlora.starting.survey import Survey
+from privlora.starting.survey import Survey, turn_text
 
 __all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top_of"]
 
@@ -184,7 +184,7 @@ def _texts(form: Form, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             if isinstance(value, str):
                 yield value
             else:
-                yield from (str(each["content"]) for each in value)
+                yield from map(turn_text, value)
 
 
 def _users(found: Survey, column: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from privlora.errors import DataError
 
 SAMPLE: Final = 200
 """Records that are kept, from the first on, to count the tokens of."""
+
+_TURN: Final = 20  # characters that templates write around a message
 
 _OF_USERS: Final = re.compile(
     r"(user|patient|author|customer|client|member|person|subject|speaker|student|employee|account|writer|owner|"
@@ -154,13 +157,19 @@ def _is_chat(value: object, who: str, what: str) -> bool:
     )
 
 
+def turn_text(message: Mapping[str, Any]) -> str:
+    """About what a chat template writes of a message: its content, and calls of tools and the like as JSON."""
+    content = message.get("content", message.get("value"))
+    rest = {
+        key: value
+        for key, value in message.items()
+        if key not in ("role", "from", "content", "value") and value is not None
+    }
+    text = content if isinstance(content, str) else ""
+    return text + (json.dumps(rest, ensure_ascii=False, default=str) if rest else "")
+
+
 def _chat_length(value: Any) -> int:
     if not isinstance(value, list):
         return 0
-    return sum(
-        len(text)
-        for each in value
-        if isinstance(each, Mapping)
-        for text in [each.get("content", each.get("value"))]
-        if isinstance(text, str)
-    )
+    return sum(len(turn_text(each)) + _TURN for each in value if isinstance(each, Mapping))
