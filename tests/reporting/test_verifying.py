@@ -40,12 +40,6 @@ KEYS = (
 KEYS += ("private", "attacks", "risks", "versions", "ledger", "files", "sha256")
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Card and page, which take most of a check's time, are what they are."""
-    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
-
-
 def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, release: Path) -> None:
     before = {path.name: path.read_bytes() for path in release.iterdir()}
     for place in (release, filed.root, filed.release):
@@ -130,6 +124,7 @@ def test_another_machines_rounding_is_no_difference(release: Path) -> None:
     assert forged(release, nearly).passed
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", [*FILES, *ANNEX])
 @pytest.mark.parametrize("harm", ["added", "byte", "gone", "link"])
 def test_no_file_can_be_changed(name: str, harm: str, release: Path, tmp_path: Path) -> None:
@@ -153,6 +148,7 @@ def test_a_figure_of_the_page_is_sealed_by_the_annex(release: Path) -> None:
     assert failed(verify(release)) == ["annex"]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", ["notes.txt", "annex.pdf", "ledger-north.jsonl", ".hidden"])
 def test_nothing_else_lies_there(name: str, release: Path) -> None:
     (release / name).write_text("a patient")
@@ -237,6 +233,7 @@ def test_a_ledger_that_was_made_anew_needs_the_head_of_the_sheet(kind: str, rele
     assert failed(verify(folder.release, head=head)) == ["head"]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("line", range(5))
 def test_no_line_of_the_ledger_can_be_changed_or_left_out(line: int, release: Path) -> None:
     lines = (release / "ledger.jsonl").read_bytes().splitlines(keepends=True)
@@ -261,6 +258,7 @@ def test_an_annex_of_another_version_says_which(release: Path) -> None:
     assert "verify with that version" in annex
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "content",
     [b"[]", b"\xff", b"[" * 100_000, b'{"schema_version": 3}', b'{"schema_version": 3, "stamp": 1}', b""],

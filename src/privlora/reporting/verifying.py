@@ -263,12 +263,12 @@ class _Verification:
         return "evaluations, metrics and choice are those of the report, as far as there are any"
 
     def _pages(self) -> str:
-        for name, text in self._made(pages_of, self.report).items():
+        for name, text in _made(REPORT_NAME, pages_of, self.report).items():
             found = self._read(name).decode()
             if name == HTML_NAME:  # every matplotlib draws in its own way
                 found, text = _FIGURE.sub("", found), _FIGURE.sub("", text)
             if found != text:
-                self._refuse_other(name, f"privlora {self.report['versions']['privlora']}")
+                _refuse_other(name, f"privlora {self.report['versions']['privlora']}")
         return "card and page say what the report says (figures are not compared)"
 
     def _annex(self) -> str:
@@ -283,16 +283,16 @@ class _Verification:
         said = json.loads(content.decode())
         by = str(said["written_by"])
         facts, files = {**self.report, **self.facts}, files_beside(self.copied.release, self.report)
-        true = self._made(annex_of, facts, book, files)
+        true = _made(REPORT_NAME, annex_of, facts, book, files)
         own = {name: value for name, value in true.items() if name != "sha256"}
         for name, one, other in differences(said, own):
-            self._refuse_other(JSON_NAME, by, f"says {name} = {one}, and made again it is {other}")
+            _refuse_other(JSON_NAME, by, f"says {name} = {one}, and made again it is {other}")
         if said.keys() - {SIGNATURE} != true.keys() or annex_text(said) != content.decode():
-            self._refuse_other(JSON_NAME, by)
+            _refuse_other(JSON_NAME, by)
         if not seals_itself(content_of(said)):
-            self._refuse_other(JSON_NAME, by, "does not have the hash that it names")
-        if self._made(render_annex, said) != self._read(PAGE_NAME).decode():
-            self._refuse_other(PAGE_NAME, by)
+            _refuse_other(JSON_NAME, by, "does not have the hash that it names")
+        if _made(JSON_NAME, render_annex, said) != self._read(PAGE_NAME).decode():
+            _refuse_other(PAGE_NAME, by)
         self.annex = said
         return (
             f"its numbers are those computed here, its page is theirs, and all {len(said['files'])} other files have "
@@ -332,21 +332,21 @@ class _Verification:
             )
         return f"by the key that was given, with fingerprint {by}"
 
-    def _made(self, make: Callable[..., Any], *arguments: Any) -> Any:
-        """What this version makes of what was read."""
-        try:
-            return make(*arguments)
-        except PrivloraError:
-            raise
-        except Exception:  # noqa: BLE001 - what no run wrote can lack anything
-            raise PrivacyError(f"{REPORT_NAME} is not as a run writes it") from None
 
-    def _refuse_other(
-        self, name: str, by: str, how: str = "is not what the report and the ledger make"
-    ) -> NoReturn:
-        mine = f"privlora {__version__}"
-        words = f"{name} {how}"
-        if by != mine:
-            who = by if re.fullmatch(r"privlora [\w.+-]{1,40}", by, re.ASCII) else "another program"
-            words += f"; {who} wrote it and this is {mine}, so verify with that version"
-        raise PrivacyError(words)
+def _made(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What this version makes of what was read from the file ``name``."""
+    try:
+        return make(*arguments)
+    except PrivloraError:
+        raise
+    except Exception:  # noqa: BLE001 - what no run wrote can lack anything
+        raise PrivacyError(f"{name} is not as a run writes it") from None
+
+
+def _refuse_other(name: str, by: str, how: str = "is not what the report and the ledger make") -> NoReturn:
+    mine = f"privlora {__version__}"
+    words = f"{name} {how}"
+    if by != mine:
+        who = by if re.fullmatch(r"privlora [\w.+-]{1,40}", by, re.ASCII) else "another program"
+        words += f"; {who} wrote it and this is {mine}, so verify with that version"
+    raise PrivacyError(words)
