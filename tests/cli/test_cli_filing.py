@@ -16,7 +16,7 @@ from tiny_models import tiny_model
 
 from privlora.cli import main
 from privlora.reporting import verifying
-from privlora.reporting.seals import ANNEX
+from privlora.reporting.seals import ANNEX, text_of, with_files
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ KINDS: dict[str, tuple[Callable[[Path, Path], Path], dict[str, str]]] = {
     "users": (_users, {"protected/who": "one user: all of a user's records, at most 3 of them in a step"}),
     "classes": (_classes, {"subject/task": "to tell 6 classes of texts"}),
     "preferences": (_preferences, {"subject/task": "which of two answers is preferred"}),
-    "texts": (_texts, {"subject/title": "9 synthetic texts, after records", "subject/release": "texts"}),
+    "texts": (_texts, {"subject/title": "9 synthetic texts", "subject/release": "texts"}),
     "clients' noise": (_federated(), {"subject/rule": "tan", "size/of": "each of 3 clients"}),
     "shares": (
         _federated(rule="joint", local_steps=1, survivors=2, secure_aggregation=True),
@@ -198,3 +198,70 @@ def test_every_kind_of_run_is_filed_and_verified(
         assert not verifying.verify(release).passed, path.name
         path.write_bytes(whole)
     assert {path.name for path in release.iterdir()} >= set(ANNEX)
+
+
+@pytest.fixture(scope="module")
+def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The filed release of a federation whose clients share the noise. Tests must not change it."""
+    root = KINDS["shares"][0](model, tmp_path_factory.mktemp("together"))
+    assert main(["annex", str(root)]) == 0
+    return root / "release"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "check"),
+    [
+        ("colluding/0/epsilon", 0.9, "epsilon"),
+        ("colluding/0/noise_multiplier", 2.0, "epsilon"),
+        ("colluding/0/clients", 2, "epsilon"),
+        ("threshold", 3, "epsilon"),
+        ("clients/1/epsilon", 0.1, "clients"),
+        ("clients/1/epsilon_planned", 0.1, "clients"),
+        ("clients/1/steps_charged", 1, "clients"),
+        ("clients/1/delta", 1e-9, "clients"),
+        ("statement_of", "nobody", "clients"),
+    ],
+)
+def test_a_federations_budgets_are_those_of_its_ledgers(
+    path: str, value: Any, check: str, together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a report that was sealed anew, so that by its hash it is right."""
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
+    release = Path(shutil.copytree(together, tmp_path / "release"))
+    report = json.loads((release / "privacy_report.json").read_text())
+    inner: Any = report["federation"]
+    *way, last = (int(part) if part.isdecimal() else part for part in path.split("/"))
+    for part in way:
+        inner = inner[part]
+    inner[last] = value
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+    assert check in failed
+    assert failed <= {check, "annex"}
+
+
+def test_every_clients_ledger_is_read_to_its_end(
+    together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
+    release = Path(shutil.copytree(together, tmp_path / "release"))
+    lines = (release / "ledger-south.jsonl").read_bytes().splitlines(keepends=True)
+    for changed in (lines[:-1], lines[:-2], [*lines, b"a patient"], lines[1:]):
+        (release / "ledger-south.jsonl").write_bytes(b"".join(changed))
+        report = json.loads((release / "privacy_report.json").read_text())
+        (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+        failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+        assert "annex" in failed
+        assert ("clients" in failed) == (changed != lines[:-1])  # a client may go before its ledger is closed
+
+
+def test_no_name_of_a_client_leads_out_of_the_folder(together: Path, tmp_path: Path) -> None:
+    release = Path(shutil.copytree(together, tmp_path / "place" / "release"))
+    (tmp_path / "place" / "ledger-x").mkdir()
+    report = json.loads((release / "privacy_report.json").read_text())
+    report["federation"]["clients"][0]["name"] = report["federation"]["statement_of"] = "x/../../../secret"
+    (tmp_path / "secret.jsonl").write_text("a patient")
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    found = verifying.verify(release)
+    assert not found.passed
+    assert "a patient" not in str(found)

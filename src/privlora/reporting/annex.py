@@ -198,12 +198,11 @@ def nothing_to_file(whose: str, reason: str) -> PrivacyError:
 def _subject(report: Mapping[str, Any]) -> dict[str, Any]:
     adapter, method, texts = report["adapter"], report["method"], report.get("texts")
     federation = report.get("federation")
-    if texts is not None:
-        chosen = texts["generator"] == "file"
-        kind = "public texts that were chosen privately" if chosen else "synthetic texts"
-        title = f"{texts['count']} {kind}, after records"
-    else:
+    if texts is None:
         title = f"LoRA adapter for {adapter['base_model']}"
+    else:
+        chosen = texts["generator"] == "file"
+        title = f"{texts['count']} {'public texts, chosen privately' if chosen else 'synthetic texts'}"
     return {
         "title": title,
         "release": "adapter" if texts is None else "texts",

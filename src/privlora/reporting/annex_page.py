@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from privlora.accounting.meaning import Meaning, in_words
+from privlora.names import UNNAMED
 from privlora.pages.numbers import number, rounded_up
 from privlora.pages.template import fill
 from privlora.reporting.annex import SIGNATURE, TO_FILL
@@ -78,7 +79,8 @@ def _figures(annex: Annex) -> list[tuple[str, str, str]]:
 def _trained(annex: Annex) -> list[tuple[str, str]]:
     s, size, ledger = annex["subject"], annex["size"], annex["ledger"]
     base = s["base_model"] + (f" at {s['base_revision']}" if s["base_revision"] else "")
-    base += " (a local folder)" if s["base_is_local"] else ""
+    if s["base_is_local"] or s["base_model"] == UNNAMED:
+        base += " (a local folder)" if s["base_is_local"] else " (it was handed over)"
     rows = [
         ("Release", s["title"]),
         ("Base model", base),
@@ -135,7 +137,14 @@ def _means(annex: Annex) -> list[str]:
         f"above {reached}."
     )
     found = {name: means[name] for name in ("right_guesses", "found_at_1_percent", "found_at_1_permille")}
-    return [from_even_odds, *in_words(Meaning(**found), s["unit"])]
+    sentences = [from_even_odds, *in_words(Meaning(**found), s["unit"])]
+    if s["epsilon_against_another_client"] is not None:
+        known = percent(means["posterior_of_another_client_at_most"])
+        sentences.append(
+            f"None of this is about another client, which knows its own share of the noise: its certainty can rise to "
+            f"{known} in the place of {reached}."
+        )
+    return sentences
 
 
 def _grouped(public: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
