@@ -26,6 +26,7 @@ from privlora.reporting.filing import file_annex
 from privlora.reporting.pushing import push
 from privlora.reporting.residual import RISKS
 from privlora.reporting.seals import ANNEX
+from privlora.reporting.verifying import verify
 from privlora.training.files import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -300,7 +301,7 @@ def test_nothing_of_the_private_folder_is_read(run: RunFolder) -> None:
     assert [(run.release / name).read_bytes() for name in ANNEX] == whole
 
 
-def test_a_push_takes_the_annex_along_and_makes_it_anew(run: RunFolder) -> None:
+def test_a_push_takes_the_annex_along_and_makes_it_anew(run: RunFolder, tmp_path: Path) -> None:
     file_annex(run)
     page = (run.release / "annex.html").read_bytes()
     (run.release / "annex.html").write_text("a patient")
@@ -312,6 +313,10 @@ def test_a_push_takes_the_annex_along_and_makes_it_anew(run: RunFolder) -> None:
     assert annex["files"]["README.md"] == hashlib.sha256(hub.files["README.md"]).hexdigest()
     assert hub.files["annex.html"].decode() == render_annex(annex)
     assert set(annex["files"]) | set(ANNEX) == set(hub.files)
+    (tmp_path / "downloaded").mkdir()
+    for name, content in hub.files.items():
+        (tmp_path / "downloaded" / name).write_bytes(content)
+    assert verify(tmp_path / "downloaded", head=annex["ledger"]["head"]).passed
 
 
 def test_the_annex_follows_a_report_that_is_written_again(run: RunFolder) -> None:

@@ -40,6 +40,15 @@ KEYS = (
 KEYS += ("private", "attacks", "risks", "versions", "ledger", "files", "sha256")
 
 
+def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: Path) -> None:
+    (release / ".cache" / "huggingface").mkdir(parents=True)
+    (release / ".gitattributes").write_text("*.safetensors filter=lfs")
+    (tmp_path / "link").symlink_to(release)
+    found = verify(tmp_path / "link")
+    assert found.passed
+    assert "no others but .cache, .gitattributes" in found.checks[1].found
+
+
 def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, release: Path) -> None:
     before = {path.name: path.read_bytes() for path in release.iterdir()}
     for place in (release, filed.root, filed.release):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,15 +168,15 @@ def _refuse_another_promise(folder: RunFolder, report: dict[str, Any], copied: R
         )
 
 
-def files_of(folder: RunFolder, report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of all files of the release, if each is one that reporting writes."""
+def files_of(folder: RunFolder, report: Mapping[str, Any], beside: Collection[str] = ()) -> tuple[str, ...]:
+    """Names of all files of the release, if each is one that reporting writes, or of those that lie ``beside`` it."""
     if folder.release.is_symlink():
         raise PrivacyError(
             f"{str(folder.release)!r} is a link",
             why="what privlora did not write may hold records",
             fix="put the folder that it leads to in its place",
         )
-    found = {path.name: path for path in folder.release.iterdir()}
+    found = {path.name: path for path in folder.release.iterdir() if path.name not in beside}
     for name, path in sorted(found.items()):
         known = belongs(name, report)
         linked = path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)

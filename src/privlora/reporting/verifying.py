@@ -56,6 +56,7 @@ from privlora.reporting.verifying_clients import check_clients, check_colluding,
 from privlora.training.files import AUDITED, RunFolder
 from privlora.version import __version__
 
+_OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
 _FIGURE: Final = re.compile(r"<svg .*?</svg>", re.DOTALL)
@@ -127,7 +128,7 @@ def verify(path: Path, *, head: str | None = None, public_key: str | None = None
 def _release_at(path: Path) -> _Release:
     for place in (path, path / "release", path / "not-private"):
         if any((place / name).is_file() for name in (REPORT_NAME, LEDGER)):
-            return _Release(place)
+            return _Release(place.resolve())
     raise RunError(
         f"there is no release in {str(path)!r}",
         fix=f"give the folder that holds {REPORT_NAME} and {LEDGER}, or that of its run",
@@ -210,13 +211,15 @@ class _Verification:
         for name in known:
             self._read(name)
         self.names = tuple(sorted(known))
-        files_of(self.folder, self.report)
+        files_of(self.folder, self.report, beside=_OF_HUBS)
         held = [name for name in self.names if name not in MADE_ANEW]
         refuse_altered(self.folder, self.report, digests(self.copied.release, held))
         lacking = sorted(self.report["files"].keys() - set(held))
         if lacking:
             raise RunError(f"{', '.join(lacking)}: named by the report, and not here")
-        return f"all {len(held)} that the report names have its hashes, and there are no others"
+        beside = [name for name in _OF_HUBS if (self.folder.release / name).exists()]
+        but = f" but {', '.join(beside)}, which is no part of a release" if beside else ""
+        return f"all {len(held)} that the report names have its hashes, and there are no others{but}"
 
     def _ledger(self) -> str:
         if not self.folder.ledger.exists():
