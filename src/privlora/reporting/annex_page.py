@@ -16,7 +16,8 @@ from privlora.reporting.signing import fingerprint_of
 _BEFORE, _ATTACKS, _LAST = TO_FILL[:4], TO_FILL[4], TO_FILL[5]
 _NO_ATTACKS: Final = (
     "None is recorded in this release. What audits find are facts about private records, so it stays where these are; "
-    "whoever has it can enter it here. The bounds above hold for every attack, tried or not."
+    "whoever has it can enter it here. The bounds above hold for every attack by those against whom the statement "
+    "holds, tried or not."
 )
 Annex = Mapping[str, Any]
 
@@ -144,7 +145,7 @@ def _means(annex: Annex) -> list[str]:
             f"None of this is about another client, which knows its own share of the noise: its certainty can rise to "
             f"{known} in the place of {reached}."
         )
-    return sentences
+    return [text.replace(" %", "\N{NO-BREAK SPACE}%") for text in sentences]
 
 
 def _grouped(public: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:

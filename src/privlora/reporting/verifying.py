@@ -58,7 +58,6 @@ from privlora.version import __version__
 
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
-_ROUNDING: Final = 1e-6  # of an accountant on two machines
 _FIGURE: Final = re.compile(r"<svg .*?</svg>", re.DOTALL)
 _MALFORMED: Final = (
     ArithmeticError,
