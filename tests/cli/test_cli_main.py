@@ -32,6 +32,8 @@ COMMANDS = [
     "export",
     "push",
     "report",
+    "annex",
+    "verify",
     "calibrate",
     "budget",
     "methods",
@@ -131,8 +133,10 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_a_mistyped_command_is_hinted_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trane"]) == 2
-    assert capsys.readouterr().err.count("Did you mean 'train'?") == 1
+    for typed, hint in (("trian", "Did you mean 'train'?"), ("trane", "Did you mean 'train', 'annex'?")):
+        assert main([typed]) == 2
+        shown = capsys.readouterr().err
+        assert shown.count("Did you mean") == shown.count(hint) == 1
 
 
 @pytest.mark.parametrize(

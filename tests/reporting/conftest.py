@@ -11,6 +11,8 @@ from reporting_cases import Run, make_run
 
 from privlora.api import fine_tune
 from privlora.demo import model_path, private_records
+from privlora.reporting import verifying
+from privlora.reporting.filing import file_annex
 from privlora.result import Result
 from privlora.training.files import RunFolder
 
@@ -63,3 +65,24 @@ def run(finished: Result, tmp_path: Path) -> RunFolder:
     """A copy of it."""
     shutil.copytree(finished.release.parent, tmp_path / "run")
     return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def filed(finished: Result, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """That run with an annex. Tests must not change its folder."""
+    folder = RunFolder(tmp_path_factory.mktemp("filed") / "run")
+    shutil.copytree(finished.release.parent, folder.root)
+    file_annex(folder)
+    return folder
+
+
+@pytest.fixture
+def release(filed: RunFolder, tmp_path: Path) -> Path:
+    """A copy of its release, without the rest of the run."""
+    return Path(shutil.copytree(filed.release, tmp_path / "handed-over"))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Card and page, which take most of a check's time, are what they are."""
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})

@@ -259,14 +259,14 @@ def test_a_result_tells_what_the_run_left(finished: Result, run: RunFolder) -> N
 
 
 def test_what_comes_to_lie_there_meanwhile_stays(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = pushing._files
+    looked = pushing.files_of
 
     def late(*arguments: Any) -> tuple[str, ...]:
         found = looked(*arguments)
         (run.release / "notes.jsonl").write_text("{}")
         return found
 
-    monkeypatch.setattr(pushing, "_files", late)
+    monkeypatch.setattr(pushing, "files_of", late)
     hub = Hub()
     push(run, "me/notes", base_model=BASE, api=hub)
     assert tuple(sorted(hub.files)) == FILES

@@ -20,6 +20,7 @@ from privlora.cli.comparing import compare
 from privlora.cli.diagnosing import diagnose
 from privlora.cli.evaluation import evaluate
 from privlora.cli.federating import federate
+from privlora.cli.filing import annex, verify
 from privlora.cli.information import demo, methods, report
 from privlora.cli.models import export
 from privlora.cli.planning import plan
@@ -73,6 +74,8 @@ for command in (
     export,
     push,
     report,
+    annex,
+    verify,
     calibrate,
     budget,
     methods,
@@ -108,8 +111,9 @@ def run(argv: Sequence[str] | None) -> int:
         # Whoever stopped first says why, and the first process speaks for all.
         return 2 if isinstance(error, RankStopped) and not first_process() else _stop("error", str(error), 2)
     except _UsageError as error:
-        # Some typers hint twice.
-        usage = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", getattr(error, "format_message", error.__str__)())
+        # Some typers hint twice, of several commands in two ways.
+        twice = r"( Did you mean [^?]*\?)(\1| \(Did you mean one of: [^)]*\))"
+        usage = re.sub(twice, r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
         meant = _as_override(error, command, sys.argv[1:] if argv is None else argv)

@@ -10,12 +10,30 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, read_ledger
-from privlora.errors import PrivacyError, RunError, named
+from privlora.errors import ConfigError, PrivacyError, RunError, named
 from privlora.rehearsals.choosing import read_choice
+from privlora.reporting.annex import (
+    JSON_NAME,
+    PAGE_NAME,
+    annex_of,
+    annex_text,
+    content_of,
+    files_beside,
+    read_book,
+)
+from privlora.reporting.annex_page import render_annex
 from privlora.reporting.card import card
-from privlora.reporting.facts import SCHEMA_VERSION, evaluation_rows, gather, privacy_facts, versions
+from privlora.reporting.facts import (
+    PRIVATE,
+    SCHEMA_VERSION,
+    evaluation_rows,
+    gather,
+    privacy_facts,
+    versions,
+)
 from privlora.reporting.page import render
 from privlora.reporting.seals import (
+    ANNEX,
     CARD_NAME,
     HTML_NAME,
     LEDGER,
@@ -27,6 +45,7 @@ from privlora.reporting.seals import (
     with_files,
     with_those_again,
 )
+from privlora.reporting.signing import is_signed_rightly
 from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
@@ -81,8 +100,8 @@ def rewrite_report(folder: RunFolder) -> Path:
     if is_sealed(report):
         refuse_altered(folder, report, found)
     if summary is not None:
-        facts = _stated(summary)
-        if next(_differences(report, facts), None) is not None:
+        facts = stated(summary)
+        if next(differences(report, facts), None) is not None:
             report = {**report, **facts, "versions": versions()}
     if folder.evaluations.exists():
         report = {**report, "evaluation": evaluation_rows(read_lines(folder.evaluations))}
@@ -96,7 +115,7 @@ def check_statement(report: Mapping[str, Any], summary: LedgerSummary) -> None:
     """Raise PrivacyError where ``report`` promises anything else than its ledger, RunError for that of another run."""
     statement = report.get("statement")
     check_same_run(statement if isinstance(statement, Mapping) else {}, summary)
-    for name, said, true in _differences(report, _stated(summary)):
+    for name, said, true in differences(report, stated(summary)):
         raise PrivacyError(
             f"the report of {summary.path} says {name} = {said}, and by the ledger it is {true}",
             why="whoever reads it would count on a promise that was not kept",
@@ -119,12 +138,12 @@ def check_same_run(statement: Mapping[str, Any], summary: LedgerSummary) -> None
         )
 
 
-def _stated(summary: LedgerSummary) -> dict[str, Any]:
+def stated(summary: LedgerSummary) -> dict[str, Any]:
     """What a ledger decides of a report, as it is read from one."""
     return dict(json.loads(json.dumps(privacy_facts(summary))))
 
 
-def _differences(said: object, true: object, name: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(said: object, true: object, name: str = "") -> Iterator[tuple[str, str, str]]:
     """Name, value and true value of each field of ``true`` that ``said`` has otherwise, or beside it.
 
     Of the report itself the keys that a ledger decides. What is computed from the ledger may round otherwise on
@@ -134,10 +153,10 @@ def _differences(said: object, true: object, name: str = "") -> Iterator[tuple[s
         keys = [*true, *(key for key in said if name and key not in true)]
         for key in keys:
             inner = f"{name}.{key}" if name else key
-            yield from _differences(said.get(key, _LACKING), true.get(key, _LACKING), inner)
+            yield from differences(said.get(key, _LACKING), true.get(key, _LACKING), inner)
     elif isinstance(said, list) and isinstance(true, list) and len(said) == len(true):
         for number, (one, other) in enumerate(zip(said, true, strict=True)):
-            yield from _differences(one, other, f"{name}[{number}]")
+            yield from differences(one, other, f"{name}[{number}]")
     elif type(said) is not type(true) or not (said == true or _rounded(name, said, true)):
         yield name, _shown(said), _shown(true)
 
@@ -182,8 +201,8 @@ def _unreadable(path: Path, error: Exception) -> RunError:
 
 
 def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
-    """privacy_report.json, README.md and report.html, of an adapter or of texts, and the run's own note of the
-    first one's SHA-256. Raises RunError."""
+    """privacy_report.json, README.md and report.html, of an adapter or of texts, the annex where there is one, and the
+    run's own note of the first one's SHA-256. Raises RunError."""
     report = sealed(report)
     notes = is_sealed(report) and folder.private.exists()
     if notes:  # both, since a crash leaves either of them
@@ -192,6 +211,43 @@ def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
     write_atomically(folder.report, text_of(report))
     if notes:
         write_atomically(folder.seal, report["sha256"] + "\n", mode=0o600)
+    for name, text in pages_of(report).items():
+        write_atomically(folder.release / name, text)
+    _renew_annex(folder, report)
+
+
+def pages_of(report: Mapping[str, Any]) -> dict[str, str]:
+    """README.md and report.html, by name."""
     as_card, as_page = (texts_card, texts_page) if "texts" in report else (card, render)
-    write_atomically(folder.release / CARD_NAME, as_card(report))
-    write_atomically(folder.release / HTML_NAME, as_page(report))
+    return {CARD_NAME: as_card(report), HTML_NAME: as_page(report)}
+
+
+def write_annex(folder: RunFolder, annex: Mapping[str, Any]) -> None:
+    """annex.json and annex.html. Raises RunError."""
+    write_atomically(folder.release / JSON_NAME, annex_text(annex))
+    write_atomically(folder.release / PAGE_NAME, render_annex(annex))
+
+
+def _renew_annex(folder: RunFolder, report: Mapping[str, Any]) -> None:
+    """Where there is an annex, let it say what the report now says, and keep its signature if that is the same; or
+    remove it, if there is nothing to file any more."""
+    paths = [folder.release / name for name in ANNEX]
+    if not any(path.exists() for path in paths):
+        return
+    book = read_book(folder.ledger, folder.ledger.read_bytes()) if folder.ledger.exists() else None
+    if report["stamp"]["text"] != PRIVATE or book is None or not book.summary.closed:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        return
+    annex = annex_of(report, book, files_beside(folder.release, report))
+    write_annex(folder, _signed_before(paths[0], annex) or annex)
+
+
+def _signed_before(path: Path, annex: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same annex as it lies there, if it is signed."""
+    try:
+        found = json.loads(path.read_bytes().decode())
+        same = isinstance(found, dict) and content_of(found) == annex and is_signed_rightly(found)
+    except (OSError, ValueError, RecursionError, ConfigError):
+        return None
+    return found if same else None

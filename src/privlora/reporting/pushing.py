@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from privlora.reporting.facts import PRIVATE
 from privlora.reporting.publication import check_statement, parse_report, write_report
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
-    PAGES,
+    MADE_ANEW,
     REPORT_NAME,
     altered,
     belongs,
@@ -107,16 +107,16 @@ def checked(folder: RunFolder) -> Iterator[Checked]:
             raise RunError(
                 f"no report in {str(folder.release)!r}", fix="`privlora resume` ends the run and writes it"
             )
-        _copy(folder, REPORT_NAME, copied)
+        copy_file(folder, REPORT_NAME, copied)
         report = parse_report(folder.report, copied.report.read_bytes())
         _refuse_unprotected(folder, report)
-        files = _files(folder, report)
+        files = files_of(folder, report)
         for name in files:
             if name != REPORT_NAME:
-                _copy(folder, name, copied)
+                copy_file(folder, name, copied)
         _refuse_another_promise(folder, report, copied)
         found = digests(copied.release, files)
-        refuse_altered(folder, report, {name: found[name] for name in files if name not in PAGES})
+        refuse_altered(folder, report, {name: found[name] for name in files if name not in MADE_ANEW})
         refuse_other_rows(folder, report, copied)
         try:
             write_report(copied, with_files(report, copied.release))
@@ -169,15 +169,15 @@ def _refuse_another_promise(folder: RunFolder, report: dict[str, Any], copied: R
         )
 
 
-def _files(folder: RunFolder, report: dict[str, Any]) -> tuple[str, ...]:
-    """Names of all files of the release, if each is one that reporting writes."""
+def files_of(folder: RunFolder, report: Mapping[str, Any], beside: Collection[str] = ()) -> tuple[str, ...]:
+    """Names of all files of the release, if each is one that reporting writes, or of those that lie ``beside`` it."""
     if folder.release.is_symlink():
         raise PrivacyError(
             f"{str(folder.release)!r} is a link",
             why="what privlora did not write may hold records",
             fix="put the folder that it leads to in its place",
         )
-    found = {path.name: path for path in folder.release.iterdir()}
+    found = {path.name: path for path in folder.release.iterdir() if path.name not in beside}
     for name, path in sorted(found.items()):
         known = belongs(name, report)
         linked = path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
@@ -193,7 +193,7 @@ def _files(folder: RunFolder, report: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _copy(folder: RunFolder, name: str, copied: RunFolder) -> None:
+def copy_file(folder: RunFolder, name: str, copied: RunFolder) -> None:
     try:
         copy_plain(folder.release / name, copied.release / name)
     except OSError as error:

@@ -1,8 +1,8 @@
 """What ties the files of a release to its report: privacy_report.json names the SHA-256 of each, and its own.
 
-They are hashes of what is public, and so public. The card and the page follow from the report, and are not among them.
-Whoever can write a release can also write other hashes, so a run's private/ keeps the report's: folder and file are its
-owner's alone, while a release is passed around.
+They are hashes of what is public, and so public. The card, the page and the annex follow from report and ledger, and
+are not among them. Whoever can write a release can also write other hashes, so a run's private/ keeps the report's:
+folder and file are its owner's alone, while a release is passed around.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from privlora.training.files import RunFolder
 
 CARD_NAME, HTML_NAME, REPORT_NAME = "README.md", "report.html", "privacy_report.json"
 PAGES: Final = (CARD_NAME, HTML_NAME, REPORT_NAME)
+ANNEX: Final = ("annex.json", "annex.html")
+MADE_ANEW: Final = (*PAGES, *ANNEX)
+"""What follows from the report and the ledger."""
 ADAPTER: Final = (CONFIG_NAME, WEIGHTS_NAME)
 LEDGER: Final = "ledger.jsonl"
 _TEXTS: Final = ("synthetic.jsonl",)
@@ -36,7 +39,7 @@ def needed(report: Mapping[str, Any]) -> tuple[str, ...]:
 def belongs(name: str, report: Mapping[str, Any]) -> bool:
     """Whether a file of this name is one that reporting writes for this report's run."""
     of_client = "federation" in report and _OF_CLIENTS.fullmatch(name) is not None
-    return name in needed(report) or name in _SOMETIMES or of_client
+    return name in needed(report) or name in (*_SOMETIMES, *ANNEX) or of_client
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -56,8 +59,8 @@ def _digest(path: Path) -> str:
 
 def with_files(report: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The report of a run that wrote what lies in ``folder`` now, or that was checked and copied there."""
-    names = [path.name for path in folder.iterdir() if belongs(path.name, report) and path.name not in PAGES]
-    return {**report, _FILES: digests(folder, names)}
+    found = [path.name for path in folder.iterdir() if belongs(path.name, report)]
+    return {**report, _FILES: digests(folder, (name for name in found if name not in MADE_ANEW))}
 
 
 def text_with_files_of(report: Mapping[str, Any], folder: Path) -> str:
@@ -113,14 +116,15 @@ def refuse_altered(folder: RunFolder, report: Mapping[str, Any], found: Mapping[
             why="an older version wrote it, and nothing tells whether the weights are those that its ledger is of",
             fix=f"`privlora resume {folder.root}` writes the release anew",
         )
-    if not _seals_itself(report) or report[_OWN] not in _kept(folder, report):
+    if not seals_itself(report) or report[_OWN] not in _kept(folder, report):
         raise altered(folder, REPORT_NAME)
     for name, digest in found.items():
         if report[_FILES].get(name) != digest:
             raise altered(folder, name)
 
 
-def _seals_itself(report: Mapping[str, Any]) -> bool:
+def seals_itself(report: Mapping[str, Any]) -> bool:
+    """Whether a report, or an annex, has the hash that it names."""
     try:
         return isinstance(report[_FILES], Mapping) and sealed(report)[_OWN] == report.get(_OWN)
     except ValueError:  # a number that JSON does not have

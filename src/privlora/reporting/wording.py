@@ -13,7 +13,7 @@ from privlora.rehearsals.choosing import because
 Report = Mapping[str, Any]
 
 # What is kept back in float32 is not worth a word; more is.
-_FLOAT32_KEEPS = 0.01
+FLOAT32_KEEPS = 0.01
 
 _ADJACENCY = {
     "add-or-remove-one": "adding or removing one {unit}",
@@ -118,7 +118,7 @@ def _cast(report: Report) -> str:
 def clip_norm(report: Report) -> str:
     """C, and what became of it where it was adapted, or where the model's rounding takes a part of it."""
     first, noise = number(report["statement"]["clip_norm"]), report["noise"]
-    if noise["clipping_slack"] > _FLOAT32_KEEPS:
+    if noise["clipping_slack"] > FLOAT32_KEEPS:
         first += f" (gradients are clipped to {1 - noise['clipping_slack']:.0%} of it, since the model rounds them)"
     if noise["clip_quantile"] is None:
         return first

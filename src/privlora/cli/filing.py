@@ -1,0 +1,91 @@
+"""``privlora annex`` and ``privlora verify``: what is filed of a release, and whether it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.training.files import RunFolder
+
+_MARKS = {True: "ok", False: "FAILED", None: "-"}
+
+
+def annex(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign",
+            metavar="KEY",
+            help="PEM file of an Ed25519 private key to sign with.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write annex.html and annex.json into RUN/release: what a data-protection officer files."""
+    with quiet_libraries():
+        from privlora.reporting.filing import file_annex, paths_of
+        from privlora.reporting.signing import read_private_key
+
+        folder = RunFolder(run)
+        filed = file_annex(folder, key=None if sign is None else read_private_key(sign, _passphrase))
+    page, data = paths_of(folder)
+    head = filed.annex["ledger"]["head"]
+    if as_json:
+        emit({"page": page, "json": data, "head": head, "signed_by": filed.signed_by})
+        return
+    out().print(page)
+    out().print(data)
+    out().print(f"verify: privlora verify {folder.release} --head {head}")
+    if filed.signed_by is not None:
+        out().print(f"signed by the key with fingerprint {filed.signed_by}")
+
+
+def _passphrase() -> str:
+    return str(typer.prompt("passphrase of the key", hide_input=True, err=True))
+
+
+def verify(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A release, or the folder of its run.", show_default=False)
+    ],
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head", metavar="HASH", help="Of the ledger, from an annex on paper.", show_default=False
+        ),
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--public-key", metavar="FILE", help="Whose signature the annex must have.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute a release's epsilon from its ledger again, and hold every file and the annex against it; no records.
+
+    Ends with 0 where every check passes, with 1 where one fails.
+    """
+    with quiet_libraries():
+        from privlora.reporting.signing import read_public_key
+        from privlora.reporting.verifying import verify as verified
+
+        key = None if public_key is None else read_public_key(public_key)
+        found = verified(path, head=head, public_key=key)
+    if as_json:
+        checks = [{"name": each.name, "passed": each.passed, "found": each.found} for each in found.checks]
+        emit({"verified": found.passed, "epsilon": found.epsilon, "head": found.head, "checks": checks})
+    else:
+        for each in found.checks:
+            out().print(f"{_MARKS[each.passed]:<7} {each.name:<10} {each.found}")
+        failed = sum(each.passed is False for each in found.checks)
+        out().print(
+            "verified" if found.passed else f"NOT verified: {failed} of {len(found.checks)} checks failed"
+        )
+    if not found.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,259 @@
+"""The annex of a release: what a data-protection officer files, as plain JSON and as a page of two sheets of paper.
+
+Both are functions of the report, of the ledger and of the hashes of the files beside them, so they say nothing that is
+not published already, and whoever has the release makes them again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from typing import Any, Final
+
+from privlora.accounting import LedgerSummary
+from privlora.accounting.ledger_format import parse_ledger
+from privlora.errors import PrivacyError
+from privlora.pages.numbers import finite
+from privlora.reporting import wording
+from privlora.reporting.residual import risks_of
+from privlora.reporting.seals import ANNEX, belongs, digests, sealed
+from privlora.version import __version__
+
+ANNEX_VERSION: Final = 1
+JSON_NAME, PAGE_NAME = ANNEX
+SIGNATURE: Final = "signature"
+TO_FILL: Final = (
+    "Purpose of the processing",
+    "Legal basis",
+    "Controller and contact",
+    "Origin of the records",
+    "Attacks tried, with dates and bounds",
+    "Date, name and signature",
+)
+_WHAT: Final = {
+    "README.md": "the card, as hubs for models show it",
+    "adapter_config.json": "the adapter's shape, for peft",
+    "adapter_model.safetensors": "the adapter's weights",
+    "choice.json": "how the method was chosen, on public texts",
+    "evaluations.jsonl": "losses on public records",
+    "ledger.jsonl": "what was released, and how often",
+    "metrics.jsonl": "epsilon and public losses by step",
+    "privacy_report.json": "the statement, settings and results, for machines",
+    "report.html": "the same, with figures",
+    "synthetic.jsonl": "the texts",
+}
+_OF_A_CLIENT: Final = "a client's own ledger"
+_PRIVATE: Final = (
+    "the records themselves, wherever they are kept",
+    "the run's settings, which name the files of the records",
+    "checkpoints, training losses, and the summary of the records",
+    "hashes of the records, and their tokens if they were kept",
+    "results of audits, which are facts about the records",
+)
+
+
+@dataclass(frozen=True)
+class Book:
+    """A ledger as far as an annex needs it. summary: what it says. head: SHA-256 of its last line. schema: of its
+    lines; those of 1 hold the times of releases."""
+
+    summary: LedgerSummary
+    head: str
+    schema: int
+
+
+def read_book(path: Path, content: bytes) -> Book:
+    """path: for words alone. Raises RunError or PrivacyError for what is no whole ledger, to its last byte."""
+    summary, head, size = parse_ledger(path, content)
+    if size != len(content):
+        raise PrivacyError(
+            f"{path}: something lies behind the last whole line",
+            why="a run that is over leaves nothing there",
+            fix="restore the original ledger",
+        )
+    return Book(summary, head, json.loads(content.split(b"\n", 1)[0])["schema_version"])
+
+
+def annex_of(report: Mapping[str, Any], book: Book, files: Mapping[str, str]) -> dict[str, Any]:
+    """annex.json without a signature. report: of a private run that is over. files: SHA-256 of all files of the release
+    but the annex's own.
+
+    Raises PrivacyError where there is nothing to file, or what would be filed must not be published.
+    """
+    _refuse_unfit(report, book)
+    statement, summary = report["statement"], book.summary
+    known = _against_a_client(report)
+    return sealed(
+        {
+            "schema_version": ANNEX_VERSION,
+            "written_by": f"privlora {__version__}",
+            "subject": _subject(report),
+            "to_fill": list(TO_FILL),
+            "statement": {
+                **{name: statement[name] for name in _STATED},
+                "epsilon_against_another_client": known,
+                "noise": "keys of the operating system, never stored",
+            },
+            "means": _means(report["means"], statement["epsilon"], known),
+            "protected": _protected(report),
+            "size": size_of(report),
+            "public": [{"file": name, "what": _WHAT.get(name, _OF_A_CLIENT)} for name in sorted(files)],
+            "private": list(_PRIVATE),
+            "attacks": [],
+            "risks": risks_of(report),
+            "versions": dict(report["versions"]),
+            "ledger": {
+                "file": "ledger.jsonl",
+                "head": book.head,
+                "run_id": summary.run_id,
+                "created": summary.created,
+                "steps_charged": summary.charges,
+                "steps_planned": summary.plan.steps,
+                "closed": summary.closed,
+                "versions": dict(summary.versions),
+            },
+            "files": dict(sorted(files.items())),
+        }
+    )
+
+
+_STATED: Final = (
+    "epsilon",
+    "delta",
+    "epsilon_replace_one",
+    "unit",
+    "records_per_user",
+    "adjacency",
+    "accountant",
+)
+
+
+def posterior(epsilon: float) -> float:
+    """e^epsilon / (1 + e^epsilon): the most that 50 % can become under (epsilon, 0)-DP.
+
+    Whatever is (epsilon, delta)-DP can be made, for two neighbours, of one answer which with probability delta is the
+    truth, said to be so, and else that of randomised response at epsilon (Kairouz, Oh and Viswanath 2015).
+    """
+    return 1 / (1 + exp(-epsilon))
+
+
+def size_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """How many units there are, as the run was told and as the report has it: N = b / q of the last phase, or a
+    federation's number of clients. of: of whom each."""
+    statement, federation = report["statement"], report.get("federation")
+    if statement["unit"] == "client":
+        assert federation is not None
+        return {"units": federation["size"], "unit": "client", "of": "the federation"}
+    rate = wording.phases(statement)[-1]["sampling"]["sample_rate"]
+    units = statement["expected_batch_size"] / rate
+    each = federation is not None and federation["noise_by"] == "client"
+    return {
+        "units": round(units),
+        "unit": statement["unit"],
+        "of": f"each of {federation['size']} clients" if federation is not None and each else "all data",
+    }
+
+
+def files_beside(folder: Path, report: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of all files of a release but the annex's own. Raises RunError."""
+    names = (path.name for path in folder.iterdir() if belongs(path.name, report))
+    return digests(folder, (name for name in names if name not in ANNEX))
+
+
+def annex_text(annex: Mapping[str, Any]) -> str:
+    """annex.json."""
+    return json.dumps(annex, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def content_of(annex: Mapping[str, Any]) -> dict[str, Any]:
+    """All but the signature."""
+    return {name: value for name, value in annex.items() if name != SIGNATURE}
+
+
+def _refuse_unfit(report: Mapping[str, Any], book: Book) -> None:
+    if not wording.is_private(report):
+        raise nothing_to_file("", str(report["stamp"]["reason"]))
+    if report["statement"]["epsilon"] is None:
+        raise nothing_to_file("", "its noise is so small that no finite epsilon can be stated")
+    if book.schema == 1:
+        raise PrivacyError(
+            "the ledger is of an older version and holds the time of each release",
+            why="times tell long batches from short ones, so this folder is not for publication",
+            fix="keep it where the records are; a new run leaves a ledger without times",
+        )
+
+
+def nothing_to_file(whose: str, reason: str) -> PrivacyError:
+    """whose: run, as " of the run in 'runs/x'"."""
+    return PrivacyError(
+        f"nothing to file: the release{whose} is NOT PRIVATE",
+        why=f"{reason}, so it holds what its records say, and an annex would promise something",
+        fix="handle it as the records themselves",
+    )
+
+
+def _subject(report: Mapping[str, Any]) -> dict[str, Any]:
+    adapter, method, texts = report["adapter"], report["method"], report.get("texts")
+    federation = report.get("federation")
+    if texts is None:
+        title = f"LoRA adapter for {adapter['base_model']}"
+    else:
+        chosen = texts["generator"] == "file"
+        title = f"{texts['count']} {'public texts, chosen privately' if chosen else 'synthetic texts'}"
+    return {
+        "title": title,
+        "release": "adapter" if texts is None else "texts",
+        "base_model": adapter["base_model"],
+        "base_is_local": adapter["base_is_local"],
+        "base_revision": adapter["base_revision"],
+        "task": _task(report),
+        "method": method["name"],
+        "mechanism": wording.mechanism(report),
+        "dataset": report["statement"]["dataset"],
+        "clients": None if federation is None else federation["size"],
+        "rule": None if federation is None else federation["rule"]["name"],
+    }
+
+
+def _task(report: Mapping[str, Any]) -> str:
+    """What was learned from the records."""
+    if "classes" in report:
+        count = report["classes"]["num_labels"]
+        return f"to tell {count} classes of texts" if count > 1 else "to give texts a score"
+    if "preferences" in report:
+        return "which of two answers is preferred"
+    if wording.releases_votes(report):
+        return "which of many public texts are like the records"
+    return "to continue texts like the records"
+
+
+def _protected(report: Mapping[str, Any]) -> dict[str, str]:
+    statement, federation = report["statement"], report.get("federation")
+    who = wording.unit(statement) if federation is None else federation["hidden"]
+    whole = "every file of this release, and knows all other records"
+    against = f"whoever has {whole}" if federation is None else federation["holds_against"]
+    return {"who": who, "against": against, "adjacency": wording.adjacency(statement)}
+
+
+def _against_a_client(report: Mapping[str, Any]) -> float | None:
+    federation = report.get("federation")
+    if federation is None or not federation["colluding"]:
+        return None
+    return federation["colluding"][0]["epsilon"]
+
+
+def _means(found: Mapping[str, float], epsilon: float, known: float | None) -> dict[str, Any]:
+    """What epsilon means to one person; all of them upper bounds for any attack."""
+    return finite(
+        {
+            "prior": 0.5,
+            "posterior_at_most": posterior(epsilon),
+            "posterior_of_another_client_at_most": None if known is None else posterior(known),
+            "right_guesses": found["right_guesses"],
+            "found_at_1_percent": found["found_at_1_percent"],
+            "found_at_1_permille": found["found_at_1_permille"],
+        }
+    )

@@ -1,0 +1,64 @@
+"""Writing the annex of a finished run's release, after all that a push looks at was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from privlora.errors import RunError
+from privlora.reporting.annex import JSON_NAME, PAGE_NAME, annex_of, files_beside, nothing_to_file, read_book
+from privlora.reporting.facts import NOT_PRIVATE
+from privlora.reporting.publication import read_report, write_annex
+from privlora.reporting.pushing import checked
+from privlora.reporting.seals import CARD_NAME, HTML_NAME
+from privlora.reporting.signing import fingerprint_of, signed
+from privlora.training.files import RunFolder, set_times, write_atomically
+
+
+@dataclass(frozen=True)
+class Filed:
+    """annex: what annex.json says. signed_by: fingerprint of the key; None without a signature."""
+
+    annex: dict[str, Any]
+    signed_by: str | None
+
+
+def file_annex(folder: RunFolder, *, key: Any = None) -> Filed:
+    """Write annex.json and annex.html into the release, and card and page anew. key: an Ed25519 private key to sign
+    with (`signing.read_private_key`).
+
+    Raises PrivacyError for a run that protects nobody, whose release was changed or must not be published; RunError for
+    one that is not finished, or whose release lacks a file or cannot be written.
+    """
+    _refuse_unprotected(folder)
+    with checked(folder) as found:
+        lacking = sorted(found.report["files"].keys() - set(found.files))
+        if lacking:
+            raise RunError(
+                f"{str(folder.release)!r} lacks {', '.join(lacking)}, which its report names",
+                why="whoever verifies the annex would miss it",
+                fix="restore it, or file the annex of what a push makes of the rest",
+            )
+        for name in (CARD_NAME, HTML_NAME):
+            write_atomically(folder.release / name, (found.place / name).read_text(encoding="utf-8"))
+        book = read_book(folder.ledger, (found.place / folder.ledger.name).read_bytes())
+        annex = annex_of(found.report, book, files_beside(folder.release, found.report))
+    if key is not None:
+        annex = signed(annex, key)
+    write_annex(folder, annex)
+    set_times(folder.release, book.summary.created)
+    return Filed(annex, fingerprint_of(annex["signature"]["public_key"]) if key is not None else None)
+
+
+def paths_of(folder: RunFolder) -> tuple[str, str]:
+    """Where the annex is: the page, and the JSON."""
+    return str(folder.release / PAGE_NAME), str(folder.release / JSON_NAME)
+
+
+def _refuse_unprotected(folder: RunFolder) -> None:
+    """In the words of who wants to file something; what else is wrong `checked` says."""
+    if not folder.report.exists():
+        return
+    stamp = read_report(folder.report).get("stamp")
+    if isinstance(stamp, dict) and stamp.get("text") == NOT_PRIVATE:
+        raise nothing_to_file(f" of the run in {str(folder.root)!r}", str(stamp.get("reason")))

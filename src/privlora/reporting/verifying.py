@@ -1,0 +1,354 @@
+"""Whether a release is what its ledger promises, as a third person finds out who has its folder and nothing else.
+
+Nothing is taken from the release that can be made again: epsilon comes from the ledger, card, page and annex from the
+report, hashes from the files. What no key protects can be made anew as a whole; a head that was kept apart from the
+folder, or a signature, shows that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line
+from privlora.pages.numbers import number, rounded_up
+from privlora.reporting.annex import (
+    JSON_NAME,
+    PAGE_NAME,
+    SIGNATURE,
+    Book,
+    annex_of,
+    annex_text,
+    content_of,
+    files_beside,
+    read_book,
+)
+from privlora.reporting.annex_page import render_annex
+from privlora.reporting.facts import PRIVATE
+from privlora.reporting.publication import (
+    check_same_run,
+    differences,
+    pages_of,
+    parse_report,
+    stated,
+)
+from privlora.reporting.pushing import copy_file, files_of
+from privlora.reporting.rows import refuse_other_rows
+from privlora.reporting.seals import (
+    ANNEX,
+    HTML_NAME,
+    LEDGER,
+    MADE_ANEW,
+    REPORT_NAME,
+    belongs,
+    digests,
+    refuse_altered,
+    seals_itself,
+)
+from privlora.reporting.signing import fingerprint_of, is_signed_rightly
+from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
+from privlora.training.files import AUDITED, RunFolder
+from privlora.version import __version__
+
+_OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
+_LONGEST: Final = 400  # characters of what was found
+_FIGURE: Final = re.compile(r"<svg .*?</svg>", re.DOTALL)
+_MALFORMED: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """name: of what was looked at. passed: None where there is nothing of the kind. found: what was found, one line."""
+
+    name: str
+    passed: bool | None
+    found: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """checks: in order. head: of the ledger, and epsilon by it; None where it cannot be read."""
+
+    checks: tuple[Check, ...]
+    head: str | None
+    epsilon: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.passed is not False for check in self.checks)
+
+
+@dataclass(frozen=True)
+class _Release(RunFolder):
+    """A release without its run: the folder is what ``root`` would have beside private/, which is never looked at."""
+
+    @property
+    def release(self) -> Path:
+        return self.root
+
+    @property
+    def private(self) -> Path:
+        return self.root / "no-private-folder"
+
+
+def verify(path: Path, *, head: str | None = None, public_key: str | None = None) -> Verified:
+    """Look at a release, or at that of a run's folder; at no other file. ``head``: of the ledger, as an annex on paper
+    has it. ``public_key``: who must have signed, in hexadecimal.
+
+    Raises RunError where there is no release, ConfigError for a head that is none.
+    """
+    folder = _release_at(path)
+    if head is not None:
+        head = head.strip().lower()
+        if re.fullmatch(r"[0-9a-f]{64}", head) is None:
+            raise ConfigError(
+                "--head is not 64 hexadecimal digits", fix="copy the head from the annex that was filed"
+            )
+    with tempfile.TemporaryDirectory(prefix="privlora-") as root:
+        copied = _Release(Path(root))
+        return _Verification(folder, copied).of(head, public_key)
+
+
+def _release_at(path: Path) -> _Release:
+    for place in (path, path / "release", path / "not-private"):
+        if any((place / name).is_file() for name in (REPORT_NAME, LEDGER)):
+            return _Release(place.resolve())
+    raise RunError(
+        f"there is no release in {str(path)!r}",
+        fix=f"give the folder that holds {REPORT_NAME} and {LEDGER}, or that of its run",
+    )
+
+
+class _Absent(Exception):
+    """There is nothing of the kind that is looked at."""
+
+
+class _Verification:
+    """The checks of one release. What they look at are copies: what is in ``folder`` may change meanwhile."""
+
+    def __init__(self, folder: _Release, copied: _Release) -> None:
+        self.folder, self.copied = folder, copied
+        self.checks: list[Check] = []
+        self.report: dict[str, Any] = {}
+        self.names: tuple[str, ...] = ()
+        self.book: Book | None = None
+        self.facts: dict[str, Any] = {}
+        self.annex: dict[str, Any] | None = None
+
+    def of(self, head: str | None, public_key: str | None) -> Verified:
+        if self._take("report", self._report):
+            self._take("files", self._files)
+        self._take("ledger", self._ledger)
+        looks = {"epsilon": self._epsilon, "rows": self._rows, "pages": self._pages, "annex": self._annex}
+        if "federation" in self.report:
+            looks["clients"] = self._clients
+        for name, look in looks.items():
+            if self.report and self.book is not None:
+                self._take(name, look)
+            else:
+                self._add(name, False, "not looked at: it takes the report and the ledger")
+        self._take("head", partial(self._head, head))
+        self._take("signature", partial(self._signature, public_key))
+        found = self.facts.get("statement")
+        return Verified(
+            tuple(self.checks),
+            None if self.book is None else self.book.head,
+            found["epsilon"] if found else None,
+        )
+
+    def _add(self, name: str, passed: bool | None, found: str) -> None:
+        self.checks.append(Check(name, passed, in_one_line(found, _LONGEST)))
+
+    def _take(self, name: str, look: Callable[[], str]) -> bool:
+        """look: gives what it found, and raises _Absent or, where it fails, what is wrong."""
+        try:
+            self._add(name, True, look())
+            return True
+        except _Absent as absent:
+            self._add(name, None, str(absent))
+            return True
+        except PrivloraError as error:
+            self._add(name, False, f"{error.what}{f' ({error.why})' if error.why else ''}")
+            return False
+        except _MALFORMED as error:
+            self._add(name, False, f"not as a run writes it ({type(error).__name__})")
+            return False
+
+    def _read(self, name: str) -> bytes:
+        if not (self.copied.release / name).exists():
+            copy_file(self.folder, name, self.copied)
+        return (self.copied.release / name).read_bytes()
+
+    def _report(self) -> str:
+        if not self.folder.report.exists():
+            raise RunError(f"there is no {REPORT_NAME}")
+        found = parse_report(self.folder.report, self._read(REPORT_NAME))
+        refuse_altered(self.folder, found, {})
+        stamp = found["stamp"]
+        if stamp["text"] != PRIVATE:
+            raise PrivacyError(f"NOT PRIVATE: {stamp['reason']}, so nothing is promised")
+        self.report = found
+        return f"says {stamp['text']}, of privlora {found['versions']['privlora']}; its hash is its own"
+
+    def _files(self) -> str:
+        known = [path.name for path in self.folder.release.iterdir() if belongs(path.name, self.report)]
+        for name in known:
+            self._read(name)
+        self.names = tuple(sorted(known))
+        files_of(self.folder, self.report, beside=_OF_HUBS)
+        held = [name for name in self.names if name not in MADE_ANEW]
+        refuse_altered(self.folder, self.report, digests(self.copied.release, held))
+        lacking = sorted(self.report["files"].keys() - set(held))
+        if lacking:
+            raise RunError(f"{', '.join(lacking)}: named by the report, and not here")
+        beside = [name for name in _OF_HUBS if (self.folder.release / name).exists()]
+        but = f" but {', '.join(beside)}, which is no part of a release" if beside else ""
+        return f"all {len(held)} that the report names have its hashes, and there are no others{but}"
+
+    def _ledger(self) -> str:
+        if not self.folder.ledger.exists():
+            raise RunError(f"there is no {LEDGER}, so no epsilon can be stated")
+        book = read_book(self.folder.ledger, self._read(LEDGER))
+        summary = book.summary
+        if summary.plan.dataset.startswith(AUDITED):
+            raise PrivacyError("it is of an audit, which has canaries among its records")
+        self.book = book
+        if not summary.closed:
+            raise RunError("the run is not finished: its ledger is not closed")
+        done = f"{summary.charges} of {summary.plan.steps} planned releases"
+        return f"its chain is whole: {done}, closed; head {book.head}"
+
+    def _epsilon(self) -> str:
+        assert self.book is not None
+        summary = self.book.summary
+        check_same_run(self.report.get("statement") or {}, summary)
+        self.facts = stated(summary)
+        for name, said, true in differences(self.report, self.facts):
+            raise PrivacyError(f"the report says {name} = {said}, and by the ledger it is {true}")
+        check_colluding(self.report, summary)
+        statement = self.facts["statement"]
+        return (
+            f"{rounded_up(statement['epsilon'])} at delta {number(statement['delta'])}, computed from the ledger "
+            f"(PLD), is what the report states, for one {statement['unit']}, {statement['adjacency']}"
+        )
+
+    def _clients(self) -> str:
+        assert self.book is not None
+        files = ledgers_of_clients(self.report)
+        if not files:
+            raise _Absent("none has a ledger: the noise is the server's, and so is the ledger")
+        books = {
+            name: read_book(self.folder.release / file, self._read(file))
+            for name, file in files.items()
+            if file in self.names
+        }
+        check_clients(self.report, books, self.book)
+        return f"ledgers of {len(books)} of {len(files)} are whole, and say what the report says of them"
+
+    def _rows(self) -> str:
+        refuse_other_rows(self.folder, self.report, self.copied)
+        return "evaluations, metrics and choice are those of the report, as far as there are any"
+
+    def _pages(self) -> str:
+        for name, text in _made(REPORT_NAME, pages_of, self.report).items():
+            found = self._read(name).decode()
+            if name == HTML_NAME:  # every matplotlib draws in its own way
+                found, text = _FIGURE.sub("", found), _FIGURE.sub("", text)
+            if found != text:
+                _refuse_other(name, f"privlora {self.report['versions']['privlora']}")
+        return "card and page say what the report says (figures are not compared)"
+
+    def _annex(self) -> str:
+        here = [name for name in ANNEX if (self.folder.release / name).exists()]
+        if not here:
+            raise _Absent("there is none; `privlora annex RUN` writes it")
+        if len(here) < len(ANNEX):
+            raise RunError(f"there is {here[0]} alone; an annex has {' and '.join(ANNEX)}")
+        book = self.book
+        assert book is not None
+        content = self._read(JSON_NAME)
+        said = json.loads(content.decode())
+        by = str(said["written_by"])
+        facts, files = {**self.report, **self.facts}, files_beside(self.copied.release, self.report)
+        true = _made(REPORT_NAME, annex_of, facts, book, files)
+        own = {name: value for name, value in true.items() if name != "sha256"}
+        for name, one, other in differences(said, own):
+            _refuse_other(JSON_NAME, by, f"says {name} = {one}, and made again it is {other}")
+        if said.keys() - {SIGNATURE} != true.keys() or annex_text(said) != content.decode():
+            _refuse_other(JSON_NAME, by)
+        if not seals_itself(content_of(said)):
+            _refuse_other(JSON_NAME, by, "does not have the hash that it names")
+        if _made(JSON_NAME, render_annex, said) != self._read(PAGE_NAME).decode():
+            _refuse_other(PAGE_NAME, by)
+        self.annex = said
+        return (
+            f"its numbers are those computed here, its page is theirs, and all {len(said['files'])} other files have "
+            "the hashes that it names"
+        )
+
+    def _head(self, head: str | None) -> str:
+        if head is None:
+            raise _Absent(
+                "none was given; --head HASH of an annex that was kept apart finds a folder made anew"
+            )
+        if self.book is None or head != self.book.head:
+            raise PrivacyError(
+                "the ledger's head is another than the one given",
+                why="it was made anew, or is of another run",
+            )
+        return "the ledger's is the one given"
+
+    def _signature(self, public_key: str | None) -> str:
+        signature = None if self.annex is None else self.annex.get(SIGNATURE)
+        if signature is None:
+            if public_key is not None:
+                raise PrivacyError("there is none that could be held against the public key")
+            raise _Absent(
+                "the annex is not signed" if self.annex else "there is no annex that was found right"
+            )
+        if not is_signed_rightly(self.annex or {}):
+            raise PrivacyError("the annex is not what was signed")
+        by = fingerprint_of(signature["public_key"])
+        if public_key is None:
+            raise _Absent(
+                f"by a key with fingerprint {by}; --public-key FILE holds it against one that you trust"
+            )
+        if signature["public_key"] != public_key:
+            raise PrivacyError(
+                f"the annex is signed by another key than the one given, with fingerprint {by}"
+            )
+        return f"by the key that was given, with fingerprint {by}"
+
+
+def _made(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What this version makes of what was read from the file ``name``."""
+    try:
+        return make(*arguments)
+    except PrivloraError:
+        raise
+    except Exception:  # noqa: BLE001 - what no run wrote can lack anything
+        raise PrivacyError(f"{name} is not as a run writes it") from None
+
+
+def _refuse_other(name: str, by: str, how: str = "is not what the report and the ledger make") -> NoReturn:
+    mine = f"privlora {__version__}"
+    words = f"{name} {how}"
+    if by != mine:
+        who = by if re.fullmatch(r"privlora [\w.+-]{1,40}", by, re.ASCII) else "another program"
+        words += f"; {who} wrote it and this is {mine}, so verify with that version"
+    raise PrivacyError(words)

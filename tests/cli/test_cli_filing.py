@@ -1,0 +1,267 @@
+"""annex and verify: of runs of every kind, through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call, run_settings, write_config, write_records
+from federation_cases import federation_settings, write_clients
+from test_api_synthesis import make as synthesized
+from tiny_models import tiny_model
+
+from privlora.cli import main
+from privlora.reporting import verifying
+from privlora.reporting.seals import ANNEX, text_of, with_files
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished / "run", tmp_path / "run"))
+
+
+def test_an_annex_is_written_and_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "annex", run)
+    assert shown.code == 0
+    page, data, command = shown.out.splitlines()
+    assert [page, data] == [str(run / "release" / name) for name in ("annex.html", "annex.json")]
+    annex = json.loads(Path(data).read_text())
+    head = annex["ledger"]["head"]
+    assert command == f"verify: privlora verify {run / 'release'} --head {head}"
+    again = call(capsys, "annex", run, "--json").json
+    assert again == {"page": page, "json": data, "head": head, "signed_by": None}
+
+    shutil.rmtree(run / "private")  # a third person has none
+    verified = call(capsys, "verify", run / "release", "--head", head)
+    *lines, verdict = verified.out.splitlines()
+    assert (verified.code, verdict) == (0, "verified")
+    names = ["report", "files", "ledger", "epsilon", "rows", "pages", "annex", "head", "signature"]
+    assert [line.split()[1] for line in lines] == names
+    assert [line.split()[0] for line in lines] == ["ok"] * 8 + ["-"]
+    found = call(capsys, "verify", run / "release", "--json")
+    assert found.code == 0
+    assert found.json["verified"] is True
+    assert (found.json["head"], found.json["epsilon"]) == (head, annex["statement"]["epsilon"])
+    assert [check["name"] for check in found.json["checks"]] == names
+
+
+def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "annex", run)
+    (run / "release" / "adapter_config.json").write_text("{}")
+    shown = call(capsys, "verify", run)
+    assert shown.code == 1
+    assert shown.err == ""
+    assert shown.out.splitlines()[-1] == "NOT verified: 2 of 9 checks failed"
+    assert "FAILED  files      adapter_config.json in" in shown.out
+    found = call(capsys, "verify", run, "--json")
+    assert (found.code, found.json["verified"]) == (1, False)
+
+
+def test_a_signature_by_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography", reason="signs and verifies")
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key, private, public = Ed25519PrivateKey.generate(), tmp_path / "key.pem", tmp_path / "public.pem"
+    private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+    private.chmod(0o644)
+    shown = call(capsys, "annex", run, "--sign", private)
+    assert shown.code == 2
+    assert shown.err.count("\n") == 1
+    assert "chmod 600" in shown.err
+    assert not (run / "release/annex.json").exists()
+    private.chmod(0o600)
+    assert "signed by the key with fingerprint" in call(capsys, "annex", run, "--sign", private).out
+    public.write_bytes(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
+    assert call(capsys, "verify", run, "--public-key", public).code == 0
+    call(capsys, "annex", run)  # unsigned
+    assert call(capsys, "verify", run, "--public-key", public).code == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["annex", "nowhere"], "no run in"),
+        (["annex", "RUN", "--sign", "nowhere"], "cannot read the key"),
+        (["verify", "nowhere"], "there is no release in"),
+        (["verify", "RUN", "--head", "12"], "is not 64 hexadecimal digits"),
+        (["verify", "RUN", "--public-key", "nowhere"], "cannot read the key"),
+    ],
+)
+def test_bad_inputs_are_one_line(
+    argv: list[str], words: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = call(capsys, *(str(run) if word == "RUN" else word for word in argv))
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert words in shown.err
+    assert not (run / "release/annex.json").exists()
+
+
+def test_there_is_nothing_to_file_without_privacy(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_run = run_settings(
+        model, folder, privacy={"private": False, "noise_multiplier": None, "delta": None}
+    )
+    assert main(["train", str(write_config(folder, {**open_run, "method": {"name": "adamw"}}))]) == 0
+    shown = call(capsys, "annex", folder / "run")
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert shown.err.startswith("error: nothing to file: the release of the run in")
+    assert not list((folder / "run").rglob("annex*"))
+    shown = call(capsys, "verify", folder / "run")
+    assert shown.code == 1
+    assert "NOT PRIVATE" in shown.out
+
+
+def _users(model: Path, folder: Path) -> Path:
+    privacy = {"unit": "user", "user_column": "patient", "max_records_per_user": 3, "public_dataset_size": 6}
+    settings = run_settings(model, folder, privacy=privacy)
+    assert main(["train", str(write_config(folder, settings))]) == 0
+    return folder / "run"
+
+
+def _classes(model: Path, folder: Path) -> Path:
+    data = {"label": "patient", "text": "text", "labels": ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]}
+    assert main(["train", str(write_config(folder, run_settings(model, folder, data=data)))]) == 0
+    return folder / "run"
+
+
+def _preferences(model: Path, folder: Path) -> Path:
+    def pair(number: int) -> dict[str, Any]:
+        return {"prompt": f"case {number}: ", "chosen": f"good {number}", "rejected": "bad"}
+
+    write_records(folder / "records.jsonl", make=pair)
+    data = {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"}
+    assert main(["train", str(write_config(folder, run_settings(model, folder, data=data)))]) == 0
+    return folder / "run"
+
+
+def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
+    def make(model: Path, folder: Path) -> Path:
+        given = {"clients": write_clients(folder), **federation}
+        settings = federation_settings(model, folder, federation=given, privacy={"public_dataset_size": 48})
+        settings["data"].pop("path", None)
+        assert main(["federate", str(write_config(folder, settings))]) == 0
+        return folder / "run"
+
+    return make
+
+
+def _texts(model: Path, folder: Path) -> Path:
+    return synthesized(tiny_model(), folder / "run").folder
+
+
+KINDS: dict[str, tuple[Callable[[Path, Path], Path], dict[str, str]]] = {
+    "users": (_users, {"protected/who": "one user: all of a user's records, at most 3 of them in a step"}),
+    "classes": (_classes, {"subject/task": "to tell 6 classes of texts"}),
+    "preferences": (_preferences, {"subject/task": "which of two answers is preferred"}),
+    "texts": (_texts, {"subject/title": "9 synthetic texts", "subject/release": "texts"}),
+    "clients' noise": (_federated(), {"subject/rule": "tan", "size/of": "each of 3 clients"}),
+    "shares": (
+        _federated(rule="joint", local_steps=1, survivors=2, secure_aggregation=True),
+        {"subject/rule": "joint", "size/of": "all data"},
+    ),
+    "server": (
+        _federated(rule="fedavg", privacy_model="client", trusted_server=True, clients_per_round=2),
+        {"size/of": "the federation", "protected/adjacency": "adding or removing one client"},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_is_filed_and_verified(
+    kind: str,
+    model: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, told = KINDS[kind]
+    root = make(model, folder)
+    assert call(capsys, "annex", root).code == 0
+    release = Path(shutil.move(root / "release", folder / "handed-over"))
+    annex = json.loads((release / "annex.json").read_text())
+    for path, words in told.items():
+        group, name = path.split("/")
+        assert annex[group][name] == words
+    found = call(capsys, "verify", release, "--head", annex["ledger"]["head"])
+    assert found.code == 0, found.out
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})  # takes most of the time
+    for path in sorted(release.iterdir()):
+        whole = path.read_bytes()
+        path.write_bytes(whole + b" ")
+        assert not verifying.verify(release).passed, path.name
+        path.write_bytes(whole)
+    assert {path.name for path in release.iterdir()} >= set(ANNEX)
+
+
+@pytest.fixture(scope="module")
+def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The filed release of a federation whose clients share the noise. Tests must not change it."""
+    root = KINDS["shares"][0](model, tmp_path_factory.mktemp("together"))
+    assert main(["annex", str(root)]) == 0
+    return root / "release"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "check"),
+    [
+        ("colluding/0/epsilon", 0.9, "epsilon"),
+        ("colluding/0/noise_multiplier", 2.0, "epsilon"),
+        ("colluding/0/clients", 2, "epsilon"),
+        ("threshold", 3, "epsilon"),
+        ("clients/1/epsilon", 0.1, "clients"),
+        ("clients/1/epsilon_planned", 0.1, "clients"),
+        ("clients/1/steps_charged", 1, "clients"),
+        ("clients/1/delta", 1e-9, "clients"),
+        ("statement_of", "nobody", "clients"),
+    ],
+)
+def test_a_federations_budgets_are_those_of_its_ledgers(
+    path: str, value: Any, check: str, together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a report that was sealed anew, so that by its hash it is right."""
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
+    release = Path(shutil.copytree(together, tmp_path / "release"))
+    report = json.loads((release / "privacy_report.json").read_text())
+    inner: Any = report["federation"]
+    *way, last = (int(part) if part.isdecimal() else part for part in path.split("/"))
+    for part in way:
+        inner = inner[part]
+    inner[last] = value
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+    assert check in failed
+    assert failed <= {check, "annex"}
+
+
+def test_every_clients_ledger_is_read_to_its_end(
+    together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
+    release = Path(shutil.copytree(together, tmp_path / "release"))
+    lines = (release / "ledger-south.jsonl").read_bytes().splitlines(keepends=True)
+    for changed in (lines[:-1], lines[:-2], [*lines, b"a patient"], lines[1:]):
+        (release / "ledger-south.jsonl").write_bytes(b"".join(changed))
+        report = json.loads((release / "privacy_report.json").read_text())
+        (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+        failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+        assert "annex" in failed
+        assert ("clients" in failed) == (changed != lines[:-1])  # a client may go before its ledger is closed
+
+
+def test_no_name_of_a_client_leads_out_of_the_folder(together: Path, tmp_path: Path) -> None:
+    release = Path(shutil.copytree(together, tmp_path / "place" / "release"))
+    (tmp_path / "place" / "ledger-x").mkdir()
+    report = json.loads((release / "privacy_report.json").read_text())
+    report["federation"]["clients"][0]["name"] = report["federation"]["statement_of"] = "x/../../../secret"
+    (tmp_path / "secret.jsonl").write_text("a patient")
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    found = verifying.verify(release)
+    assert not found.passed
+    assert "a patient" not in str(found)

@@ -1,0 +1,302 @@
+"""What a third person finds in a release alone: whatever is changed in it, some check fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from annex_cases import failed, forged, leaves, said, told
+from push_cases import FILES, appended, sealed_again
+from reporting_cases import Run
+
+from privlora.accounting import Ledger
+from privlora.accounting.events import StepEvent
+from privlora.accounting.ledger_format import read_ledger
+from privlora.errors import ConfigError, RunError
+from privlora.reporting import verifying
+from privlora.reporting.filing import file_annex
+from privlora.reporting.publication import stated
+from privlora.reporting.seals import ANNEX
+from privlora.reporting.verifying import verify
+from privlora.training.files import RunFolder
+
+KEYS = (
+    "schema_version",
+    "written_by",
+    "subject",
+    "to_fill",
+    "statement",
+    "means",
+    "protected",
+    "size",
+    "public",
+)
+KEYS += ("private", "attacks", "risks", "versions", "ledger", "files", "sha256")
+
+
+def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: Path) -> None:
+    (release / ".cache" / "huggingface").mkdir(parents=True)
+    (release / ".gitattributes").write_text("*.safetensors filter=lfs")
+    (tmp_path / "link").symlink_to(release)
+    found = verify(tmp_path / "link")
+    assert found.passed
+    assert "no others but .cache, .gitattributes" in found.checks[1].found
+
+
+def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, release: Path) -> None:
+    before = {path.name: path.read_bytes() for path in release.iterdir()}
+    for place in (release, filed.root, filed.release):
+        found = verify(place, head=said(release)["ledger"]["head"])
+        assert failed(found) == []
+        assert [check.name for check in found.checks if check.passed is None] == ["signature"]
+        assert found.passed
+        assert found.epsilon == pytest.approx(said(release)["statement"]["epsilon"])
+        assert found.head == said(release)["ledger"]["head"]
+    assert {path.name: path.read_bytes() for path in release.iterdir()} == before
+
+
+def test_a_release_without_an_annex_is_verified_too(run: RunFolder) -> None:
+    found = verify(run.release)
+    assert found.passed
+    absent = {check.name: check.found for check in found.checks if check.passed is None}
+    assert absent.keys() == {"annex", "head", "signature"}
+    assert "there is none" in absent["annex"]
+
+
+def test_no_private_file_is_opened(filed: RunFolder, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(filed.root, tmp_path / "run"))
+    for path in (root / "private").iterdir():
+        path.unlink()
+        path.mkdir()  # whoever reads it gets an error
+    assert verify(root).passed
+
+
+def _another(value: Any) -> Any:
+    """Of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value * (1 - 1e-5)
+    return "a patient" if value is None else f"{value} "
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("key", KEYS)
+def test_no_value_of_the_annex_can_be_changed(key: str, release: Path) -> None:
+    """Not even by who makes its hash and its page anew, which differ where they are not."""
+    assert set(KEYS) == said(release).keys()
+    kept = {name: (release / name).read_bytes() for name in ANNEX}
+    for path in [leaf for leaf in leaves(said(release)) if leaf.split("/")[0] == key]:
+        found = forged(release, partial(_altered, path=path), anew=key != "sha256")
+        assert failed(found) == ["annex"], path
+        for name, content in kept.items():
+            (release / name).write_bytes(content)
+
+
+def _altered(annex: dict[str, Any], path: str) -> None:
+    value: Any = annex
+    for part in path.split("/"):
+        value = value[int(part) if part.isdecimal() else part]
+    told(annex, path, ["a patient"] if isinstance(value, list | dict) else _another(value))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("where", ["", "statement", "means", "ledger", "files", "subject"])
+def test_nothing_is_added_to_an_annex(where: str, release: Path) -> None:
+    assert failed(forged(release, lambda annex: told(annex, f"{where}/note".strip("/"), 1))) == ["annex"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_is_left_out_of_an_annex(release: Path) -> None:
+    for name in ("risks", "means", "statement", "written_by", "sha256"):
+        kept = (release / "annex.json").read_text()
+        annex = said(release)
+        del annex[name]
+        (release / "annex.json").write_text(json.dumps(annex, indent=1, ensure_ascii=False) + "\n")
+        assert failed(verify(release)) == ["annex"]
+        (release / "annex.json").write_text(kept)
+
+
+def test_another_machines_rounding_is_no_difference(release: Path) -> None:
+    def nearly(annex: dict[str, Any]) -> None:
+        annex["statement"]["epsilon"] *= 1 + 1e-9
+        annex["means"]["found_at_1_percent"] *= 1 - 1e-9
+
+    assert forged(release, nearly).passed
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", [*FILES, *ANNEX])
+@pytest.mark.parametrize("harm", ["added", "byte", "gone", "link"])
+def test_no_file_can_be_changed(name: str, harm: str, release: Path, tmp_path: Path) -> None:
+    path = release / name
+    if harm == "added":
+        appended(name, " ")(release)
+    elif harm == "byte":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    else:
+        kept = path.rename(tmp_path / "elsewhere")
+        if harm == "link":
+            path.symlink_to(kept)
+    assert not verify(release).passed
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", sorted({*FILES} - {"README.md", "report.html", "privacy_report.json"}))
+def test_what_is_altered_is_no_file_of_the_report(name: str, run: RunFolder) -> None:
+    """Also without an annex."""
+    appended(name, " ")(run.release)
+    assert "files" in failed(verify(run.release))
+
+
+def test_a_figure_of_the_page_is_sealed_by_the_annex(release: Path) -> None:
+    page = (release / "report.html").read_text()
+    (release / "report.html").write_text(page.replace("<svg ", '<svg data-note="a patient" ', 1))
+    assert failed(verify(release)) == ["annex"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["notes.txt", "annex.pdf", "ledger-north.jsonl", ".hidden"])
+def test_nothing_else_lies_there(name: str, release: Path) -> None:
+    (release / name).write_text("a patient")
+    assert failed(verify(release)) == ["files"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("path", "value", "names"),
+    [
+        ("statement/epsilon", 0.5, {"epsilon", "annex"}),
+        ("statement/epsilon_replace_one", 0.5, {"epsilon", "annex"}),
+        ("statement/delta", 1e-9, {"epsilon", "annex"}),
+        ("statement/noise_multiplier", 2.0, {"epsilon", "annex"}),
+        ("statement/unit", "user", {"epsilon", "annex"}),
+        ("statement/steps_charged", 2, {"epsilon", "annex"}),
+        ("statement/dataset", "others", {"epsilon", "annex"}),
+        ("means/right_guesses", 0.5, {"epsilon", "annex"}),
+        ("means/found_at_1_percent", 0.01, {"epsilon", "annex"}),
+        ("evaluation/0/accuracy", "a patient", {"rows", "annex"}),
+        ("adapter/base_model", "another", {"annex"}),
+    ],
+)
+def test_a_report_that_was_sealed_anew_is_held_against_the_ledger(
+    path: str, value: Any, names: set[str], release: Path
+) -> None:
+    """By its own hash it is right."""
+    handed = verifying._Release(release)
+    report = json.loads(handed.report.read_text())
+    told(report, path, value)
+    sealed_again(handed, **report)
+    assert set(failed(verify(release))) == names
+
+
+def test_card_and_page_are_those_of_the_report(run: RunFolder) -> None:
+    """Also without an annex."""
+    for name in ("README.md", "report.html"):
+        kept = (run.release / name).read_text()
+        (run.release / name).write_text(kept.replace("(1.5", "(0.5"))
+        assert failed(verify(run.release)) == ["pages"]
+        (run.release / name).write_text(kept)
+
+
+def _ledger(release: Path, change: Callable[[StepEvent], StepEvent], steps: int) -> None:
+    """Another ledger of the same run in its place, whole in itself."""
+    old = read_ledger(release / "ledger.jsonl")
+    (release / "ledger.jsonl").unlink()
+    plan = replace(old.plan, phases=((change(old.plan.event), 3),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("privlora.accounting.ledger.uuid.uuid4", lambda: old.run_id)
+        with Ledger.create(release / "ledger.jsonl", plan) as ledger:
+            for _ in range(steps):
+                ledger.charge(plan.event)
+            ledger.finish()
+
+
+def _all_anew(release: Path) -> RunFolder:
+    """Report, seals and annex made again, as by who has the whole folder, the program and no conscience."""
+    folder = RunFolder(release.parent / "run")
+    folder.root.mkdir()
+    release.rename(folder.root / "release")
+    sealed_again(folder, **stated(read_ledger(folder.ledger)))
+    (folder.release / "metrics.jsonl").unlink()
+    sealed_again(folder)
+    file_annex(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["noise", "steps"])
+def test_a_ledger_that_was_made_anew_needs_the_head_of_the_sheet(kind: str, release: Path) -> None:
+    """It is why the head is printed: within the folder nothing tells."""
+    head = said(release)["ledger"]["head"]
+    assert failed(verify(release, head=head)) == []
+    more = 2.0 if kind == "noise" else 1.0
+    _ledger(release, lambda event: replace(event, noise_multiplier=more), 3 if kind == "noise" else 2)
+    found = verify(release, head=head)
+    assert {"files", "epsilon", "annex", "head"} <= set(failed(found))
+    folder = _all_anew(release)
+    assert verify(folder.release).passed
+    assert failed(verify(folder.release, head=head)) == ["head"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("line", range(5))
+def test_no_line_of_the_ledger_can_be_changed_or_left_out(line: int, release: Path) -> None:
+    lines = (release / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5
+    other = lines[line].replace(b"e", b"f", 1)
+    for changed in (lines[:line] + lines[line + 1 :], [*lines[:line], other, *lines[line + 1 :]]):
+        (release / "ledger.jsonl").write_bytes(b"".join(changed))
+        assert "ledger" in failed(verify(release)) or not changed
+
+
+def test_what_is_not_private_is_said_to_be(public_run: Run, insecure_run: Run) -> None:
+    for run in (public_run, insecure_run):
+        found = verify(run.folder.root)
+        assert not found.passed
+        assert "NOT PRIVATE" in found.checks[0].found
+
+
+def test_an_annex_of_another_version_says_which(release: Path) -> None:
+    found = forged(release, lambda annex: told(annex, "written_by", "privlora 99"))
+    (annex,) = (check.found for check in found.checks if check.name == "annex")
+    assert "privlora 99 wrote it and this is privlora" in annex
+    assert "verify with that version" in annex
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"\xff", b"[" * 100_000, b'{"schema_version": 3}', b'{"schema_version": 3, "stamp": 1}', b""],
+)
+@pytest.mark.parametrize("name", ["privacy_report.json", "annex.json", "ledger.jsonl"])
+def test_damaged_files_are_failed_checks(name: str, content: bytes, release: Path) -> None:
+    (release / name).write_bytes(content)
+    found = verify(release)
+    assert not found.passed
+    assert not [check for check in found.checks if "\n" in check.found]
+
+
+def test_nothing_of_a_release_steers_a_terminal(release: Path) -> None:
+    handed = verifying._Release(release)
+    sealed_again(handed, versions={"privlora": "\x1b[31m1", "dp-accounting": "1"})
+    assert not [check for check in verify(release).checks if not check.found.isprintable()]
+
+
+def test_bad_arguments_are_one_error(release: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no release in"):
+        verify(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="there is no release in"):
+        verify(release / "ledger.jsonl")
+    for head in ("", "abc", "g" * 64, "0" * 63):
+        with pytest.raises(ConfigError, match="is not 64 hexadecimal digits"):
+            verify(release, head=head)
