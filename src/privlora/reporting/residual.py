@@ -168,6 +168,12 @@ RISKS: Final = (
         _clipping("spectral"),
     ),
     Risk(
+        "`method.clipping: per-module`",
+        "Each module is clipped by itself, which enlarges the rounding of weak parts: what that adds to one unit's part "
+        "was measured and allowed for, not proved.",
+        _clipping("per-module"),
+    ),
+    Risk(
         "`method.clipping: automatic` or `normalized`",
         "Small gradients are enlarged, and their rounding too; each unit goes through the model by itself.",
         _clipping("automatic", "normalized"),
