@@ -169,8 +169,8 @@ RISKS: Final = (
     ),
     Risk(
         "`method.clipping: per-module`",
-        "Each module is clipped by itself, which enlarges the rounding of weak parts: what that adds to one unit's part "
-        "was measured and allowed for, not proved.",
+        "Each module is clipped by itself, which enlarges the rounding of weak parts: what that adds to one unit's "
+        "part was measured and allowed for, not proved.",
         _clipping("per-module"),
     ),
     Risk(
