@@ -105,6 +105,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {"federation": JOINT, "method": {"name": "projected"}},
         ["federation.rule=joint cannot train by method.name=projected", "use prism"],
     ),
+    "joint along a direction": (
+        {"federation": JOINT, "method": {"name": "dp-zo"}},
+        ["federation.rule=joint cannot train by method.name=dp-zo", "a direction of its own", "use prism"],
+    ),
     "secure sums of a rule that cannot": (
         {"federation": {"rule": "flora", "secure_aggregation": True}},
         ["rule=flora cannot be summed securely", "--list-rules"],

@@ -51,6 +51,7 @@ def test_the_rows() -> None:
         "riemannian",
         "projected",
         "wishart-m2",
+        "dp-zo",
         "pe-sgd",
         "pe-sgd-fix",
         "span-prism",
@@ -196,6 +197,8 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
         }.items()
         for o, own in (("adamw", _ADAMW), ("sgd", {"beta1": 0.0}))
     },
+    ("dp-zo", "sgd"): {"beta1": 0.0, "perturbation": 1e-3},
+    ("dp-zo", "adamw"): {**_ADAMW, "perturbation": 1e-3},
     ("adamw", "adamw"): _ADAMW,
 }
 OWN: dict[
@@ -213,6 +216,8 @@ OWN: dict[
         for o in ("rank", "scalar", "sgd")
     },
     ("tangent", "paper"): _ADAM,
+    ("direction", "sgd"): {"beta1": 0.0},
+    ("direction", "adamw"): _ADAMW,
 }
 
 

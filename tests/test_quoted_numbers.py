@@ -38,6 +38,21 @@ def test_results_page_quotes_the_runs(findings: Any) -> None:
         assert table in text, title
 
 
+def test_leads_of_clipping_module_by_module_are_quoted(findings: Any) -> None:
+    of = findings.scores("other_rows", 3.0)
+    own, flat = (f"prism with {clipping} clipping" for clipping in ("per-module", "flat"))
+    ahead, behind = findings.lead_over(of, own, flat), findings.lead_over(of, "prism", own)
+    tie = findings.lead_over(of, "dp-adamw with per-module clipping", "dp-adamw")
+    quoted = [f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" for lead in (ahead, behind)]
+    book = page("benchmarks/results/README.md")
+    assert all(words in book for words in quoted)
+    assert f"a tie ({tie.lead:.3f}, {tie.in_errors:.1f} SE)" in book
+    assert f"(by {ahead.lead:.3f} of the best gain, {ahead.in_errors:.1f} standard errors)" in page(
+        "docs/clipping.md"
+    )
+    assert f"(by {behind.lead:.3f}, {behind.in_errors:.1f})" in page("docs/clipping.md")
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_tables_beside_the_runs_are_made_of_them(
     findings: Any, name: str, monkeypatch: pytest.MonkeyPatch

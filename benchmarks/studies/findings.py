@@ -51,6 +51,14 @@ ELSEWHERE = (
 )
 
 
+# Of other_rows: what a row is compared with.
+BESIDE = {
+    "prism with per-module clipping": "prism with flat clipping",
+    "dp-adamw with per-module clipping": "dp-adamw",
+    "dp-zo": "dp-sgd",
+}
+
+
 @cache
 def progress(name: str) -> Progress:
     """The study's runs. Raises PrivloraError."""
@@ -121,6 +129,26 @@ def table_without_privacy() -> str:
     return markdown(["method", *losses], rows)
 
 
+def table_of_other_rows() -> str:
+    """A row for each method of other_rows: mean score, how far behind PRISM, and losses; and its lead over itself with
+    flat clipping, or of DP-ZO over DP-SGD."""
+    of, losses = scores("other_rows", 3.0), values("other_rows", 3.0)
+    rows = []
+    for line in standings(of):
+        method = line.method
+        other = BESIDE.get(method)
+        spreads = [spread(list(of_task[method].values())) for of_task in losses.values()]
+        rows.append(
+            [
+                f"`{method}`" if " " not in method else method,
+                f"{line.mean_score:.3f}" + ("" if method == BEST else f" ({words(behind(of, method))})"),
+                "" if other is None else f"{words(lead_over(of, method, other))}, over {other}",
+                *(f"{s.mean:.3f} ± {s.standard_deviation:.3f}" for s in spreads),
+            ]
+        )
+    return markdown(["method", "score", "ahead by", *losses], rows)
+
+
 def words(lead: Lead) -> str:
     """Of a method behind PRISM; negative where it is ahead.
 
@@ -143,6 +171,7 @@ def tables() -> dict[str, str]:
         "one rate": table_of_methods("shared_rate", "shared", EPSILONS[:2]),
         "elsewhere": table_elsewhere(),
         "without privacy": table_without_privacy(),
+        "other rows": table_of_other_rows(),
     }
 
 

@@ -15,6 +15,7 @@ from privlora.adapters.peft_files import lora_scaling
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import (
     Coordinates,
+    DirectionCoordinates,
     FactorCoordinates,
     OneFactorCoordinates,
     ProjectedCoordinates,
@@ -39,6 +40,8 @@ from privlora.coordinates.starts import (
 from privlora.errors import ConfigError, named, nearest
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
+    DirectionAdamW,
+    DirectionSGD,
     FactorAdamBC,
     FactorAdamW,
     FactorLamb,
@@ -97,6 +100,11 @@ SPACES: dict[str, Space] = {
         OneFactorCoordinates,
         partial(factor_start, kind=OneFactorCoordinates),
         {"adamw": FactorAdamW, "lora-fa": FactorLoraFA},
+    ),
+    "direction": Space(
+        DirectionCoordinates,
+        partial(factor_start, kind=DirectionCoordinates),
+        {"sgd": DirectionSGD, "adamw": DirectionAdamW},
     ),
     "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED),
     "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
@@ -384,6 +392,15 @@ METHODS: dict[str, Method] = {
             space="wishart",
             optimizers=("sgd", "adamw"),
             clippings=("flat", "automatic"),
+        ),
+        Method(
+            name="dp-zo",
+            summary="no gradients: two passes a unit, whose losses differ along one random direction by what is noised",
+            reference="Tang et al. 2024 (DP-ZO); Malladi et al. 2023 (MeZO)",
+            space="direction",
+            optimizers=("sgd", "adamw"),
+            learning_rate=1e-4,
+            clippings=("flat",),
         ),
         Method(
             name="pe-sgd",

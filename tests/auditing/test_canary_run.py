@@ -228,6 +228,8 @@ def test_runs_that_cannot_be_audited_are_refused(tmp_path: Path) -> None:
         audited(tmp_path / "a", kind="yellow")
     with pytest.raises(ConfigError, match="can show nothing"):
         audited(tmp_path / "a", canaries=3)
+    with pytest.raises(ConfigError, match=r"'dp-zo' cannot be audited by gradients.*--kind random-tokens"):
+        audited(tmp_path / "a", name="dp-zo")
     assert not (tmp_path / "a").exists()
     coordinates, _ = build(METHODS["dp-adamw"], LowRankAdapter(tiny_model(), rank=2))
     truncated = GaussianMechanism(

@@ -21,6 +21,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter, write_adapter
 from privlora.coordinates import (
     Coordinates,
+    DirectionCoordinates,
     ProjectedCoordinates,
     PublicGradients,
     Vector,
@@ -103,10 +104,10 @@ class Case:
             clipping=clipping,
             adaptive=adaptive,
         )
+        share_projections(before, self.coordinates)
         if (
             self.coordinates.draws is not None
         ):  # keeps its projections and uses them again, which a run would not
-            share_projections(before, self.coordinates)
             release = mechanism.release
 
             def upon_any(total: PrivateSum | None = None) -> Release:
@@ -200,7 +201,12 @@ def lean_once(coordinates: Coordinates, optimizer: Optimizer) -> None:
 
 
 def share_projections(of: Coordinates, to: Coordinates) -> None:
-    """Let ``to`` go on with the projections of ``of``, which no run would: its own are secret, and used once."""
+    """Let ``to`` go on with the projections of ``of``, which no run would: its own are secret, and used once; or with
+    the directions, which are new in each run."""
+    if isinstance(to, DirectionCoordinates):
+        assert isinstance(of, DirectionCoordinates)
+        to._key, to._count = of._key, of._count
+        to._draw()
     if isinstance(to, WishartCoordinates):
         assert isinstance(of, WishartCoordinates)
         to._key, to._count, to.released_on = of._key, of._count, None

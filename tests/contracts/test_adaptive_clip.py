@@ -78,7 +78,9 @@ def test_nobody_moves_both_by_more_than_is_charged(
     assert max(moved) <= 1 + 1e-4
     if value == 2e-3:  # all ordinary records are clipped: the bound is reached
         # The one of two tokens has a gradient in one module of two.
-        assert min(joint[:6]) > (0.69 if clipping == "per-module" else 0.9899)
+        # Along one direction a record may have no difference that is longer than C.
+        least = sorted(joint[:6])[1 if case.coordinates.forward_only else 0]
+        assert least > (0.69 if clipping == "per-module" else 0.9899)
     assert counted[:6] == pytest.approx([0.5] * 6)
     assert counted[-2:] == pytest.approx([0.0] * 2)  # NaN and infinite: not there
 
@@ -124,7 +126,9 @@ def test_both_are_noised_once_and_independently(variant: tuple[str, str], tmp_pa
     assert kstest(np.array(counts) * 1.7, "norm").pvalue < 0.01
     assert kstest(np.array(counts) / 1.7, "norm").pvalue < 0.01
     vectors, numbers = torch.stack(sums), torch.tensor(counts, dtype=torch.float64)
-    assert float(vectors.square().sum(dim=1).mean()) == pytest.approx(case.coordinates.dimension, rel=0.03)
+    few = case.coordinates.dimension == 1  # whose square is known to a tenth after 200 draws
+    energy = float(vectors.square().sum(dim=1).mean())
+    assert energy == pytest.approx(case.coordinates.dimension, rel=0.4 if few else 0.03)
     alike = (vectors.T @ numbers).abs() / 200**0.5
     assert float(alike.max()) < 5.0  # in standard errors
 
@@ -186,17 +190,29 @@ def test_sum_and_count_carry_exactly_the_noise_that_is_charged(
     variant: tuple[str, str], tmp_path: Path
 ) -> None:
     class Stub:
-        """Numbers so large that the grid is out of sight; for the count, one that keeps the share in [0, 1]."""
+        """Numbers so large that the grid is out of sight; after those, for the count, one that keeps the share in
+        [0, 1]."""
 
         secure = False
 
+        def __init__(self, large: float = float("inf")) -> None:
+            self.large = large  # entries left
+
         def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
-            return torch.full(shape, 0.5 if shape == (1,) else 1e9, dtype=torch.float64)
+            self.large -= math.prod(shape)
+            return torch.full(shape, 1e9 if self.large >= 0 else 0.5, dtype=torch.float64)
 
     sigma, adaptive = 0.8, clip_norm_at(1.0)
     case = make_case(variant, tmp_path, targets=TWO_MODULES)
+    asked = list[int]()
+
+    def ask(shape: tuple[int, ...]) -> Tensor:
+        asked.append(math.prod(shape))
+        return torch.ones(shape, dtype=torch.float64)
+
+    case.coordinates.standard_normal(ask)
     mechanism = case.mechanism(sigma=sigma, clip_norm=CLIP_NORM, batch=BATCH, adaptive=adaptive)
-    mechanism.noising.noise = Stub()
+    mechanism.noising.noise = Stub(sum(asked))
     on_sum, on_count = split_noise_multiplier(sigma)
     assert 1 / sigma**2 == pytest.approx(1 / on_sum**2 + 1 / (2 * on_count) ** 2, rel=1e-12)
     drawn = flat(case.coordinates.standard_normal(Stub().standard_normal))

@@ -42,6 +42,7 @@ STARTS = {
     "tangent": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
     "factors": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
     "one-factor": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
+    "direction": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
     "projected": (RANDOM, ADAPTER),
     "wishart": (RANDOM, ADAPTER),
     **dict.fromkeys(

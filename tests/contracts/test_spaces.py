@@ -16,7 +16,13 @@ from privlora.adapters import LowRankAdapter
 from privlora.api import fine_tune
 from privlora.cli.memory import estimate_memory
 from privlora.config import settings_from
-from privlora.coordinates import Coordinates, ProjectedCoordinates, PublicGradients, SpanSpace
+from privlora.coordinates import (
+    Coordinates,
+    DirectionCoordinates,
+    ProjectedCoordinates,
+    PublicGradients,
+    SpanSpace,
+)
 from privlora.errors import ConfigError
 from privlora.mechanisms import Release
 from privlora.methods import METHODS, SPACES, build, find_method, uses_lora_alpha
@@ -67,8 +73,8 @@ def test_the_effect_of_a_vector_goes_with_the_gradient(variant: tuple[str, str],
     """<coordinates of G, v> = <G, effect of v>, times the n / r by which M2's coordinates fall short of G."""
     model = tiny_model(dtype=torch.float64)
     coordinates = make_case(variant, tmp_path, model=model, dtype=torch.float64).coordinates
-    if isinstance(coordinates, SpanSpace):
-        pytest.skip("its effect is that of what it decodes to: tests/coordinates/test_span.py")
+    if isinstance(coordinates, SpanSpace | DirectionCoordinates):
+        pytest.skip("no part of a vector is one group's: tests/coordinates/test_span.py, test_direction.py")
     groups = coordinates.adapter.groups
     gradients = [torch.randn(len(g.sites), g.m, g.n, dtype=torch.float64) for g in groups]
     pairs = zip(gradients, operands(coordinates), strict=True)
@@ -166,8 +172,10 @@ def test_iterates_are_averaged_unless_they_are_dense(variant: tuple[str, str], t
 @by_space
 def test_states_are_stacked_or_refused_with_the_reason(variant: tuple[str, str]) -> None:
     parts = build_parts(settings(variant[0]), tiny_model(), texts=lambda _: PUBLIC_TEXTS)
-    if parts.coordinates.dense or parts.method.public_texts:
-        with pytest.raises(ConfigError, match=r"side by side.*(updates are dense|does not say how)"):
+    if parts.coordinates.dense or parts.method.public_texts or parts.coordinates.forward_only:
+        with pytest.raises(
+            ConfigError, match=r"side by side.*(are dense|does not say how|a direction of its)"
+        ):
             stack_parts(parts, 3, torch.arange(3))
         return
     stacked = stack_parts(parts, 3, torch.arange(3)).coordinates
@@ -186,7 +194,8 @@ def test_advancing_says_whether_gradients_are_seen_otherwise(
     advanced = coordinates.advance()
     for (left, right), (a, b) in zip(operands(coordinates), before, strict=True):
         assert torch.equal(left, a)
-        assert torch.equal(right, b) is not advanced
+        # A direction is where units are looked at from, and no operand.
+        assert torch.equal(right, b) is (not advanced or coordinates.forward_only)
 
 
 @by_space

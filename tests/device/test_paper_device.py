@@ -50,6 +50,8 @@ DOUBLES: Mapping[str, str] = {
     "coordinates/base.py:Coordinates.weighted_sum": "sums of thousands of units",
     "coordinates/base.py:_in_float64": "sums of thousands of units",
     "coordinates/base.py:_summed": "the same",
+    "coordinates/direction.py:DirectionCoordinates.norms_squared": "one number a unit",
+    "coordinates/direction.py:DirectionCoordinates.partial_sum": "the same",
     "coordinates/factors.py:FactorCoordinates.module_norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.to_vector": "of the sum, once a step",
@@ -76,6 +78,7 @@ DOUBLES: Mapping[str, str] = {
     "mechanisms/gaussian.py:GaussianMechanism.accumulate": "one number a unit",
     "mechanisms/noising.py": "noise, until it is in",
     "mechanisms/nonprivate.py:MeanMechanism.release": "of the sum, once a step",
+    "training/gradients.py:_differences": "of two losses, one number a unit",
     "optimizers/factor_rite.py:_inverse": "torch's own tolerance, one number",
 }
 # Where a step may decompose matrices that are too large for CUDA's batched kernels, at rank 16 and 512 features.

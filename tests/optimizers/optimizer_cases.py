@@ -11,6 +11,7 @@ from torch import Tensor
 from privlora.adapters import LowRankAdapter
 from privlora.coordinates import (
     Coordinates,
+    DirectionCoordinates,
     FactorCoordinates,
     OneFactorCoordinates,
     ProjectedCoordinates,
@@ -46,7 +47,11 @@ def coordinates_at(adapter: LowRankAdapter, space: str, points: list[Point]) -> 
         inner = coordinates_at(adapter, "tangent" if "tangent" in space else "factors", points)
         found: Coordinates = SPACES[space].coordinates(inner)  # type: ignore[arg-type]
         return found
-    kind = OneFactorCoordinates if space == "one-factor" else FactorCoordinates
+    own: dict[str, type[FactorCoordinates]] = {
+        "one-factor": OneFactorCoordinates,
+        "direction": DirectionCoordinates,
+    }
+    kind = own.get(space, FactorCoordinates)
     pairs = [(p.U * p.S[:, None] / SCALE, p.V) for p in points]
     return kind(adapter, pairs, SCALE, points[0].S.dtype)
 

@@ -29,7 +29,31 @@ RATES = {
         (space, "sgd"): {"quadratic": 0.01, "recovery": 0.1, "logistic": 1.0}
         for space in ("projected", "wishart")
     },
+    ("direction", "sgd"): {
+        "quadratic": 4e-4,
+        "recovery": 1e-3,
+        "logistic": 0.01,
+        "from zero": 1e-3,
+        "noise": 1e-4,
+    },
+    ("direction", "adamw"): {
+        "quadratic": 2e-3,
+        "recovery": 2e-3,
+        "logistic": 5e-3,
+        "from zero": 2e-3,
+        "noise": 3e-3,
+    },
 }
+
+
+def steps_of(pair: tuple[str, str]) -> int:
+    """One direction of 432 a step takes longer."""
+    return 6000 if pair[0] == "direction" else 250
+
+
+def within(pair: tuple[str, str], usual: float) -> float:
+    """Part of the loss that may be left; one direction comes less near in as many steps."""
+    return max(usual, 0.05) if pair[0] == "direction" else usual
 
 
 @every_optimizer
@@ -39,9 +63,10 @@ RATES = {
 def test_it_descends(pair: tuple[str, str], loss: str) -> None:
     problem = Problem(*pair, LOSSES[loss])
     before = problem.loss()
-    for _ in range(250):
+    for _ in range(steps_of(pair)):
         problem.step(RATES.get(pair, {}).get(loss, 0.03))
-    assert problem.loss() < {"quadratic": 0.05, "recovery": 0.01, "logistic": 0.35}[loss] * before
+    usual = {"quadratic": 0.05, "recovery": 0.01, "logistic": 0.35}[loss]
+    assert problem.loss() < within(pair, usual) * before
 
 
 @pytest.mark.slow
@@ -52,9 +77,9 @@ def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> N
         pytest.skip("Eq. 24-26 cannot start at zero, and say so")
     problem = Problem(*pair, target_rank=1, from_zero=True)
     before = problem.loss()
-    for _ in range(250):
+    for _ in range(steps_of(pair)):
         problem.step(RATES.get(pair, {}).get("from zero", 0.1 if pair[1] == "sgd" else 0.03))
-    assert problem.loss() < 1e-2 * before
+    assert problem.loss() < within(pair, 1e-2) * before
 
 
 @pytest.mark.slow
@@ -62,8 +87,8 @@ def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> N
 def test_it_descends_under_noise(pair: tuple[str, str]) -> None:
     problem = Problem(*pair)
     before = problem.loss()
-    for _ in range(250):
-        problem.step(0.01, noise_std=0.1)
+    for _ in range(steps_of(pair)):
+        problem.step(RATES.get(pair, {}).get("noise", 0.01), noise_std=0.1)
     assert problem.loss() < 0.3 * before
 
 
@@ -115,12 +140,13 @@ def test_names_shapes_and_dtypes_stay(pair: tuple[str, str], dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_a_checkpoint_continues_to_the_bit(pair: tuple[str, str], dtype: torch.dtype, done: int) -> None:
+    rate = RATES.get(pair, {}).get("noise", 0.02)
     problem, again = (Problem(*pair, dtype=dtype) for _ in range(2))
     for _ in range(done):
-        problem.step(0.02, noise_std=0.1)
+        problem.step(rate, noise_std=0.1)
     saved = copy.deepcopy([problem.coordinates.state_dict(), problem.optimizer.state_dict()])
     # Into an optimizer that has been elsewhere.
-    again.step(0.3, noise_std=1.0)
+    again.step(15 * rate, noise_std=1.0)
     if done == 0:
         again = Problem(*pair, dtype=dtype)
     again.coordinates.load_state_dict(saved[0])
@@ -135,7 +161,7 @@ def test_a_checkpoint_continues_to_the_bit(pair: tuple[str, str], dtype: torch.d
         release = problem.release(0.1)
         for one in (problem, again):
             one.coordinates.prepare()
-            one.optimizer.step(release, 0.02)
+            one.optimizer.step(release, rate)
     for one, other in (
         (problem.coordinates.state_dict(), again.coordinates.state_dict()),
         (problem.optimizer.state_dict(), again.optimizer.state_dict()),
@@ -163,7 +189,9 @@ def test_nothing_moves_but_what_is_trained(pair: tuple[str, str]) -> None:
     for _ in range(3):
         problem.step(0.05, noise_std=0.1)
     frozen = {name for name, t in problem.coordinates.state_dict().items() if torch.equal(t, before[name])}
-    public = {"one-factor": "right", "projected": "key", "wishart": "key"}.get(pair[0], "nothing")
+    public = {"one-factor": "right", "projected": "key", "wishart": "key", "direction": "key"}.get(
+        pair[0], "nothing"
+    )
     assert frozen == {name for name in before if name.endswith(public)}
 
 

@@ -136,6 +136,7 @@ SOMETIMES = {
     "method.weight_decay",
     "method.learning_rate_ratio",
     "method.floor",
+    "method.perturbation",
     "method.public_texts.generator",
     "method.public_texts.count",
     "method.public_texts.evolve_every",

@@ -33,8 +33,8 @@ class Captured:
     p[s]: (units, m_s, r), q[s]: (units, n_s, r), or the adapter's ``columns`` of them; float32, or float64 for a
     float64 model. dense_squares: (units,) float64, at least ||G_i||_F^2 over all sites, where the adapter wants it.
     owners: (K, units) bool, the one adapter that each unit trains, where K are stacked. columns: (units, d) float64,
-    what coordinates made of each unit by itself, where they do. stacks: the memory that p and q are views of, where it
-    is one piece a group. Private data.
+    what coordinates made of each unit by itself, where they do; without p and q where no gradient was taken. stacks:
+    the memory that p and q are views of, where it is one piece a group. Private data.
     """
 
     p: list[Tensor]
@@ -54,7 +54,18 @@ class Captured:
 
     @property
     def units(self) -> int:
-        return self.p[0].shape[0]
+        return len(self._one)
+
+    @property
+    def device(self) -> torch.device:
+        return self._one.device
+
+    @property
+    def _one(self) -> Tensor:
+        if self.p:
+            return self.p[0]
+        assert self.columns is not None
+        return self.columns
 
     def stacked(self, sizes: Sequence[int]) -> Stacks:
         """P and Q by group, of so many sites each: ``stacks``, or copies."""
@@ -68,6 +79,8 @@ class Captured:
 
     def finite(self) -> Tensor:
         """(units,) bool: whether every entry of a unit's gradient is finite."""
+        if self.columns is not None and not self.p:
+            return self.columns.isfinite().all(dim=1)
         sides = [t for pair in self.stacks for t in pair] if self.stacks is not None else [*self.p, *self.q]
         # The units' dimension is the third from the end; what stands before it are modules.
         sums = [t.sum(dim=(-2, -1)).double().reshape(-1, self.units).sum(dim=0) for t in sides]

@@ -16,9 +16,9 @@ cost what LoRA's own factor gradients cost. The user's modules are not wrapped: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -115,6 +115,15 @@ class _LowRankTerm(torch.autograd.Function):
         return e, dx, None, None, None, None
 
 
+class Compared(Protocol):
+    """A state beside which two others are, to both sides of it."""
+
+    perturbation: float
+
+    def aside(self, steps: float) -> AbstractContextManager[None]:
+        """Inside, the model is so many times ``perturbation`` away from the state."""
+
+
 @dataclass
 class LowRankAdapter:
     """Low-rank terms of rank ``rank`` on the chosen linear layers of ``model``.
@@ -141,6 +150,8 @@ class LowRankAdapter:
     """Whether P and Q lie in memory row by row, not transposed: for coordinates that take them as long rows."""
     pooled: frozenset[str] = field(default=frozenset(), init=False)
     """Names of sites that may be given one state a row, (rows, features): of classifiers, behind the pooled text."""
+    compared: Compared | None = field(default=None, init=False)
+    """What losses are compared at in the place of gradients, where coordinates take none."""
     one_by_one: bool = field(default=False, init=False)
     """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others; always
     where layers of 8 bits look at all rows at once (`quantised.mixes_rows`)."""
@@ -173,7 +184,7 @@ class LowRankAdapter:
         # Gives the first adapted layer a graph although nothing of the base model requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
         self._rows: int | None = None
-        self._off = False
+        self._off = self._passing = False
         self._summed = False
         self._places = {
             site.name: (g, k) for g, group in enumerate(self.groups) for k, site in enumerate(group.sites)
@@ -321,6 +332,19 @@ class LowRankAdapter:
                 part._off = False
 
     @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Inside, passes without a graph, of which nothing is gathered. Raises PrivacyError as ``captured`` does."""
+        self._forget()
+        self._passing = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._passing = False
+        self._check_complete()
+        self._forget()
+
+    @contextmanager
     def capture(self, records: Tensor, *, summed: bool = False) -> Iterator[None]:
         """Gather P and Q in the backward passes inside, of a micro-batch whose row i is record records[i], (rows,).
 
@@ -389,6 +413,7 @@ class LowRankAdapter:
         def add_term(_: torch.nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
             if site.left is None or self._off:
                 return y
+            site.reached = site.reached or self._passing
             x = args[0]
             if site.dtype is not None and y.dtype != site.dtype:
                 site.recast(y.dtype)

@@ -222,7 +222,7 @@ def _with_data(settings: Settings, more: Mapping[str, Any]) -> Settings:
 
 
 def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixes: bool) -> None:
-    find_method(settings.method.name)  # of votes there is no step that a canary could be in
+    method = find_method(settings.method.name)  # of votes there is no step that a canary could be in
     privacy = settings.privacy
     check_kind(kind, temperature, KINDS, prefixes=prefixes)
     if not privacy.private:
@@ -230,6 +230,12 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixe
             "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
         )
     refuse_settings(settings)
+    if kind == "gradient" and method.coordinates.forward_only:
+        raise ConfigError(
+            f"method {method.name!r} cannot be audited by gradients",
+            why="it takes none, and all canaries of a step would lie along its one direction and cover each other",
+            fix="plant texts, as --kind random-tokens",
+        )
     if kind in ("gradient", NEW_TOKEN):
         by = "gradients" if kind == "gradient" else "new tokens"
         refuse_auto(settings, f"an audit by {by}", "its canaries take memory that is not counted")

@@ -39,10 +39,11 @@ class MemoryEstimate:
         weight_bytes: their size in the model's dtype, or packed, where settings or its own configuration say so.
         modules: adapted layers.
         trained_numbers: coordinates of a release: of each module r (m + n - r) in tangent space, r (m + n) in
-            factors, r m in one factor and through a projection. Without those that are one a public text.
+            factors, r m in one factor and through a projection, 1 along a direction. Without those that are one a
+            public text.
         adapter_bytes: the exported factors, float32.
         gradient_bytes_per_record: one record's gradients P (m, r) and Q (n, r) over all modules, float32, as often as
-            they are held at once; 0 where votes are released, since no record's gradient is taken.
+            they are held at once; 0 where votes or differences of losses are released, since no gradient is taken.
         records_per_micro_batch: records of max_length tokens that fit; shorter ones are more. Of rows on public texts
             no more than what is left beside the gradients of these. Never more than a batch has.
         records_of_a_batch: as many as are in one, by the public number; in one of 10^9 steps there are more.
@@ -95,9 +96,11 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(part.rank * (site.m + site.n) for part in adapter.parts for site in part.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
-    with unchanged_afterwards(model):  # short rows count for more where activations are computed again
-        set_checkpointing(model, settings.model.gradient_checkpointing)
-        least, tokens = row_tokens(adapter), settings.run.max_tokens
+    least, tokens = 0, settings.run.max_tokens
+    if not method.coordinates.forward_only:
+        with unchanged_afterwards(model):  # short rows count for more where activations are computed again
+            set_checkpointing(model, settings.model.gradient_checkpointing)
+            least = row_tokens(adapter)
     of_user = settings.rows_of_a_unit
     of_batch = largest_batch(settings.privacy) * of_user
     records, most = (
@@ -107,7 +110,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     votes = method.releases == "votes"
     texts = 0 if settings.synthesis is None else settings.synthesis.count
     directions = public = 0
-    held = 0 if votes else factors  # numbers of a record's gradient
+    held = 0 if votes or kind.forward_only else factors  # numbers of a record's gradient
     if issubclass(kind, SpanSpace) and not votes:
         entries = kind.inner_kind.entries_of(adapter)
         wide = 2 if settings.run.public_gradient_dtype == "bfloat16" else max(4, dtype.itemsize)

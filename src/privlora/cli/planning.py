@@ -438,13 +438,15 @@ def _memory_line(memory: MemoryEstimate | None, near: str) -> str:
     def part(name: str, size: int, where: str = "") -> str:
         return f"{name} {say(size)}{where}; " if size else ""
 
+    numbers = f"{memory.trained_numbers:,} trained numbers"
+    if memory.trained_numbers == 1:
+        numbers = f"{memory.adapter_bytes // 4:,} trained numbers, moved by one a step,"
     line = (
         part("dense updates", memory.update_bytes)
         + part("public gradients", memory.public_bytes, " (on the device if twice as much is free)")
         + part("directions of records and texts", memory.embedding_bytes)
         + part("keys and values while the model writes texts, up to", memory.cache_bytes)
-        + f"weights {say(memory.weight_bytes)}; {memory.trained_numbers:,} trained numbers in "
-        f"{memory.modules} modules; "
+        + f"weights {say(memory.weight_bytes)}; {numbers} in {memory.modules} modules; "
     )
     if memory.gradient_bytes:
         whole = memory.records_per_micro_batch == memory.records_of_a_batch

@@ -627,6 +627,8 @@ class MethodSettings(Group):
     """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
     right_weight: float | None = Field(default=None, title="right weight", gt=0, le=10)
     """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none."""
+    perturbation: float | None = Field(default=None, title="λ", gt=0, le=1)
+    """dp-zo: how far from the adapter, to both sides along the step's direction, losses are compared."""
     alpha: float | None = Field(default=None, title="α", ge=0, le=1)
     """pe-sgd: where units are bounded and noised. 1: coefficients of public gradients; 0: inner products with them."""
     ridge: float | None = Field(default=None, title="ridge", ge=0)

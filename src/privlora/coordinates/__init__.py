@@ -1,6 +1,7 @@
 """In which Euclidean space one privacy unit's gradient is measured."""
 
 from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector, add_vectors, float64_device
+from privlora.coordinates.direction import DirectionCoordinates
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.fixed_tangent import FixedTangentCoordinates
 from privlora.coordinates.one_factor import OneFactorCoordinates
@@ -16,6 +17,7 @@ from privlora.coordinates.tangent import TangentCoordinates
 
 __all__ = [
     "Coordinates",
+    "DirectionCoordinates",
     "FactorCoordinates",
     "FixedTangentCoordinates",
     "OneFactorCoordinates",

@@ -68,6 +68,8 @@ class Coordinates(ABC):
     # In what gradients are clipped and noised, and what the noise of one step does to W: in the report's words.
     described: ClassVar[str] = "in coordinates of their own"
     noise_law: str = "No closed form is known."
+    # Whether of units the losses are taken and no gradients, by passes without a graph.
+    forward_only: ClassVar[bool] = False
     # Whether the coordinates are isometric for weight updates, so that each draw's noise on W has a known law.
     intrinsic: bool = False
     # Whether ``to_vector`` scales entries and does nothing else to them, so that float32 serves as well as float64.

@@ -77,10 +77,11 @@ def factor_start(
     dtype: torch.dtype = torch.float32,
     kind: type[FactorCoordinates] = FactorCoordinates,
     subspaces: Subspaces | None = None,
+    **settings: float,
 ) -> FactorCoordinates:
     """Factors of W = W0 + scale * left right^T; left starts at zero unless an adapter is given.
 
-    kind: which of them are trained, FactorCoordinates or OneFactorCoordinates. subspaces: for public-gradient.
+    kind: which of them are trained, or along what, with its own ``settings``. subspaces: for public-gradient.
     """
     generator = torch.Generator().manual_seed(seed)
     pairs: list[tuple[Tensor, Tensor]]
@@ -99,7 +100,8 @@ def factor_start(
         root = scale**0.5
         pairs = [(a / root, b / root) for a, b in _read_groups(adapter, init)]
     placed = [(a.to(adapter.device, dtype), b.to(adapter.device, dtype)) for a, b in pairs]
-    return kind(adapter, placed, scale, dtype)
+    make: Callable[..., FactorCoordinates] = kind
+    return make(adapter, placed, scale, dtype, **settings)
 
 
 def projected_start(

@@ -67,6 +67,12 @@ def with_local_method(settings: Settings) -> Settings:
         settings = settings.model_copy(update={"federation": federation})
     if federation.joint:
         method = find_method(settings.method.name)
+        if method.coordinates.forward_only:
+            raise ConfigError(
+                f"federation.rule=joint cannot train by method.name={method.name}",
+                why="each round has a direction of its own, and messages have no place for its key",
+                fix="use prism, or another method of low-rank factors",
+            )
         if method.name not in joint_methods():
             raise ConfigError(
                 f"federation.rule=joint cannot train by method.name={method.name}",
@@ -257,7 +263,11 @@ def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, pri
 
 def joint_methods() -> list[str]:
     """What rule joint goes with: methods of low-rank factors."""
-    return [row.name for row in METHODS.values() if not (row.coordinates.dense or row.public_texts)]
+    return [
+        row.name
+        for row in METHODS.values()
+        if not (row.coordinates.dense or row.public_texts or row.coordinates.forward_only)
+    ]
 
 
 def hides_clients(rule: type[Rule]) -> bool:

@@ -42,7 +42,7 @@ class MeanMechanism(Mechanism):
                 why="without clipping the adapter is lost",
                 fix="lower method.learning_rate",
             )
-        self._add(self.coordinates.partial_sum(captured, captured.p[0].new_ones(captured.units)))
+        self._add(self.coordinates.partial_sum(captured, torch.ones(captured.units, device=captured.device)))
 
     def release(self, total: PrivateSum | None = None) -> Release:
         self._count_step()

@@ -2,6 +2,7 @@
 
 from privlora.optimizers.averaging import IterateAverage
 from privlora.optimizers.base import Optimizer
+from privlora.optimizers.direction import DirectionAdamW, DirectionSGD
 from privlora.optimizers.factor_adambc import FactorAdamBC
 from privlora.optimizers.factor_rite import FactorRite
 from privlora.optimizers.factor_torch import (
@@ -21,6 +22,8 @@ from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
 __all__ = [
     "SCHEDULES",
     "TANGENT_OPTIMIZERS",
+    "DirectionAdamW",
+    "DirectionSGD",
     "FactorAdamBC",
     "FactorAdamW",
     "FactorLamb",

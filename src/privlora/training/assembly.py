@@ -131,6 +131,7 @@ def plan_privacy(
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
     refuse_other_rows(settings, method)
+    refuse_without_gradients(settings, method)
     if method.releases == "votes":
         refuse_what_votes_have_not(settings, method)
     if method.coordinates.dense and settings.model.quantization is not None:
@@ -262,6 +263,7 @@ def build_parts(
     """
     method = find_row(settings.method.name)
     refuse_other_rows(settings, method)
+    refuse_without_gradients(settings, method)
     votes = method.releases == "votes"
     if votes:
         refuse_what_votes_have_not(settings, method)
@@ -334,6 +336,24 @@ def texts_evolve(settings: Settings) -> bool:
     if chosen is None or method.public_texts != "evolving":
         return False
     return method.releases == "votes" or chosen.evolve_every > 0
+
+
+def refuse_without_gradients(settings: Settings, method: Method) -> None:
+    """Raise ConfigError where losses are compared in the place of gradients, for what does not go with that."""
+    if not method.coordinates.forward_only:
+        return
+    if settings.model.dropout:
+        raise ConfigError(
+            f"model.dropout does not go with method {method.name!r}",
+            why="both losses would be those of other masks, and differ by these and not along the direction",
+            fix="remove model.dropout, or use a method that takes gradients, such as prism or dp-adamw",
+        )
+    if settings.synthesis is not None and settings.synthesis.warm_start_epochs:
+        raise ConfigError(
+            f"synthesis.warm_start_epochs does not go with method {method.name!r}",
+            why="a few epochs of one direction a step learn next to nothing of public texts",
+            fix="start from an adapter that was trained on them (adapter.init), or use a method that takes gradients",
+        )
 
 
 def refuse_missing_texts(method: Method) -> None:

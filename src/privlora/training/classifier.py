@@ -120,6 +120,11 @@ def refuse_other_rows(settings: Settings, method: Method) -> None:
             f"method {method.name!r}",
             "its update is dense, and its accounting does not speak of a last layer",
         )
+    elif method.coordinates.forward_only:
+        what, why = (
+            f"method {method.name!r}",
+            "it takes no gradients, and the last layer is trained by its own",
+        )
     elif settings.synthesis is not None:
         what, why = "the group synthesis", "it describes texts that are written, and labels are not written"
     elif settings.adapter.public_text is not None:

@@ -16,7 +16,9 @@ _GRADIENT_BYTES = 4  # P and Q are float32, or float64 beside activations of tha
 
 
 def gradient_bytes(adapter: LowRankAdapter) -> int:
-    """P (m, r) and Q (n, r) of one row over all modules, as they are captured."""
+    """P (m, r) and Q (n, r) of one row over all modules, as they are captured; 0 where losses take their place."""
+    if adapter.compared is not None:
+        return 0
     numbers = 0
     for part in adapter.parts:
         p, q = (len(range(part.rank)[kept]) for kept in part.columns)

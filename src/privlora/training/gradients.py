@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.adapters.lowrank import Compared
 from privlora.class_losses import batch_logits, class_losses
+from privlora.coordinates import float64_device
 from privlora.data.batching import MicroBatch
 from privlora.losses import label_states, weighted_cross_entropy
 from privlora.preference_losses import log_likelihoods, margins, preference_losses
@@ -31,8 +33,11 @@ def micro_batch_gradients(
     tokens each unit is computed by itself (`model_checks.routes_tokens`), and where coordinates want it
     (`LowRankAdapter.one_by_one`); public texts go through together, since nobody is hidden among them. So is each unit
     of a micro-batch in which one is not finite; with ``sound`` nobody waits for the device to say so: it gets a 0-dim
-    bool, and unless that is true the gradients must not be used.
+    bool, and unless that is true the gradients must not be used. Where losses are compared in the place of gradients
+    (`LowRankAdapter.compared`) there are `Captured.columns` alone.
     """
+    if adapter.compared is not None:
+        return _differences(adapter, adapter.compared, batch, summed)
     if summed or public or not (adapter.one_by_one or routes_tokens(adapter.model)):
         captured, losses = _run(adapter, batch, summed)
         # Kernels can carry NaN from one row into another (bfloat16 on CPUs does); alone, a unit spoils only itself.
@@ -68,22 +73,43 @@ def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
     return batch.widened(steady_width(adapter, batch.input_ids.shape[1]))
 
 
+def _differences(
+    adapter: LowRankAdapter, compared: Compared, batch: MicroBatch, summed: bool
+) -> tuple[Captured, Tensor]:
+    """Each unit's loss to one side less that to the other, over the way between: two passes, no graph."""
+    # Beside others its losses would be rounded otherwise, and the difference is small.
+    units = [batch] if summed else list(batch.each_unit())
+    sides = list[Tensor]()
+    for steps in (1.0, -1.0):
+        with adapter.passing(), compared.aside(steps):
+            sides.append(torch.cat([_losses(adapter, steadied(adapter, unit))[1] for unit in units]))
+    ahead, behind = (losses.to(float64_device(losses.device)).double() for losses in sides)
+    columns = ((ahead - behind) / (2 * compared.perturbation))[:, None]
+    columns = columns.sum(dim=0, keepdim=True) if summed else columns
+    return Captured([], [], columns=columns), (sides[0] + sides[1]) / 2
+
+
 def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Captured, Tensor]:
     batch = steadied(adapter, batch)
-    if (heard := listener()) is not None:
-        rows, width = batch.attention_mask.shape
-        heard.micro_batch(rows, width, int(batch.attention_mask.sum()))
     with adapter.capture(batch.record_index, summed=summed):
-        total, row_losses = _kind(batch)(adapter, batch)
-        with stage(LOSS):
-            unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
-            unit_losses = row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
+        total, unit_losses = _losses(adapter, batch)
         with stage(BACKWARD):
             total.backward()
     with stage(CAPTURE):
         if summed:
             return adapter.captured(), unit_losses
         return adapter.captured(batch.unit_index, batch.unit_count), unit_losses
+
+
+def _losses(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """The loss to call backward on, and each unit's part of it (units,)."""
+    if (heard := listener()) is not None:
+        rows, width = batch.attention_mask.shape
+        heard.micro_batch(rows, width, int(batch.attention_mask.sum()))
+    total, row_losses = _kind(batch)(adapter, batch)
+    with stage(LOSS):
+        unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)
+        return total, row_losses.new_zeros(batch.unit_count).index_add_(0, unit_index, row_losses)
 
 
 def _kind(batch: MicroBatch) -> Callable[[LowRankAdapter, MicroBatch], tuple[Tensor, Tensor]]:

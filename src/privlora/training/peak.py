@@ -123,7 +123,7 @@ def peak_of_a_step(
 
 def tokens_of_a_row(settings: Settings, adapter: LowRankAdapter) -> int:
     """footprint.row_tokens in the run, which may recompute activations; 0 where rows need no gradients of their own."""
-    if not settings.privacy.private:
+    if not settings.privacy.private or find_row(settings.method.name).coordinates.forward_only:
         return 0
     with unchanged_afterwards(adapter.model):
         set_checkpointing(adapter.model, settings.model.gradient_checkpointing)
@@ -205,7 +205,8 @@ def _of_units(
 ) -> dict[Rows, Mapping[str, int]]:
     """Phase -> the largest total in it, each followed by itself: a release, which takes the same for all, may be the
     largest of few units alone."""
-    alone = routes_tokens(model) or takes_units_alone(adapter, settings.method.clipping or "")
+    forward_only = find_row(settings.method.name).coordinates.forward_only
+    alone = forward_only or routes_tokens(model) or takes_units_alone(adapter, settings.method.clipping or "")
     if not (alone and settings.privacy.private):
         return _of_layers(settings, model, adapter, device, batches)
     few = {

@@ -104,6 +104,11 @@ def wrong_in_several(settings: Settings, *, given: bool) -> Iterator[tuple[str, 
             f"choose another method{unspread}",
         ),
         (
+            model.fully_shard and method is not None and method.coordinates.forward_only,
+            f"{spread} method {name!r} takes passes without a way back, as many as there are units",
+            f"choose another method{unspread}",
+        ),
+        (
             model.fully_shard and settings.synthesis is not None,
             f"{spread} public texts are written and gone through by one process",
             f"remove the group synthesis{unspread}",
