@@ -129,6 +129,28 @@ def table_without_privacy() -> str:
     return markdown(["method", *losses], rows)
 
 
+def bands_of(task: str, method: str, epsilon: float) -> int:
+    """How many bands ``auto`` took in the runs of a cell; 1 where noise is independent."""
+    for row in read_results(RESULTS / "banded.jsonl"):
+        if (row.cell.task, row.cell.method, row.cell.epsilon) == (task, method, epsilon):
+            return int(row.facts["event"]["sampling"].get("classes", 1))
+    raise KeyError(task)
+
+
+def table_of_bands() -> str:
+    """Held-out loss with independent and with correlated noise, at each one's own best rate."""
+    rows = []
+    for epsilon in EPSILONS[:2]:
+        for task, of_task in values("banded", epsilon).items():
+            cells = [f"{96 if task.endswith('96') else 24}", f"{epsilon:g}"]
+            for method, by_seed in of_task.items():
+                found, bands = spread(list(by_seed.values())), bands_of(task, method, epsilon)
+                chosen = f" ({bands} bands)" if bands > 1 else ""
+                cells.append(f"{found.mean:.3f} ± {found.standard_deviation:.3f}{chosen}")
+            rows.append(cells)
+    return markdown(["steps", "ε", *of_task], rows)
+
+
 def table_of_other_rows() -> str:
     """A row for each method of other_rows: mean score, how far behind PRISM, and losses; and its lead over itself with
     flat clipping, or of DP-ZO over DP-SGD."""
@@ -171,6 +193,7 @@ def tables() -> dict[str, str]:
         "one rate": table_of_methods("shared_rate", "shared", EPSILONS[:2]),
         "elsewhere": table_elsewhere(),
         "without privacy": table_without_privacy(),
+        "bands": table_of_bands(),
         "other rows": table_of_other_rows(),
     }
 

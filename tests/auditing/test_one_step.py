@@ -6,8 +6,10 @@ import pytest
 import torch
 from audit_cases import MUTATIONS, setting
 
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.auditing.one_step import audit_step, trials_for
 from privlora.errors import ConfigError
+from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.methods import METHODS
 from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
 
@@ -77,3 +79,14 @@ def test_a_clipping_norm_above_the_canary_is_refused() -> None:
     mechanism.clip_norm = 1e4
     with pytest.raises(ConfigError, match="too large"):
         audit_step(mechanism, mechanism.event, others, canary, trials=100)
+
+
+@pytest.mark.parametrize("correlated", [True, False])
+def test_one_step_by_itself_is_not_audited(correlated: bool) -> None:
+    mechanism, others, canary = setting("ffa", 1.0)
+    claimed = StepEvent(CyclicPoissonSampling(0.1, 3), 1.0)
+    if correlated:
+        noise = CorrelatedNoise(band_coefficients(3, 12), mechanism.coordinates)
+        mechanism.noising.correlated, claimed = noise, mechanism.event
+    with pytest.raises(ConfigError, match="correlated between steps"):
+        audit_step(mechanism, claimed, others, canary, trials=100)

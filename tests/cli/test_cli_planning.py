@@ -81,6 +81,22 @@ def test_a_cap(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert any("cap" in sentence for sentence in found["not_protected"])
 
 
+def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Batches of one class in turn, the price of cycles, and what is kept."""
+    found = call(capsys, "plan", config, "privacy.bands=3", "--json").json
+    cycles = StepEvent(PoissonSampling(found["rate_of_a_class"]), 2.0)
+    assert found["rate_of_a_class"] == pytest.approx(0.3)
+    assert found["cost"]["epsilon"] == epsilon([(cycles, 3)], 1e-3)
+    assert found["largest_row"] > 1 > found["noise_in_sums"]
+    shown = call(capsys, "plan", config, "privacy.bands=3").out
+    assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
+    assert "bands       3: noise up to" in shown
+    assert "kept noise" in shown
+    assert "bands" not in call(capsys, "plan", config, "--json").json
+    refused = call(capsys, "plan", config, "privacy.bands=auto")
+    assert "noise_multiplier is given" in refused.err
+
+
 def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = call(capsys, "plan", config, "--json").json["memory"]
     loaded = AutoModelForCausalLM.from_pretrained(model)

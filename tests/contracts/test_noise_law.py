@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from counting_ledger import CountingLedger
 from method_cases import Case, by_case, by_space, by_variant, flat, make_case, poisoned_model
 from scipy.stats import kstest
 from tiny_models import uneven_examples
 from torch import Tensor
 
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.coordinates import DirectionCoordinates, Sums
 from privlora.coordinates.span import EncodedSpace
+from privlora.errors import PrivacyError
+from privlora.mechanisms import CorrelatedNoise, GaussianMechanism, NoiseSource, band_coefficients
 from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
@@ -195,3 +199,60 @@ def test_modules_of_one_shape_have_noise_of_their_own(variant: tuple[str, str], 
     for part in zip(*drawn, strict=True):
         one, two = torch.cat(part, dim=1)
         assert unrelated(one, two)
+
+
+@by_space
+def test_correlated_noise_follows_every_space_and_grows_in_none(
+    variant: tuple[str, str], tmp_path: Path
+) -> None:
+    """While the state moves: what is brought along is in the space, linear in what it was, and no longer."""
+    case = make_case(variant, tmp_path)
+    coordinates, bands = case.coordinates, 3
+    coordinates.prepare()
+    if coordinates.event_layers:
+        return  # refused: test_projections_have_independent_noise
+    noise = CorrelatedNoise(band_coefficients(bands, 12), coordinates)
+    mechanism = GaussianMechanism(
+        coordinates,
+        clip_norm=CLIP_NORM,
+        event=StepEvent(CyclicPoissonSampling(0.1, bands), SIGMA),
+        expected_batch_size=BATCH,
+        ledger=CountingLedger(),
+        noise=NoiseSource(3),
+        correlated=noise,
+    )
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    for step in range(1, 5):
+        frame, vector = coordinates.frame(), coordinates.standard_normal(draw)
+        release = case.step(mechanism, uneven_examples(3))
+        assert release.step == step
+        assert bool(flat(release.vector).isfinite().all())
+        coordinates.prepare()
+        made = coordinates.followed(vector, frame)
+        shapes = [[t.shape for t in parts] for parts in made]
+        if shapes != [[t.shape for t in parts] for parts in coordinates.standard_normal(draw)]:
+            continue  # a span of another size, where noise begins anew
+        assert flat(made).norm() <= flat(vector).norm() * (1 + 1e-12)
+        torch.testing.assert_close(flat(coordinates.nearest(made)), flat(made), rtol=1e-5, atol=1e-5)
+        twice = coordinates.followed([tuple(2 * t for t in parts) for parts in vector], frame)
+        torch.testing.assert_close(flat(twice), 2 * flat(made))
+
+
+@by_space
+def test_projections_have_independent_noise(variant: tuple[str, str], tmp_path: Path) -> None:
+    coordinates = make_case(variant, tmp_path).coordinates
+    if not coordinates.event_layers and coordinates.draws is None:
+        return
+    with pytest.raises(PrivacyError, match=r"random projection|event has the projections"):
+        GaussianMechanism(
+            coordinates,
+            clip_norm=CLIP_NORM,
+            event=StepEvent(CyclicPoissonSampling(0.1, 3), SIGMA),
+            expected_batch_size=BATCH,
+            ledger=CountingLedger(),
+            correlated=CorrelatedNoise(band_coefficients(3, 12), coordinates),
+        )

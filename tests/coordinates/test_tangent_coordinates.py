@@ -220,3 +220,63 @@ def test_the_zero_point_is_an_ordinary_point() -> None:
     at_zero = TangentCoordinates(c.adapter, zero, torch.float64)
     assert at_zero.dimension == c.dimension
     assert at_zero.intrinsic
+
+
+def turned(c: TangentCoordinates, angle: float) -> dict[str, Tensor]:
+    """The frame of points near by, whose columns also have another order and other signs."""
+    generator = torch.Generator().manual_seed(4)
+    frame = {}
+    for name, basis in c.frame().items():
+        noise = torch.randn(basis.shape, generator=generator, dtype=torch.float64).to(basis)
+        near = torch.linalg.qr(basis + angle * noise).Q
+        frame[name] = near.flip(-1) * torch.tensor([1.0, -1.0, 1.0]).to(basis)
+    return frame
+
+
+@pytest.mark.parametrize("right_weight", [1.0, 0.3, MAX_RIGHT_WEIGHT])
+@pytest.mark.parametrize("angle", [0.0, 1e-3, 0.3, 10.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_noise_that_follows_is_never_longer_and_stays_in_the_space(
+    right_weight: float, angle: float, dtype: torch.dtype
+) -> None:
+    """What the price of correlated noise rests on: a linear map of norm 1 at most, in the metric of the noise."""
+    c = coordinates(dtype, right_weight=right_weight)
+    frame = turned(c, angle)
+    for name in frame:  # rounding of points is taken off, whichever way it goes
+        frame[name] = frame[name] * (1 + 1e-6)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        vectors = []
+        for _ in range(2):
+            scale = torch.randn(3, generator=generator, dtype=torch.float64)
+            drawn = c.standard_normal(
+                lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: B023
+            )
+            vectors.append([tuple(s * t for s, t in zip(scale, parts, strict=True)) for parts in drawn])
+        first, second = (c.followed(vector, frame) for vector in vectors)
+        both = c.followed(add_vectors(*vectors), frame)
+        for g, point in enumerate(c.points):
+            for one, other, total in zip(first[g], second[g], both[g], strict=True):
+                torch.testing.assert_close(one + other, total)
+            assert sum(t.square().sum() for t in first[g]) <= sum(t.square().sum() for t in vectors[0][g]) * (
+                1 + 1e-12
+            )
+            _, up, vp = first[g]
+            eps = 1e-13 if dtype == torch.float64 else 1e-5
+            assert (point.U.double().mT @ up).abs().max() < eps * up.norm() + 1e-300
+            assert (point.V.double().mT @ vp).abs().max() < eps * vp.norm() + 1e-300
+
+
+def test_noise_that_follows_is_the_same_weight_update_where_only_columns_changed() -> None:
+    """Singular vectors change order and sign from step to step, and what is taken back must not."""
+    c = coordinates()
+    frame = turned(c, 0.0)
+    old = [Point(frame[f"{g}.U"], p.S, frame[f"{g}.V"]) for g, p in enumerate(c.points)]
+    there = TangentCoordinates(c.adapter, old, torch.float64)
+    vector = there.standard_normal(lambda shape: torch.randn(shape, dtype=torch.float64))
+    for before, after, parts, made in zip(old, c.points, vector, c.followed(vector, frame), strict=True):
+
+        def dense(point: Point, t: tuple[Tensor, ...]) -> Tensor:
+            return point.U @ t[0] @ point.V.mT + t[1] @ point.V.mT + point.U @ t[2].mT
+
+        torch.testing.assert_close(dense(before, parts), dense(after, made))

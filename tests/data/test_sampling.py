@@ -7,14 +7,14 @@ import pytest
 from scipy import stats
 
 from privlora.accounting.events import PoissonSampling, TruncatedPoissonSampling
-from privlora.data.sampling import PoissonSampler
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import private_generator
 
 DRAWS = 4000
 
 
-def presence(sampler: PoissonSampler, units: int, draws: int = DRAWS) -> np.ndarray:
+def presence(sampler: PoissonSampler | CyclicPoissonSampler, units: int, draws: int = DRAWS) -> np.ndarray:
     """(draws, units) of 0 and 1."""
     table = np.zeros((draws, units), dtype=np.int64)
     for row in table:
@@ -156,3 +156,93 @@ def test_key_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) ->
 def test_refuses(kwargs: dict[str, float], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         PoissonSampler(**kwargs)  # type: ignore[arg-type]
+
+
+def in_turn(
+    units: int, classes: int, q: float, key: int = 3, seed: int | None = 1
+) -> tuple[CyclicPoissonSampler, list[int]]:
+    """A sampler, and the count of charges that it asks for."""
+    charged = [0]
+    sampler = CyclicPoissonSampler(units, q, classes, key=key, charged=lambda: charged[0], insecure_seed=seed)
+    return sampler, charged
+
+
+def classes_of(units: int, classes: int, key: int) -> np.ndarray:
+    """(units,): in which step of a cycle each is drawn, by a sampler that draws all."""
+    sampler, charged = in_turn(units, classes, 1.0, key)
+    found = np.full(units, -1)
+    for charged[0] in range(classes):
+        found[sampler.draw()] = charged[0]
+    return found
+
+
+def test_in_a_cycle_each_unit_has_its_turn_once() -> None:
+    sampler, charged = in_turn(60, 4, 1.0)
+    for cycle in range(3):
+        drawn = []
+        for charged[0] in range(4 * cycle, 4 * cycle + 4):
+            drawn += sampler.draw().tolist()
+        assert sorted(drawn) == list(range(60))
+
+
+def test_the_class_follows_what_is_charged() -> None:
+    """Whatever was drawn before: a step that a crash lost shifts nobody."""
+    first, charges = in_turn(60, 4, 1.0)
+    again, others = in_turn(60, 4, 1.0, seed=None)
+    for charges[0] in (0, 1, 2, 3, 5, 6, 6, 11):
+        others[0] = charges[0] + 4
+        assert sorted(first.draw()) == sorted(again.draw())
+
+
+def test_units_of_a_class_join_with_probability_q_and_independently() -> None:
+    units, q = 40, 0.3
+    sampler, _ = in_turn(units, 2, q)
+    own = classes_of(units, 2, 3) == 0
+    table = presence(sampler, units)
+    assert table[:, ~own].sum() == 0
+    counts = table[:, own].sum(axis=0)
+    chi_square = ((counts - DRAWS * q) ** 2 / (DRAWS * q * (1 - q))).sum()
+    assert 1e-3 < stats.chi2.sf(chi_square, df=int(own.sum())) < 1 - 1e-3
+    sizes = table.sum(axis=1)
+    assert sizes.var() == pytest.approx(own.sum() * q * (1 - q), rel=0.15)
+
+
+def test_classes_are_dealt_uniformly_and_each_by_itself() -> None:
+    """Not in equal parts: then whoever is added would move others to another class."""
+    units, classes = 30, 3
+    counts = np.array([np.bincount(classes_of(units, classes, key), minlength=classes) for key in range(600)])
+    total = counts.sum(axis=0)
+    assert stats.chisquare(total).pvalue > 1e-3
+    assert counts[:, 0].var() == pytest.approx(units * (1 / 3) * (2 / 3), rel=0.3)
+
+
+def test_nobodys_class_depends_on_who_else_is_there() -> None:
+    for classes in (2, 3, 7, 8):
+        whole = classes_of(500, classes, key=11)
+        for fewer in (1, 77, 499):
+            assert (classes_of(fewer, classes, key=11) == whole[:fewer]).all()
+
+
+def test_classes_of_a_key_are_the_same_in_every_process() -> None:
+    assert classes_of(12, 4, key=5).tolist() == classes_of(12, 4, key=5).tolist()
+    assert classes_of(50, 4, key=5).tolist() != classes_of(50, 4, key=6).tolist()
+
+
+def test_coins_are_the_operating_systems() -> None:
+    draws = []
+    for _ in range(2):
+        sampler, _ = in_turn(400, 2, 0.5, seed=None)
+        draws.append(sampler.draw().tolist())
+    assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize(("units", "q"), [(-1, 0.5), (3, 0.0), (3, 1.01)])
+def test_bad_cyclic_settings_are_refused(units: int, q: float) -> None:
+    with pytest.raises(ConfigError):
+        in_turn(units, 2, q)
+
+
+def test_an_empty_class_gives_an_empty_batch() -> None:
+    sampler, charged = in_turn(0, 2, 0.5)
+    for charged[0] in range(4):
+        assert sampler.draw().shape == (0,)

@@ -12,7 +12,13 @@ from privlora.accounting.accountants import (
 )
 from privlora.accounting.budget import BudgetStatement, RunBudget, compose_ledgers
 from privlora.accounting.calibration import Calibration, calibrate_noise_multiplier
-from privlora.accounting.events import PoissonSampling, Sampling, StepEvent, TruncatedPoissonSampling
+from privlora.accounting.events import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    Sampling,
+    StepEvent,
+    TruncatedPoissonSampling,
+)
 from privlora.accounting.ledger import Ledger, locked_charges
 from privlora.accounting.ledger_format import LedgerSummary, Plan, read_ledger
 
@@ -21,6 +27,7 @@ __all__ = [
     "Adjacency",
     "BudgetStatement",
     "Calibration",
+    "CyclicPoissonSampling",
     "Ledger",
     "LedgerSummary",
     "Plan",

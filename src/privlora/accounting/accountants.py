@@ -204,7 +204,7 @@ def _extreme_energy(event: StepEvent) -> float:
 def pld_epsilon(
     events: dict[StepEvent, int], delta: float, adjacency: Adjacency, grid: float, *, theirs: bool = False
 ) -> float:
-    """Epsilon by PLD at exactly this grid, of events that all cost something. theirs: by dp_accounting's own losses."""
+    """Epsilon by PLD at exactly this grid, of what `merged` gave. theirs: by dp_accounting's own losses."""
     return max(0.0, float(_compose(events, adjacency, grid, theirs).get_epsilon_for_delta(delta)))
 
 
@@ -238,7 +238,10 @@ def check_delta(delta: float) -> None:
 
 
 def merged(events: Events) -> dict[StepEvent, int]:
-    """Total count of each distinct event that costs anything."""
+    """Total count of each distinct event that costs anything; of cyclic sampling, of its cycles (StepEvent.releases).
+
+    Each pair is of steps in a row: cycles of two pairs, such as two runs, are counted apart.
+    """
     total: dict[StepEvent, int] = {}
     for event, count in events:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -246,7 +249,8 @@ def merged(events: Events) -> dict[StepEvent, int]:
                 f"an event has the count {count!r}", fix="give the number of steps, an integer >= 0"
             )
         if count > 0 and event.sampling.sample_rate > 0:
-            total[event] = total.get(event, 0) + count
+            alone, releases = event.releases(count)
+            total[alone] = total.get(alone, 0) + releases
     return total
 
 
@@ -273,7 +277,7 @@ def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Event
             why="its result would understate epsilon",
             fix="use accountant=pld",
         )
-    if any(not isinstance(event.sampling, PoissonSampling) for event, _ in events):
+    if any(isinstance(event.sampling, TruncatedPoissonSampling) for event, _ in events):
         raise PrivacyError(
             f"accountant={accountant} does not support truncated Poisson sampling",
             why="accounted as plain Poisson sampling, epsilon would be understated",

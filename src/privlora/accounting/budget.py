@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from privlora.accounting.accountants import Adjacency, accountant_versions, epsilon
-from privlora.accounting.events import StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.accounting.ledger_format import LedgerSummary, Plan, Unit, read_ledger
 from privlora.errors import PrivacyError
 
@@ -139,6 +139,7 @@ def compose_ledgers(
 def _releases(copies: Sequence[LedgerSummary]) -> tuple[tuple[StepEvent, int], ...]:
     """Distinct charged steps of the copies of one run's ledger; what may be another release in each counts in each."""
     plan = copies[0].plan
+    _refuse_broken_cycles(copies)
     charged = {
         (line, copy.path.resolve() if line in copy.unsure else None): plan.event_of(step)
         for copy in copies
@@ -146,6 +147,18 @@ def _releases(copies: Sequence[LedgerSummary]) -> tuple[tuple[StepEvent, int], .
     }
     counts = Counter(charged.values())
     return tuple((event, counts[event]) for event in dict.fromkeys(event for event, _ in plan.phases))
+
+
+def _refuse_broken_cycles(copies: Sequence[LedgerSummary]) -> None:
+    """Raise PrivacyError for copies that were continued apart where steps cost by their place in a cycle."""
+    longest = max(copies, key=lambda copy: copy.charges).charge_hashes
+    apart = any(copy.charge_hashes != longest[: copy.charges] for copy in copies)
+    if apart and any(isinstance(event.sampling, CyclicPoissonSampling) for event, _ in copies[0].plan.phases):
+        raise PrivacyError(
+            f"copies of run {copies[0].run_id}, which samples in cycles, were continued apart",
+            why="both took back noise of the same steps, so no bound for two runs covers them together",
+            fix="go on with one copy alone, and destroy what the other one released",
+        )
 
 
 def _by_run(ledgers: Sequence[LedgerSummary]) -> list[tuple[LedgerSummary, ...]]:

@@ -36,7 +36,14 @@ from privlora.accounting.accountants import (
     rough_epsilon,
     typical_energy,
 )
-from privlora.accounting.events import Projections, Sampling, StepEvent, describe_events, events_to_dicts
+from privlora.accounting.events import (
+    CyclicPoissonSampling,
+    Projections,
+    Sampling,
+    StepEvent,
+    describe_events,
+    events_to_dicts,
+)
 from privlora.errors import PrivacyError
 
 _log = logging.getLogger(__name__)
@@ -177,7 +184,15 @@ def calibrate_noise_multiplier(
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
-    drawn = 1 - math.prod((1 - kind.sample_rate) ** count for kind, count in ((sampling, steps), *others))
+    if others and any(isinstance(kind, CyclicPoissonSampling) for kind, _ in ((sampling, steps), *others)):
+        raise PrivacyError(
+            "cyclic sampling is calibrated in plans of one phase only",
+            why="how cycles of several phases meet is not defined",
+            fix="calibrate the phase by itself, with what else is released as `beside`",
+        )
+    _, releases = step.releases(steps)
+    draws = ((sampling, releases), *others)
+    drawn = 1 - math.prod((1 - kind.sample_rate) ** count for kind, count in draws)
     if drawn <= delta:
         raise PrivacyError(
             f"delta={delta} is not below {drawn:.4g}, the probability that a unit is drawn at all",

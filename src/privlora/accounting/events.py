@@ -69,11 +69,42 @@ class TruncatedPoissonSampling:
         )
 
 
-Sampling = PoissonSampling | TruncatedPoissonSampling
+@dataclass(frozen=True)
+class CyclicPoissonSampling:
+    """Each privacy unit is of one of `classes` (b) classes for a whole run, dealt by itself and uniformly; the steps of
+    a cycle draw from one class each, in turn, where each unit joins with probability `sample_rate` (q).
 
-_SAMPLINGS: dict[str, type[PoissonSampling] | type[TruncatedPoissonSampling]] = {
+    So a unit is drawn at most once in b steps, and n steps cost ceil(n / b) compositions (arXiv:2306.08153), where the
+    noise is correlated by a matrix of b bands whose columns have norm 1 at most. The proof is in mechanisms.banded.
+
+    Raises:
+        PrivacyError: `sample_rate` is outside [0, 1], or there are fewer than two classes.
+    """
+
+    sample_rate: float
+    classes: int
+
+    def __post_init__(self) -> None:
+        _check_sample_rate(self.sample_rate)
+        if self.classes < 2:
+            raise PrivacyError(
+                f"classes={self.classes} is below 2",
+                why="one class is plain Poisson sampling, and fewer are none",
+                fix="use PoissonSampling",
+            )
+
+    def describe(self) -> str:
+        return f"cyclic Poisson sampling from {self.classes} classes, q={self.sample_rate:.6g} of a class"
+
+
+Sampling = PoissonSampling | TruncatedPoissonSampling | CyclicPoissonSampling
+
+_SAMPLINGS: dict[
+    str, type[PoissonSampling] | type[TruncatedPoissonSampling] | type[CyclicPoissonSampling]
+] = {
     "poisson": PoissonSampling,
     "truncated_poisson": TruncatedPoissonSampling,
+    "cyclic_poisson": CyclicPoissonSampling,
 }
 
 
@@ -120,9 +151,10 @@ class StepEvent:
         _check_projections(self.projections)
         if self.projections and not isinstance(self.sampling, PoissonSampling):
             raise PrivacyError(
-                "a projected step cannot use truncated Poisson sampling",
-                why="one unit can push another out of a truncated batch, which no bound for projections covers",
-                fix="do without max_batch_size, or without projections",
+                "a projected step cannot use cyclic or truncated Poisson sampling",
+                why="one unit can push another out of a truncated batch, and correlated noise is of no projection: no "
+                "bound for projections covers either",
+                fix="do without max_batch_size and bands, or without projections",
             )
         object.__setattr__(self, "projections", tuple(sorted(set(self.projections))))
 
@@ -131,9 +163,21 @@ class StepEvent:
         """Whether the step may cost less than the Gaussian mechanism: every layer loses some dimensions."""
         return bool(self.projections) and all(rank < dimension for rank, dimension in self.projections)
 
+    def releases(self, steps: int) -> tuple[StepEvent, int]:
+        """What so many steps in a row cost: a step whose releases are independent, and how many of it.
+
+        For cyclic sampling that is each cycle once, also one that is broken off.
+        """
+        if not isinstance(self.sampling, CyclicPoissonSampling):
+            return self, steps
+        alone = StepEvent(PoissonSampling(self.sampling.sample_rate), self.noise_multiplier)
+        return alone, -(-steps // self.sampling.classes)
+
     def describe(self) -> str:
         """One line for reports."""
         mechanism = "Gaussian mechanism"
+        if isinstance(self.sampling, CyclicPoissonSampling):
+            mechanism = f"Gaussian mechanism with noise correlated in {self.sampling.classes} bands"
         if self.projections:
             pairs = ", ".join(f"{rank} of {dimension}" for rank, dimension in self.projections)
             mechanism = f"Gaussian mechanism on a fresh random projection of clipped gradients ({pairs})"
@@ -176,7 +220,7 @@ class StepEvent:
         arguments = dict(exact_fields(sampling, expected, "sampling"))
         del arguments["kind"]
         for name, value in {**arguments, "noise_multiplier": values["noise_multiplier"]}.items():
-            wants_int = name in ("max_batch_size", "dataset_size")
+            wants_int = name in ("max_batch_size", "dataset_size", "classes")
             if isinstance(value, bool) or not isinstance(value, int if wants_int else (int, float)):
                 raise PrivacyError(
                     f"event field {name}={value!r} is not {'an integer' if wants_int else 'a number'}"

@@ -38,7 +38,13 @@ from privlora.accounting.accountants import (
     check_delta,
     epsilon,
 )
-from privlora.accounting.events import StepEvent, describe_events, events_to_dicts, exact_fields
+from privlora.accounting.events import (
+    CyclicPoissonSampling,
+    StepEvent,
+    describe_events,
+    events_to_dicts,
+    exact_fields,
+)
 from privlora.errors import PrivacyError, RunError
 from privlora.ranges import BATCHES, CLIP_NORMS
 
@@ -108,6 +114,12 @@ class Plan:
                 )
         for event, _ in self.phases:
             check_covered(event, self.adjacency)
+            if isinstance(event.sampling, CyclicPoissonSampling) and len(set(self.phases)) > 1:
+                raise PrivacyError(
+                    "the plan has several phases, and one of them samples in cycles",
+                    why="how cycles of several phases meet is not defined",
+                    fix="plan cyclic sampling in a run of one phase",
+                )
         runs = groupby(self.phases, key=lambda phase: phase[0])
         joined = tuple((event, sum(count for _, count in run)) for event, run in runs)
         object.__setattr__(self, "phases", joined)

@@ -36,6 +36,7 @@ from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.cycles import refuse_bands
 from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import refuse_auto, with_micro_batches
@@ -243,6 +244,7 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixe
 
 def refuse_settings(settings: Settings) -> None:
     """Raise ConfigError for settings that no audit by canaries goes with."""
+    refuse_bands(settings.privacy, "an audit by canaries")
     if settings.privacy.max_batch_size is not None:
         raise ConfigError(
             "an audit needs plain Poisson sampling",

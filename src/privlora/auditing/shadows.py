@@ -44,6 +44,7 @@ from privlora.methods import find_method
 from privlora.randomness import private_generator
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
+from privlora.training.cycles import refuse_bands
 from privlora.training.fitting import refuse_auto
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.models import check_model, given_or_loaded
@@ -246,6 +247,7 @@ def _least_likely(length: int, model: torch.nn.Module, tokenizer: Any, seed: int
 
 def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
     find_method(settings.method.name)  # those of votes take no steps
+    refuse_bands(settings.privacy, "shadow adapters")
     refuse_auto(settings, "shadow adapters", "many take each step together, and the memory of one is counted")
     check_kind(kind, temperature, KINDS)
     if adapters < _FEWEST:

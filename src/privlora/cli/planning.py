@@ -240,11 +240,30 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "clip_quantile": privacy.clip_quantile,
         "noise_multiplier": sigma,
         "noise_to_batch": on_sum * planned.clip_norm / planned.expected_batch_size,
+        **_bands(planned),
         "probability_above_cap": _overflow(settings),
         "adjacency": planned.adjacency,
         "accountant": "pld",
         "versions": accountant_versions(),
     }
+
+
+def _bands(planned: Plan) -> dict[str, Any]:
+    """Of correlated noise: its bands, and by how much it is larger in single steps and smaller in their sums."""
+    from privlora.mechanisms import band_coefficients, prefix_error, row_norms
+    from privlora.training.cycles import bands_of
+
+    bands = bands_of(planned)
+    if bands == 1:
+        return {}
+    c = band_coefficients(bands, planned.steps)
+    alone = prefix_error((1.0,), planned.steps)
+    found = {
+        "rate_of_a_class": planned.event.sampling.sample_rate,
+        "largest_row": float(row_norms(c, planned.steps).max()),
+        "noise_in_sums": (prefix_error(c, planned.steps) / alone) ** 0.5,
+    }
+    return {"bands": bands, **found}
 
 
 def _overflow(settings: Settings) -> float | None:
@@ -307,7 +326,7 @@ def _show(
         ("method", ", ".join([content["method"], *settings])),
         (
             "drawn by" if votes else "batches",
-            f"Poisson, q {content['sample_rate']:.6g}, on average {content['expected_batch_size']:g}",
+            f"{_batches(content)}, on average {content['expected_batch_size']:g}",
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
@@ -325,6 +344,15 @@ def _show(
                 else f"{content['noise_to_batch']:.4g} in each coordinate of the mean (sigma C / b)",
             ),
         ]
+        if "bands" in content:
+            text = (
+                f"{content['bands']}: noise up to {content['largest_row']:.3g} times as large in a step, and "
+            )
+            text += f"{content['noise_in_sums']:.3g} times in the sums of steps, as independent noise of this sigma"
+            if memory is not None:
+                kept = 8 * (content["bands"] - 1) * memory.trained_numbers
+                text += f"; kept noise {in_one_unit(kept)(kept)}"
+            rows.append(("bands", text))
         if content["clip_quantile"] is not None:
             text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"
             rows.append(("quantile", f"{content['clip_quantile']:g} {text}"))
@@ -358,6 +386,12 @@ def _show(
     if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
         rows.append(("peak", _peak_line(memory, on_cpu=memory.device == "cpu")))
     _print(rows, content["not_protected"])
+
+
+def _batches(content: dict[str, Any]) -> str:
+    if "bands" not in content:
+        return f"Poisson, q {content['sample_rate']:.6g}"
+    return f"Poisson from {content['bands']} classes in turn, q {content['rate_of_a_class']:.6g} of a class"
 
 
 def _print(rows: list[tuple[str, str]], limits: list[str]) -> None:

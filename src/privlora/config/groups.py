@@ -500,6 +500,10 @@ class PrivacySettings(Group):
     """Largest number of a user's records in one step; with more, a random part of them is used."""
     max_batch_size: int | None = Field(default=None, ge=1)
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
+    bands: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = 1
+    """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it, and batches are drawn from as
+    many classes of units in turn (DP-BandMF). auto: as many as leave least noise in the sums of steps. Noise of
+    bands - 1 steps is kept, in float64."""
     insecure_noise_seed: int | None = None
     """For tests: repeatable noise. The run is stamped NOT PRIVATE."""
 
@@ -559,7 +563,35 @@ class PrivacySettings(Group):
                 f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so most "
                 "batches would be cut. Fix: about 1.75 times the expected batch size costs no epsilon"
             )
+        self._refuse_wrong_bands()
         return self
+
+    def _refuse_wrong_bands(self) -> None:
+        """Raise ValueError for bands that no price covers, or that nothing would read."""
+        if self.bands == 1:
+            return
+        for name, why in (
+            ("clip_quantile", "its counts of norms have noise of their own, which no cycle of steps covers"),
+            ("max_batch_size", "what a cap costs is not known for batches of one class"),
+        ):
+            if getattr(self, name) is not None:
+                raise ValueError(f"bands={self.bands} does not go with {name}: {why}. Fix: remove {name}")
+        if not self.private:
+            raise ValueError(f"private=false adds no noise. Fix: remove bands={self.bands}")
+        if self.bands == "auto":
+            if self.target_epsilon is None:
+                raise ValueError(
+                    "bands=auto weighs noise against what sampling saves at target_epsilon, and noise_multiplier is "
+                    "given. Fix: give a number of bands, or target_epsilon"
+                )
+            return
+        if self.bands > self.steps:
+            raise ValueError(f"bands={self.bands} is above steps={self.steps}. Fix: at most {self.steps}")
+        if self.bands * self.q > 1:
+            raise ValueError(
+                f"a class has 1/{self.bands} of all units, and a batch needs {self.q:g} of them. Fix: bands of at most "
+                f"{int(1 / self.q)}, or a smaller expected_batch_size"
+            )
 
     @property
     def protects(self) -> bool:
@@ -762,6 +794,11 @@ class Settings(Group):
             raise ValueError(
                 f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}. Fix: fewer warmup_steps"
             )
+        if self.privacy.bands != 1 and self.run.tokens_per_micro_batch == "auto":
+            raise ValueError(
+                "run.tokens_per_micro_batch=auto does not go with privacy.bands: the noise of earlier steps takes "
+                f"memory that is not counted. Fix: set it to a number, such as {MICRO_BATCH}"
+            )
         if self.method.clipping is not None and not self.privacy.private:
             raise ValueError(
                 "method.clipping contradicts privacy.private=false, which clips nothing. Fix: remove method.clipping"
@@ -954,6 +991,11 @@ class Settings(Group):
 def _refuse_what_federations_have_not(privacy: Any) -> None:
     """Raise ValueError for settings of runs in one place."""
     given = privacy if isinstance(privacy, Mapping) else {}
+    if given.get("bands", 1) != 1:
+        raise ValueError(
+            "privacy.bands does not go with a federation: its noise would have to be kept from round to round, by "
+            "nobody knows whom. Fix: remove it"
+        )
     for name, why in (
         ("clip_quantile", "each client would learn a clip norm of its own, and their sums need one for all"),
         (

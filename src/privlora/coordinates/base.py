@@ -168,6 +168,17 @@ class Coordinates(ABC):
         draw: standard normal entries of a shape; the vector is computed in their dtype and on their device.
         """
 
+    def frame(self) -> dict[str, Tensor]:
+        """PUBLIC: what of the present state its vectors are given in, for ``followed``; {} where that never changes."""
+        return {}
+
+    def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
+        """The vector here that does most like what ``vector`` did at another state, of this ``frame``.
+
+        Linear, and never longer than ``vector``; correlated noise rests on both (mechanisms.banded).
+        """
+        return vector
+
     def laid_out(self, captured: Captured) -> tuple[list[Tensor], float] | None:
         """All units' P and Q in the order of a vector's entries, and what ``to_vector`` multiplies them by; None where
         it does more than that."""

@@ -112,6 +112,18 @@ class HeadedCoordinates(Coordinates):
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return [*self.body.standard_normal(draw), *self.head.standard_normal(draw)]
 
+    def frame(self) -> dict[str, Tensor]:
+        both = {"body": self.body.frame(), "head": self.head.frame()}
+        return {f"{part}/{name}": tensor for part, frame in both.items() for name, tensor in frame.items()}
+
+    def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
+        body, head = self._parted(vector)
+        own = [
+            {name.removeprefix(part): t for name, t in frame.items() if name.startswith(part)}
+            for part in ("body/", "head/")
+        ]
+        return [*self.body.followed(body, own[0]), *self.head.followed(head, own[1])]
+
     def nearest(self, vector: Vector) -> Vector:
         body, head = self._parted(vector)
         return [*self.body.nearest(body), *self.head.nearest(head)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -66,6 +66,12 @@ class ProjectedSpanCoordinates(SpanSpace):
 
     def nearest(self, vector: Vector) -> Vector:
         return self.inner.nearest(vector)
+
+    def frame(self) -> dict[str, Tensor]:
+        return self.inner.frame()
+
+    def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
+        return self.inner.followed(vector, frame)
 
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return self.inner.standard_normal(draw)

@@ -153,6 +153,26 @@ class TangentCoordinates(Coordinates):
         tangents = (standard_normal_tangent(point, draw) for point in self.points)
         return [(t.M, t.Up, t.Vp) for t in tangents]
 
+    def frame(self) -> dict[str, Tensor]:
+        return {f"{g}.{name}": getattr(point, name) for g, point in enumerate(self.points) for name in "UV"}
+
+    def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
+        """M, Up and Vp in the subspaces here, each by itself: products of contractions, whatever ``right_weight`` is.
+
+        `transport` would also turn parts of each into the others, of first order in the angle between the subspaces,
+        and then be no contraction in a rescaled metric.
+        """
+        made: Vector = []
+        for g, (point, (M, Up, Vp)) in enumerate(zip(self.points, vector, strict=True)):
+            U, V = point.U.to(M), point.V.to(M)
+            right = _contracted(frame[f"{g}.V"].to(M).mT @ V)  # (L, r, r)
+            left = _contracted(frame[f"{g}.U"].to(M).mT @ U)
+            on_left, on_right = Up @ right, Vp @ left
+            made.append(
+                (left.mT @ M @ right, on_left - U @ (U.mT @ on_left), on_right - V @ (V.mT @ on_right))
+            )
+        return made
+
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(tangent_dimension(site.m, site.n, adapter.rank) for site in adapter.sites)
@@ -213,6 +233,11 @@ class TangentCoordinates(Coordinates):
             return t.unflatten(0, (count, -1))[owners].transpose(0, 1)
 
         return [Point(of_units(p.U), of_units(p.S), of_units(p.V)) for p in self.points]
+
+
+def _contracted(t: Tensor) -> Tensor:
+    """Matrices (L, r, r) without what rounding adds to a largest singular value of 1."""
+    return t / torch.linalg.matrix_norm(t, 2).clamp_min(1.0)[:, None, None]
 
 
 def _off(t: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from privlora.accounting.events import PoissonSampling, TruncatedPoissonSampling
+from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, TruncatedPoissonSampling
 from privlora.errors import ConfigError, PrivacyError
-from privlora.randomness import private_generator
+from privlora.randomness import counter_generator, private_generator
 from privlora.stages import DRAW, staged
 
 
@@ -122,3 +124,56 @@ class PoissonSampler:
             size = min(size, self.max_batch_size)
         drawn = self.generator.choice(self._places, size=size, replace=False, shuffle=False)
         return drawn[drawn < self._units].astype(np.int64)
+
+
+class CyclicPoissonSampler:
+    """Draws logical batches from one class of units after the other, in which each joins by a coin of its own.
+
+    Guarantee: ``draw`` follows exactly the law that ``sampling`` states. A unit's class depends on ``key`` and on the
+    unit's place alone, not on who else is there, so whoever is added or removed changes nobody else's class.
+
+    Args:
+        units: number of privacy units present (private: it is never shown again).
+        sample_rate: q in (0, 1], the public probability of a unit in a step of its class.
+        classes: b, at least 2.
+        key: PRIVATE, 128 bits of the operating system. A run keeps it to its end: other classes would let a unit join
+            twice in a cycle.
+        charged: how many steps the ledger shows. The class follows from it, so a step that was charged and lost shifts
+            nobody's turn.
+        insecure_seed: of the coins, for tests only.
+
+    Raises:
+        ConfigError: a setting is out of range.
+        PrivacyError: there are fewer than two classes.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        sample_rate: float,
+        classes: int,
+        *,
+        key: int,
+        charged: Callable[[], int],
+        insecure_seed: int | None = None,
+    ) -> None:
+        if units < 0:
+            raise ConfigError(f"units={units} is negative", fix="pass the number of privacy units")
+        if not 0.0 < sample_rate <= 1.0:
+            raise ConfigError(
+                f"sample_rate={sample_rate} of a class is not in (0, 1]",
+                fix="take fewer classes: the rate of a class is their number times that of all units",
+            )
+        self.sampling = CyclicPoissonSampling(sample_rate, classes)
+        dealt = counter_generator(key).integers(classes, size=units)
+        self._members = [np.flatnonzero(dealt == c) for c in range(classes)]
+        self._charged = charged
+        self.insecure = insecure_seed is not None
+        self.generator = private_generator(insecure_seed)
+
+    @staged(DRAW)
+    def draw(self) -> np.ndarray:
+        """One logical batch of the class whose turn it is, as of `PoissonSampler.draw`."""
+        members = self._members[self._charged() % len(self._members)]
+        size = int(self.generator.binomial(len(members), self.sampling.sample_rate))
+        return self.generator.choice(members, size=size, replace=False, shuffle=False).astype(np.int64)

@@ -30,6 +30,7 @@ from privlora.methods import SPACES, Hyperparameters, find_method, make_optimize
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.cycles import refuse_bands
 from privlora.training.fitting import refuse_auto
 from privlora.training.inputs import Data, fitted, load_data, sampler
 from privlora.training.models import check_model, load_model, unchanged_afterwards
@@ -222,6 +223,7 @@ def open_workbench(
             "privacy.private=false: there is no noise to diagnose",
             fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
         )
+    refuse_bands(settings.privacy, "a diagnosis")
     refuse_auto(settings, "a diagnosis", "it keeps gradients in many gauges, which are not counted")
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"evaluation": None})})
     baseline = settings.model_copy(update={"method": _method(settings, BASELINE)})

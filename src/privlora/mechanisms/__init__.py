@@ -1,5 +1,6 @@
 """Bound each privacy unit, sum, add noise once per logical batch: the only way out of the private side."""
 
+from privlora.mechanisms.banded import CorrelatedNoise, band_coefficients, prefix_error, row_norms
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.gaussian import (
@@ -26,6 +27,7 @@ __all__ = [
     "VOTE_NORM",
     "AdaptiveClipNorm",
     "ClippedUpdate",
+    "CorrelatedNoise",
     "GaussianMechanism",
     "Instrument",
     "Lattice",
@@ -40,8 +42,11 @@ __all__ = [
     "ShareMechanism",
     "SumMechanism",
     "VoteMechanism",
+    "band_coefficients",
     "clipping_slack",
     "lattice_for",
+    "prefix_error",
+    "row_norms",
     "split_noise_multiplier",
     "takes_units_alone",
 ]

@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from privlora.accounting.events import StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import Coordinates, ReleaseLaw
 from privlora.errors import ConfigError, PrivacyError
+from privlora.mechanisms.banded import CorrelatedNoise
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.noise import NoiseSource
@@ -68,6 +69,9 @@ class GaussianMechanism(Mechanism):
     have the same noise. The same release then holds a noisy count of the norms <= C_t, which gives C_{t+1}; ``event``
     covers both together (``split_noise_multiplier``).
 
+    ``correlated`` draws the noise of each step so that it takes back a part of that of earlier steps; ``event`` is then
+    of cyclic Poisson sampling, and a cycle of steps costs what one of it would (mechanisms.banded).
+
     | edge case                        | what happens                                            |
     |----------------------------------|---------------------------------------------------------|
     | no unit in the batch             | zero sum, full noise, charged                           |
@@ -91,6 +95,7 @@ class GaussianMechanism(Mechanism):
         noise: NoiseSource | None = None,
         clipping: str = "flat",
         adaptive: AdaptiveClipNorm | None = None,
+        correlated: CorrelatedNoise | None = None,
     ) -> None:
         if clipping not in CLIPPING:
             raise ConfigError(f"unknown clipping {clipping!r}", fix=f"one of {', '.join(CLIPPING)}")
@@ -114,6 +119,7 @@ class GaussianMechanism(Mechanism):
                 why="the noise was calibrated for another mechanism",
                 fix="build the event with projections=coordinates.event_layers",
             )
+        self._refuse_uncovered(event, adaptive, correlated, coordinates)
         plan = getattr(ledger, "plan", None)
         if plan is not None and (plan.clip_norm, plan.expected_batch_size) != (
             clip_norm,
@@ -129,7 +135,7 @@ class GaussianMechanism(Mechanism):
         self.clip_norm = clip_norm
         self.event = event
         self.expected_batch_size = expected_batch_size
-        self.noising = Noising(ledger, noise or NoiseSource())
+        self.noising = Noising(ledger, noise or NoiseSource(), correlated)
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
         if takes_units_alone(coordinates.adapter, clipping):
@@ -147,8 +153,14 @@ class GaussianMechanism(Mechanism):
 
     @property
     def noise_std(self) -> float:
-        """tau = sigma C / b, the standard deviation of the noise in each coordinate of a release."""
-        return self._sum_multiplier * self.clip_norm / self.expected_batch_size
+        """tau = sigma C / b, the standard deviation of the noise in each coordinate of a release.
+
+        Of correlated noise that of the last release, or of the first one before there is any: tau times the norm of its
+        row of C^-1.
+        """
+        white = self._sum_multiplier * self.clip_norm / self.expected_batch_size
+        correlated = self.noising.correlated
+        return white if correlated is None else white * correlated.row_norm
 
     def sensitivity(self, adjacency: str = "add-or-remove-one") -> float:
         if adjacency == "add-or-remove-one":
@@ -156,6 +168,31 @@ class GaussianMechanism(Mechanism):
         if adjacency == "replace-one":
             return 2 * self.clip_norm
         raise PrivacyError(f"unknown adjacency {adjacency!r}", fix="add-or-remove-one or replace-one")
+
+    @staticmethod
+    def _refuse_uncovered(
+        event: StepEvent,
+        adaptive: AdaptiveClipNorm | None,
+        correlated: CorrelatedNoise | None,
+        coordinates: Coordinates,
+    ) -> None:
+        """Raise PrivacyError unless noise and sampling are those of one accounted mechanism."""
+        sampling = event.sampling
+        bands = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
+        if bands != (1 if correlated is None else correlated.bands):
+            raise PrivacyError(
+                f"the noise has {1 if correlated is None else correlated.bands} bands, and batches are drawn by "
+                f"{sampling.describe()}",
+                why="the price of a cycle holds where a unit is drawn at most once in as many steps as there are bands",
+                fix="sample from as many classes as the noise has bands; a single band is plain Poisson sampling",
+            )
+        if correlated is not None and (adaptive is not None or coordinates.draws is not None):
+            raise PrivacyError(
+                "correlated noise does not go with "
+                + ("a random projection" if adaptive is None else "counts of norms"),
+                why="the price of a cycle covers one vector a step, with the noise of its row of C^-1",
+                fix="set privacy.bands=1, or choose another method and leave privacy.clip_quantile out",
+            )
 
     def discard(self) -> None:
         super().discard()

@@ -19,6 +19,7 @@ from torch import Tensor
 from privlora.accounting.events import StepEvent
 from privlora.coordinates.base import Vector, float64_device
 from privlora.errors import PrivacyError
+from privlora.mechanisms.banded import CorrelatedNoise
 from privlora.mechanisms.charges import Charges
 from privlora.mechanisms.lattice import Lattice
 from privlora.mechanisms.noise import NoiseSource
@@ -36,25 +37,30 @@ class Noising:
     """Turns sums into releases. It knows shapes and no adapter: a sum may come from one process, from several that
     added theirs up, or from a secure sum. Whoever hands it in answers for its sensitivity.
 
-    ledger: charged before noise is drawn. noise: where it is drawn from.
+    ledger: charged before noise is drawn. noise: where it is drawn from. correlated: what makes a step's noise of that
+    and of earlier steps'; None for steps of independent noise.
     """
 
-    def __init__(self, ledger: Charges, noise: NoiseSource) -> None:
+    def __init__(
+        self, ledger: Charges, noise: NoiseSource, correlated: CorrelatedNoise | None = None
+    ) -> None:
         self.ledger = ledger
         self.noise = noise
+        self.correlated = correlated
 
     @staged(CHARGE)
     def charge(self, event: StepEvent) -> Charged:
         """What noise can be had from, once the ledger shows ``event``. Its errors pass through."""
-        return Charged(self.ledger.charge(event), self.noise)
+        return Charged(self.ledger.charge(event), self.noise, self.correlated)
 
 
 class Charged:
     """A release that has been paid for. step: 1, 2, …, the number that the ledger gave it."""
 
-    def __init__(self, step: int, noise: NoiseSource) -> None:
+    def __init__(self, step: int, noise: NoiseSource, correlated: CorrelatedNoise | None = None) -> None:
         self.step = step
         self._noise = noise
+        self._correlated = correlated
         self._made: set[str] = set()
 
     @staged(NOISE)
@@ -70,6 +76,9 @@ class Charged:
     ) -> Vector:
         """(total + scale xi) / divisor for xi of ``law``, every tensor on its noise's grid.
 
+        Where noise is correlated, xi is the step's row of C^-1 z (mechanisms.banded), and ``law`` draws the z of the
+        step alone.
+
         total: PRIVATE, clipped; None for zeros. scale: sigma C. divisor: public.
         """
 
@@ -78,8 +87,9 @@ class Charged:
         def draw(shape: tuple[int, ...]) -> Tensor:
             return self._noise.standard_normal(shape).to(float64_device(device))
 
+        noise = law(draw) if self._correlated is None else self._correlated.next(self.step, lambda: law(draw))
         made: Vector = []
-        for g, parts in enumerate(law(draw)):
+        for g, parts in enumerate(noise):
             clipped = (None,) * len(parts) if total is None else total[g]
             pairs = zip(clipped, parts, strict=True)
             made.append(tuple(noised(c, xi, scale, divisor, dtype).to(device) for c, xi in pairs))
@@ -88,6 +98,7 @@ class Charged:
     @staged(NOISE)
     def tensor(self, total: Tensor, *, scale: float, divisor: float, dtype: torch.dtype) -> Tensor:
         """The same for one PRIVATE tensor of any shape whose entries all get noise."""
+        self._refuse_correlated("a tensor by itself")
         self._once("tensor")
         xi = self._noise.standard_normal(tuple(total.shape)).to(float64_device(total.device))
         return noised(total, xi, scale, divisor, dtype).to(total.device)
@@ -99,6 +110,7 @@ class Charged:
 
         total: PRIVATE, clipped, (clients, entries), row k of client k; None for zeros.
         """
+        self._refuse_correlated("integers")
         self._once("integers")
         shape = (clients, lattice.entries)
         if total is not None and tuple(total.shape) != shape:
@@ -107,6 +119,14 @@ class Charged:
         if total is not None:
             noise += lattice.rounded(total)
         return lattice.reduced(noise)
+
+    def _refuse_correlated(self, what: str) -> None:
+        if self._correlated is not None:
+            raise PrivacyError(
+                f"{what} cannot have noise that is correlated between steps",
+                why="the price of a cycle of steps covers one vector a step, with the noise of its row of C^-1",
+                fix="set privacy.bands=1",
+            )
 
     def _once(self, kind: str) -> None:
         # A share stands for the whole release, while a vector may come with a noisy count.

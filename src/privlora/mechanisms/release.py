@@ -20,8 +20,9 @@ class Release:
     """One noisy mean gradient. Made by a mechanism, read by an optimizer; no private quantity is left in it.
 
     vector: coordinates in the space that made it. noise_std: the standard deviation tau = sigma C / b of the noise in
-    every coordinate (0 if there is no privacy). step: 1, 2, …, the number that the ledger gave it. clip_norm: the
-    norm at which units were clipped, public; infinite where none was.
+    every coordinate (0 if there is no privacy); of correlated noise that of this step, which is larger. step: 1, 2, …,
+    the number that the ledger gave it. clip_norm: the norm at which units were clipped, public; infinite where none
+    was.
     """
 
     vector: Vector

@@ -21,6 +21,7 @@ from privlora.methods import CHOICES, find_method
 from privlora.pages.numbers import finite
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_texts
+from privlora.training.cycles import refuse_bands
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import text_column
 
@@ -43,6 +44,7 @@ def rows_of_choice(settings: Settings) -> list[Settings]:
     Raises ConfigError for settings that one of the rows does not have, or without public texts.
     """
     name = settings.method.name
+    refuse_bands(settings.privacy, f"method {name!r}, whose rehearsals have independent noise")
     _refuse_nothing_to_rehearse(settings, f"method {name!r}")
     choice = CHOICES[name]
     found = [with_row(settings, row, clipping=choice.clipping.get(row)) for row in choice.rows]
@@ -64,6 +66,7 @@ def rows_to_advise_on(settings: Settings) -> list[Settings]:
     own = settings.method.name
     if own in CHOICES:
         return rows_of_choice(settings)
+    refuse_bands(settings.privacy, "an advice, whose rehearsals have independent noise")
     _refuse_nothing_to_rehearse(settings, "an advice")
     names = (PLAIN, own) if find_method(own).public_texts else CHOICES[CHOICE].rows
     return [

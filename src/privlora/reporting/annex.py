@@ -147,8 +147,9 @@ def size_of(report: Mapping[str, Any]) -> dict[str, Any]:
     if statement["unit"] == "client":
         assert federation is not None
         return {"units": federation["size"], "unit": "client", "of": "the federation"}
-    rate = wording.phases(statement)[-1]["sampling"]["sample_rate"]
-    units = statement["expected_batch_size"] / rate
+    sampling = wording.phases(statement)[-1]["sampling"]
+    # A class of cyclic sampling is one of so many parts of all units.
+    units = statement["expected_batch_size"] * sampling.get("classes", 1) / sampling["sample_rate"]
     each = federation is not None and federation["noise_by"] == "client"
     return {
         "units": round(units),

@@ -23,12 +23,13 @@ from privlora.accounting.meaning import meaning
 from privlora.adapters import LowRankAdapter, Site
 from privlora.config import Settings
 from privlora.config.synthesis import OF_METHOD
-from privlora.mechanisms import clipping_slack, split_noise_multiplier
+from privlora.mechanisms import band_coefficients, clipping_slack, row_norms, split_noise_multiplier
 from privlora.names import is_local, published_name
 from privlora.pages.numbers import finite
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.training.assembly import Parts
+from privlora.training.cycles import bands_of
 from privlora.version import __version__
 
 SCHEMA_VERSION = 3
@@ -174,6 +175,15 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     if adaptive is not None:
         sigma, _ = split_noise_multiplier(sigma)
     noise_std = sigma * plan.clip_norm / plan.expected_batch_size
+    bands = bands_of(plan)
+    correlated: dict[str, Any] = {}
+    if bands > 1:
+        found = band_coefficients(bands, plan.steps)
+        rows = row_norms(found, plan.steps)
+        correlated = {
+            "bands": {"coefficients": list(found), "noise_std_of_first_step": noise_std * float(rows[0])}
+        }
+        noise_std *= float(rows.max())
     if parts.method.releases == "votes":  # which move no weight
         return {
             "noise_std": noise_std,
@@ -188,6 +198,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
     effect = noise_on_weights(parts.coordinates, noise_std)
     return {
         "noise_std": noise_std,
+        **correlated,
         "clipping_slack": clipping_slack(parts.adapter, parts.hyper.clipping),
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,

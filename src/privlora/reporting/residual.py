@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
-from privlora.reporting.wording import FLOAT32_KEEPS, Report, any_projected, any_truncated
+from privlora.reporting.wording import FLOAT32_KEEPS, Report, any_cyclic, any_projected, any_truncated
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,17 @@ RISKS: Final = (
         "Generated or given texts that the run used, their generator and the words that asked it have no protection, "
         "so none of them may come from private records.",
         _written,
+    ),
+    Risk(
+        "`private/` of a run with `privacy.bands` is read, or a copy of it is kept",
+        "While the run went on, its private folder held the noise of its last steps: whoever read or copied it can "
+        "subtract that noise from what those steps released.",
+        lambda report: any_cyclic(report["statement"]),
+    ),
+    Risk(
+        "Two copies of a run with `privacy.bands` go on apart",
+        "Noise is correlated between steps: had a copy of the run gone on by itself, no bound would cover both.",
+        lambda report: any_cyclic(report["statement"]),
     ),
     Risk(
         "Oversized batches cut by `max_batch_size`",

@@ -37,6 +37,11 @@ def any_truncated(statement: Mapping[str, Any]) -> bool:
     return any(phase["sampling"]["kind"] == "truncated_poisson" for phase in phases(statement))
 
 
+def any_cyclic(statement: Mapping[str, Any]) -> bool:
+    """Whether steps draw from classes of units in turn, with noise that is correlated between them."""
+    return any(phase["sampling"]["kind"] == "cyclic_poisson" for phase in phases(statement))
+
+
 def any_projected(statement: Mapping[str, Any]) -> bool:
     """Whether a phase projects gradients."""
     return any(phase["projections"] for phase in phases(statement))
@@ -58,11 +63,12 @@ def sentence(report: Report) -> str:
     )
     federation = report.get("federation")
     whose = "" if federation is None else f" {from_whom(federation)}"
+    releases = ", and ".join(_releases(phase, clipped, s["unit"]) for phase in phases(s))
     return (
         f"{what} are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
         f"differentially private under {adjacency(s)}.{whose} They derive from "
-        f"{', and '.join(_releases(phase, clipped) for phase in phases(s))}; epsilon is an upper bound by the PLD "
-        f"accountant of dp-accounting {report['versions']['dp-accounting']}."
+        f"{releases}; epsilon is an upper bound by the PLD accountant of dp-accounting "
+        f"{report['versions']['dp-accounting']}."
     )
 
 
@@ -96,12 +102,21 @@ def against_readers(report: Report) -> str:
     return "" if against_a_client(report) is None else ", against the server and whoever gets the adapter"
 
 
-def _releases(phase: Mapping[str, Any], clipped: str = "") -> str:
+def _releases(phase: Mapping[str, Any], clipped: str = "", unit: str = "unit") -> str:
     projected = " on fresh random projections of clipped gradients" if phase["projections"] else ""
     count = phase["steps_charged"]
+    multiplier = f"with noise multiplier {number(phase['noise_multiplier'])}{clipped}"
+    if phase["sampling"]["kind"] == "cyclic_poisson":
+        bands = phase["sampling"]["classes"]
+        cycles = -(-count // bands)
+        return (
+            f"{count} release{'s' * (count != 1)} whose noise is correlated in {bands} bands, which cost what {cycles} "
+            f"release{'s' * (cycles != 1)} of the Gaussian mechanism {multiplier} would, on batches drawn by "
+            f"{sampling(phase, unit)}"
+        )
     return (
-        f"{count} release{'s' * (count != 1)} of the Gaussian mechanism{projected} with noise multiplier "
-        f"{number(phase['noise_multiplier'])}{clipped}, on batches drawn by {sampling(phase)}"
+        f"{count} release{'s' * (count != 1)} of the Gaussian mechanism{projected} {multiplier}, on batches drawn by "
+        f"{sampling(phase, unit)}"
     )
 
 
@@ -133,6 +148,8 @@ def adjacency(statement: Mapping[str, Any]) -> str:
     text = _ADJACENCY[statement["adjacency"]].format(unit=statement["unit"])
     if any_truncated(statement) and statement["adjacency"] == "add-or-remove-one":
         text += " (an empty one stands in for it)"
+    if any_cyclic(statement):
+        text += f" (each {statement['unit']} has its class whoever else is there)"
     return text
 
 
@@ -145,9 +162,14 @@ def unit(statement: Mapping[str, Any]) -> str:
     return f"one user: all of a user's records, at most {statement['records_per_user']} of them in a step"
 
 
-def sampling(phase: Mapping[str, Any]) -> str:
+def sampling(phase: Mapping[str, Any], unit: str = "unit") -> str:
     """How a batch was drawn."""
     s = phase["sampling"]
+    if s["kind"] == "cyclic_poisson":
+        return (
+            f"cyclic Poisson sampling: each {unit} is dealt to one of {s['classes']} classes, once and by itself, and "
+            f"steps draw from one class after the other, with rate {number(s['sample_rate'])} of a class"
+        )
     text = f"Poisson sampling with rate {number(s['sample_rate'])}"
     if s["kind"] == "truncated_poisson":
         text += f", cut to {s['max_batch_size']} of at most {s['dataset_size']} units"
@@ -189,8 +211,8 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
             rows.append((f"Phase {place}", f"{_releases(phase)}; {phase['steps_planned']} planned"))
     else:
         rows += [
-            ("Sampling rate q", number(s["sampling"]["sample_rate"], 6)),
-            ("Sampling", sampling(s)),
+            (f"Sampling rate q{_of_a_class(s)}", number(s["sampling"]["sample_rate"], 6)),
+            ("Sampling", sampling(s, s["unit"])),
             ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
         ]
     of_last = " in the last phase" if "phases" in s else ""
@@ -206,7 +228,13 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
+def _of_a_class(s: Mapping[str, Any]) -> str:
+    return " of a class" if any_cyclic(s) else ""
+
+
 def _noise_name(report: Report) -> str:
+    if "bands" in report["noise"]:
+        return "Noise per coordinate, of the noisiest step: τ = σC/b by the longest row of the correlation"
     if report["noise"]["clip_quantile"] is None:
         return "Noise per coordinate τ = σC/b"
     return "Noise per coordinate τ, for the first C; the counts make it 0.5 % larger than σC/b"
@@ -226,7 +254,12 @@ def mechanism(report: Report) -> str:
         return "Gaussian mechanism on the clipped updates of whole clients"
     if releases_votes(report):
         return f"Gaussian mechanism on one vector of {_cast(report)} per {s['unit']}, one entry a public text"
-    return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}"
+    banded = ""
+    if any_cyclic(s):
+        before = s["sampling"]["classes"] - 1
+        of = "the step" if before == 1 else f"the {before} steps"
+        banded = f", each step's noise taking back a part of that of {of} before it"
+    return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}{banded}"
 
 
 def _replaced(s: Mapping[str, Any]) -> str:
@@ -238,7 +271,10 @@ def seeds(report: Report) -> str:
     start = f"the adapter's start uses the public seed {report['adapter']['public_seed']}"
     if not is_private(report):
         return f"noise and sampling were repeatable; {start}"
-    return f"noise and sampling use keys of the operating system, never stored; {start}"
+    dealt = (
+        "; classes are dealt by another, which stays in private/" if any_cyclic(report["statement"]) else ""
+    )
+    return f"noise and sampling use keys of the operating system, never stored{dealt}; {start}"
 
 
 def _learnt(report: Report) -> str:

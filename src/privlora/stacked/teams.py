@@ -28,6 +28,7 @@ from privlora.stacked.adapter import StackedAdapter
 from privlora.stacked.parts import stack_parts
 from privlora.stacked.team import Member, Team
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.cycles import refuse_bands
 from privlora.training.models import unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
@@ -205,6 +206,7 @@ def _turns(total: int, together: int) -> list[range]:
 
 def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int) -> None:
     privacy = settings.privacy
+    refuse_bands(privacy, "many adapters")
     if ledgers is not None and not privacy.private:
         raise PrivacyError(
             "adapters without noise cannot be charged to ledgers", fix="leave ledgers out if this is a study"

@@ -43,7 +43,7 @@ _BY_AXIS = {
     "privacy.insecure_noise_seed": "insecure_noise_seed",
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
-_METHODS_PRIVACY = ("clip_norm", "clip_quantile", "private")
+_METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
 
 
 class _Checked(BaseModel):

@@ -18,14 +18,16 @@ from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
-from privlora.config import Settings
+from privlora.config import PrivacySettings, Settings
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.records import load_records
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.mechanisms import (
     UNADAPTED,
     AdaptiveClipNorm,
+    CorrelatedNoise,
     GaussianMechanism,
     MeanMechanism,
     Mechanism,
@@ -35,6 +37,7 @@ from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.classifier import head_of, refuse_other_rows
+from privlora.training.cycles import Cycles, bands_of, planned_sampling, refuse_bands
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
@@ -140,7 +143,15 @@ def plan_privacy(
             why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
             fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
         )
-    phases = tuple(phases) or ((sampler(privacy, 0).sampling, privacy.steps),)
+    if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
+        raise ConfigError(
+            f"privacy.bands={privacy.bands} cannot be used with method {method.name!r}",
+            why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
+            fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
+        )
+    if phases:
+        refuse_bands(privacy, "a run of several phases")
+    phases = tuple(phases) or ((planned_sampling(privacy, sampler(privacy, 0).sampling), privacy.steps),)
 
     def skeleton() -> LowRankAdapter:
         skeleton = load_skeleton(settings.model, head=head_of(settings)) if model is None else model
@@ -436,11 +447,15 @@ def build_step(
     *,
     done: int = 0,
     instrument: Callable[[Mechanism], Mechanism] | None = None,
+    cycles: Cycles | None = None,
+    correlated: CorrelatedNoise | None = None,
 ) -> Step:
     """The step that ``parts`` take on ``data``. ledger: of the run's plan; None in the non-private mode; a plan where
     another process has the ledger, so that nothing can be released here.
 
-    done: steps that were taken without a ledger. instrument: for audits; what is used in the mechanism's place.
+    done: steps that were taken without a ledger. instrument: for audits; what is used in the mechanism's place. cycles,
+    correlated: of a ledger whose plan has correlated noise.
+
     Raises PrivacyError if the settings are not those of the ledger's plan.
     """
     settings = parts.settings
@@ -449,9 +464,27 @@ def build_step(
             f"method {parts.method.name!r} releases {parts.method.called} and takes no private steps",
             fix="choose a method that releases gradients",
         )
-    draws = sampler(settings.privacy, len(data.units))
+    draws: PoissonSampler | CyclicPoissonSampler = sampler(settings.privacy, len(data.units))
     before = 0 if ledger is None else _plan_of(ledger).before_training
-    mechanism = _mechanism(parts, ledger, done, draws.sampling)
+    bands = 1 if ledger is None else bands_of(_plan_of(ledger))
+    if settings.privacy.bands not in ("auto", bands):
+        raise PrivacyError(
+            f"privacy.bands={settings.privacy.bands}, and the plan has {bands}",
+            why="the stated epsilon holds for the plan only",
+            fix="resume with the settings of the first run",
+        )
+    if ledger is not None and bands > 1:
+        if isinstance(ledger, Plan):  # what draws and releases is another process
+            cycles = Cycles.drawn(ledger)
+            correlated = CorrelatedNoise(cycles.coefficients, parts.coordinates)
+        if cycles is None or correlated is None:
+            raise PrivacyError(
+                "the plan has correlated noise, and neither its classes nor its noise are given",
+                why="dealt to classes anew, a unit could join twice in a cycle of steps that is paid for once",
+                fix="take those of training.cycles",
+            )
+        draws = _in_cycles(settings.privacy, ledger, cycles, len(data.units))
+    mechanism = _mechanism(parts, ledger, done, draws.sampling, correlated)
     return Step(
         state=parts,
         mechanism=mechanism if instrument is None else instrument(mechanism),
@@ -461,6 +494,30 @@ def build_step(
         max_tokens=settings.run.max_tokens,
         dropout=settings.model.dropout,
         masks=private_generator(settings.privacy.insecure_noise_seed),
+    )
+
+
+def _in_cycles(
+    privacy: PrivacySettings, ledger: Ledger | Plan, cycles: Cycles, units: int
+) -> CyclicPoissonSampler:
+    bands = bands_of(_plan_of(ledger))
+
+    def charged() -> int:
+        if isinstance(ledger, Plan):
+            raise PrivacyError(
+                "this process is to draw a batch, and the run's ledger is another's",
+                why="whose turn it is follows from what is charged",
+                fix="let the first process draw",
+            )
+        return ledger.charges
+
+    return CyclicPoissonSampler(
+        units,
+        bands * privacy.q,
+        bands,
+        key=cycles.key,
+        charged=charged,
+        insecure_seed=privacy.insecure_noise_seed,
     )
 
 
@@ -479,7 +536,13 @@ class _LedgerElsewhere:
         )
 
 
-def _mechanism(parts: Parts, ledger: Ledger | Plan | None, done: int, sampling: Sampling) -> Mechanism:
+def _mechanism(
+    parts: Parts,
+    ledger: Ledger | Plan | None,
+    done: int,
+    sampling: Sampling,
+    correlated: CorrelatedNoise | None = None,
+) -> Mechanism:
     privacy = parts.settings.privacy
     if ledger is None:
         return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, done=done)
@@ -500,4 +563,5 @@ def _mechanism(parts: Parts, ledger: Ledger | Plan | None, done: int, sampling: 
         noise=NoiseSource(privacy.insecure_noise_seed),
         clipping=parts.hyper.clipping,
         adaptive=parts.adaptive,
+        correlated=correlated,
     )

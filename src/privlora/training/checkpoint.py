@@ -1,7 +1,8 @@
 """Checkpoints: the public state of a run in one safetensors file, replaced atomically.
 
-They hold no sampler and no noise state on purpose: a resumed run draws both afresh from the operating system. Poisson
-sampling has no memory, so this is exact, and noise can never repeat.
+They hold no state of a sampler or of a generator on purpose: a resumed run draws both afresh from the operating system.
+Poisson sampling has no memory, so this is exact, and noise can never repeat. With privacy.bands they also hold the
+noise of the last steps, which the next ones take back: PRIVATE, as is the folder that they lie in.
 """
 
 from __future__ import annotations

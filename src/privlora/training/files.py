@@ -80,6 +80,11 @@ class RunFolder:
         return self.private / "identity.json"
 
     @property
+    def cycles(self) -> Path:
+        """Of a run whose noise is correlated: what units are dealt to classes by."""
+        return self.private / "cycles.json"
+
+    @property
     def evaluations(self) -> Path:
         return self.release / "evaluations.jsonl"
 

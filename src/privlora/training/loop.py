@@ -19,10 +19,11 @@ from privlora.accounting import Ledger, Plan, read_ledger
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_held_out
-from privlora.mechanisms import Mechanism
+from privlora.mechanisms import CorrelatedNoise, Mechanism
 from privlora.stages import CHECKPOINT, EVALUATION, PROCESSES, listener, stage
 from privlora.training.assembly import Parts, build_step
 from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_checkpoint
+from privlora.training.cycles import kept_cycles
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
@@ -32,6 +33,8 @@ from privlora.training.texts.voting import take_votes
 from privlora.training.texts.warm_start import warm_start
 
 _log = logging.getLogger(__name__)
+
+_NOISE: Final = "noise"  # PRIVATE part of a checkpoint, of runs with privacy.bands
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ def train(
     instrument: for audits; what the loop is to use in the place of its mechanism. ranks: whose first process this is,
     while the others are in ``train_beside``.
 
-    Takes up the run's checkpoint if there is one. A step that was charged but lost in a crash stays charged, so the
-    number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
+    Takes up the run's checkpoint if there is one, and with it correlated noise, if no step was charged after it; else
+    that begins anew, which costs nothing (mechanisms.banded). A step that was charged but lost in a crash stays
+    charged, so the number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
     """
     privacy, run = parts.settings.privacy, parts.settings.run
     ranks = ranks or OneProcess()
@@ -127,7 +131,11 @@ def train(
         warm_start(parts)  # also where a crash lost all steps, which stay charged
     if parts.ballot is not None and ledger is not None:
         return _vote(parts, data, folder, ledger, observer)
-    one = build_step(parts, data, ledger, done=done, instrument=instrument)
+    cycles = None if ledger is None else kept_cycles(folder, ledger, privacy.insecure_noise_seed)
+    noise = None if cycles is None else CorrelatedNoise(cycles.coefficients, parts.coordinates)
+    if noise is not None and 0 < saved == done:
+        noise.load_state_dict(load_checkpoint(folder.checkpoint, run_id=run_id)[1].get(_NOISE, {}))
+    one = build_step(parts, data, ledger, done=done, instrument=instrument, cycles=cycles, correlated=noise)
     ranks.same(lambda: _Begun(done, None if ledger is None else ledger.plan))
     shared = SharedStep(one, ranks) if ranks.size > 1 else None
     take = (lambda: one.take().losses) if shared is None else shared.take
@@ -148,7 +156,8 @@ def train(
     def save(step: int) -> None:
         nonlocal kept, saved_at
         with stage(CHECKPOINT):
-            save_checkpoint(folder.checkpoint, parts.present(), mark(step))
+            kept_noise = {} if noise is None or step == privacy.steps else {_NOISE: noise.state_dict()}
+            save_checkpoint(folder.checkpoint, parts.present() | kept_noise, mark(step))
         kept, saved_at = step, time.monotonic()
 
     with stop_on_signal() as stop:

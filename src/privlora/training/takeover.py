@@ -63,7 +63,8 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
         "to another folder"
     )
     # The ledger last: until it is gone, nobody else begins or goes on here.
-    first = [folder.settings, folder.identity, folder.data_summary, folder.choice, folder.tokens, *also]
+    first = [folder.settings, folder.identity, folder.data_summary, folder.choice, folder.tokens]
+    first += [folder.cycles, *also]
     left = [*first, *map(temporary, first), folder.evaluations, ledger]
     if not (folder.settings.exists() or ledger.exists()):
         kept = [folder.checkpoint, folder.private_losses, folder.sampled, folder.texts, folder.report]

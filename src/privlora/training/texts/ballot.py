@@ -106,6 +106,11 @@ def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
         ("privacy.clip_norm", privacy.clip_norm != 1.0, "those of a unit have norm 1"),
         ("privacy.clip_quantile", privacy.clip_quantile is not None, "those of a unit have norm 1"),
         (
+            "privacy.bands",
+            privacy.bands != 1,
+            "each round asks all records afresh, with independent noise",
+        ),
+        (
             "privacy.max_batch_size",
             privacy.max_batch_size is not None,
             "who takes part is drawn without a cap",

@@ -1,0 +1,229 @@
+"""Noise of one step that takes back a part of the noise of the steps before it: DP-BandMF (arXiv:2306.08153).
+
+Sums g_1, …, g_T are released as y = g + C^-1 z, with z white and C lower-triangular, of b bands: row t of C y is
+c_0 y_t + … + c_{b-1} y_{t-b+1}. So C y = C g + z, and y is post-processing of a Gaussian mechanism on C g.
+
+Why n steps cost a unit ceil(n / b) releases of a Poisson-sampled Gaussian mechanism with noise multiplier sigma:
+
+1. A unit is of one class of b, and step t draws from class t mod b. Its steps lie b apart, so no two of its columns of
+   C share a row: its part of C g in the rows s to s + b - 1 is that of step s alone, c times its clipped gradient u_s.
+   With |c| <= 1 that is no longer than the clipping norm, and those rows are one Gaussian mechanism on a coin of the
+   unit's own, thrown at step s. What u_s is follows from rows before s, and what else is in a row from earlier rows
+   and others' coins: cycles compose adaptively.
+2. Classes are dealt once, each by itself, whatever other units there are. Neighbouring data sets therefore have the
+   same law of classes of the units that they share. Step 1 holds for each way to deal them, and so for their mixture;
+   that classes are kept private is no part of it.
+3. A step's coordinates may be another step's turned. Where y_{t-k} is brought to the coordinates of step t by a linear
+   map F of norm 1 at most that is known before step t (`Coordinates.followed`), the entries of C are c_k F, and a
+   column's norm is still |c| at most.
+4. The noise may begin anew at any step, also after a crash that lost it: C is then block-diagonal, still of b bands and
+   with columns of norm |c| at most. Nothing has to be charged for it, as long as the class of a step follows from what
+   is charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.coordinates.base import Vector
+from privlora.errors import PrivacyError
+
+_ROUNDING: Final = 1e-12  # by which the norm of c stays below 1
+_BARRED: Final = 1e100
+
+
+class Frames(Protocol):
+    """What correlated noise asks of coordinates."""
+
+    def frame(self) -> dict[str, Tensor]: ...
+
+    def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector: ...
+
+
+@lru_cache(maxsize=64)
+def band_coefficients(bands: int, steps: int) -> tuple[float, ...]:
+    """c of the Toeplitz C of ``bands`` bands that leaves least noise in the sums of a run's releases; its norm is 1.
+
+    Least is `prefix_error`, sought by L-BFGS-B from the first coefficients of (1 - x)^(-1/2).
+    """
+    from scipy.optimize import minimize
+
+    start = np.array([math.comb(2 * k, k) / 4**k for k in range(min(bands, steps))])
+    if len(start) == 1:
+        return (1.0,) + (0.0,) * (bands - 1)
+
+    def loss(tail: np.ndarray) -> tuple[float, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            value, gradient = _error_and_gradient(np.concatenate([[1.0], tail]), steps)
+        # In logarithms steps are of the size of c; where 1 / c has a pole within the circle, the way is barred.
+        return (math.log(value), gradient[1:] / value) if value < _BARRED else (math.log(_BARRED), 0 * tail)
+
+    found = minimize(loss, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 1000})
+    c = np.concatenate([[1.0], found.x, np.zeros(bands - len(start))])
+    c /= np.linalg.norm(c) * (1 + _ROUNDING)
+    return tuple(c.tolist())
+
+
+def prefix_error(coefficients: Sequence[float], steps: int) -> float:
+    """Mean over t of the variance of the noise in y_1 + … + y_t, for white noise of variance 1 and columns of norm 1.
+
+    It is |c|^2 sum_k (T - k) s_k^2 / T, where s_k are the partial sums of the power series of 1 / c: (T + 1) / 2 for a
+    single band.
+    """
+    return _error_and_gradient(np.asarray(coefficients, dtype=float), steps)[0] / steps
+
+
+def row_norms(coefficients: Sequence[float], steps: int) -> np.ndarray:
+    """(steps,): the norm of each row of C^-1, by which a step's noise is larger than white noise of the same sigma."""
+    return np.sqrt(np.cumsum(_filtered(np.asarray(coefficients, dtype=float), _impulse(steps)) ** 2))
+
+
+def _error_and_gradient(c: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
+    sums = _filtered(c, np.ones(steps))
+    left = np.arange(steps, 0, -1)
+    energy, norm = float(left @ sums**2), float(c @ c)
+    # d sums = -(1 / c) * shift(sums) dc, so its adjoint runs the filter backwards.
+    back = _filtered(c, (2 * left * sums)[::-1])[::-1]
+    slopes = [-float(back[k:] @ sums[: steps - k]) for k in range(len(c))]
+    return energy * norm, np.array(slopes) * norm + energy * 2 * c
+
+
+def _filtered(c: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """x with c * x = values."""
+    from scipy.signal import lfilter
+
+    found: np.ndarray = lfilter([1.0], c, values)
+    return found
+
+
+def _impulse(steps: int) -> np.ndarray:
+    found = np.zeros(steps)
+    found[:1] = 1.0
+    return found
+
+
+class CorrelatedNoise:
+    """C^-1 z row by row: n_t = (z_t - c_1 n_{t-1} - … - c_{b-1} n_{t-b+1}) / c_0, with each n in present coordinates.
+
+    PRIVATE: whoever knows the noise of a step subtracts it from the step's release. It is not rounded, and that of the
+    last b - 1 steps is kept.
+
+    coefficients: c, of norm 1 at most. frames: whose coordinates releases have.
+
+    The noise of step t follows that of step t - 1 and no other. After a draw that failed nothing can be drawn any more:
+    resume the run, and the noise begins anew. Raises PrivacyError.
+    """
+
+    def __init__(self, coefficients: Sequence[float], frames: Frames) -> None:
+        norm = math.fsum(c * c for c in coefficients)
+        if not (coefficients and coefficients[0] > 0 and norm <= 1):
+            raise PrivacyError(
+                f"coefficients of noise have the norm {math.sqrt(norm):.9g}, or a first one that is not above 0",
+                why="one unit would move the released sums by more than is accounted for",
+                fix="take those of band_coefficients",
+            )
+        self.coefficients = tuple(coefficients)
+        self._frames = frames
+        self._past: list[Vector] = []  # the last step's first
+        self._frame: dict[str, Tensor] = {}  # where they are given
+        self._norms: list[float] = []  # of the rows of C^-1 so far, and of as many again
+        self._rows = 0
+        self._step: int | None = None
+        self._broken = False
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    @property
+    def row_norm(self) -> float:
+        """The norm of the row of C^-1 that was drawn last, or that is drawn first."""
+        row = max(self._rows, 1)
+        if len(self._norms) < row:
+            self._norms = row_norms(self.coefficients, 2 * row).tolist()
+        return self._norms[row - 1]
+
+    def next(self, step: int, white: Callable[[], Vector]) -> Vector:
+        """The noise of ``step``, as the ledger numbers it. white: draws z of that step, float64."""
+        if self._broken or (self._step is not None and step != self._step + 1):
+            raise PrivacyError(
+                f"the noise of step {step} is asked for, and "
+                + (
+                    "that of an earlier one failed"
+                    if self._broken
+                    else f"the last one drawn is of step {self._step}"
+                ),
+                why="what it has to take back is not known",
+                fix="resume the run: its noise begins anew",
+            )
+        self._broken = True
+        drawn = white()
+        past = self._followed(drawn)
+        made: Vector = []
+        for g, parts in enumerate(drawn):
+            made.append(tuple(self._row(part, [each[g][i] for each in past]) for i, part in enumerate(parts)))
+        self._past = [made, *past][: self.bands - 1]
+        self._frame = {name: tensor.clone() for name, tensor in self._frames.frame().items()}
+        self._rows, self._step, self._broken = self._rows + 1 if past else 1, step, False
+        return made
+
+    def _row(self, white: Tensor, past: list[Tensor]) -> Tensor:
+        made = white.clone()
+        for c, before in zip(self.coefficients[1:], past, strict=False):
+            made.sub_(before.to(made), alpha=c)
+        return made.div_(self.coefficients[0])
+
+    def _followed(self, drawn: Vector) -> list[Vector]:
+        """What is kept, in present coordinates; nothing where those have other shapes, and the noise begins anew."""
+        shapes = _shapes(drawn)
+        if any(_shapes(past) != shapes for past in self._past):
+            return []
+        return [self._frames.followed(past, self._frame) for past in self._past]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """PRIVATE, for a checkpoint in private/."""
+        if self._step is None or self._broken:
+            return {}
+        tensors = {"at": torch.tensor([self._rows, self._step])}
+        tensors |= {f"frame.{name}": tensor for name, tensor in self._frame.items()}
+        for k, past in enumerate(self._past):
+            tensors |= {f"{k}.{g}.{i}": t for g, parts in enumerate(past) for i, t in enumerate(parts)}
+        return tensors
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on after the step of a checkpoint, the last that was charged; of an empty one begin anew."""
+        if not tensors:
+            return
+        self._rows, self._step = (int(value) for value in tensors["at"])
+        self._frame = {
+            name.removeprefix("frame."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("frame.")
+        }
+        self._past = []
+        while f"{len(self._past)}.0.0" in tensors:
+            k, past, g = len(self._past), list[tuple[Tensor, ...]](), 0
+            while f"{k}.{g}.0" in tensors:
+                parts, i = list[Tensor](), 0
+                while f"{k}.{g}.{i}" in tensors:
+                    parts, i = [*parts, tensors[f"{k}.{g}.{i}"]], i + 1
+                past, g = [*past, tuple(parts)], g + 1
+            self._past.append(past)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise PrivacyError(
+            "a source of correlated noise cannot be copied",
+            why="the releases of both copies would share noise",
+            fix="make a new one",
+        )
+
+
+def _shapes(vector: Vector) -> list[Any]:
+    return [[tuple(t.shape) for t in parts] for parts in vector]

@@ -1,0 +1,107 @@
+"""What runs with correlated noise keep to their end, in private/: who is of which class, and the coefficients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from privlora.accounting import Ledger, Plan
+from privlora.accounting.calibration import calibrate_noise_multiplier
+from privlora.accounting.events import CyclicPoissonSampling, Sampling
+from privlora.config import PrivacySettings
+from privlora.errors import ConfigError, PrivacyError
+from privlora.mechanisms import band_coefficients, prefix_error
+from privlora.randomness import private_key
+from privlora.training.files import RunFolder, write_atomically
+
+_CANDIDATES = (2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """key: PRIVATE, by which units are dealt to classes. coefficients: c of the noise's bands; public."""
+
+    key: int
+    coefficients: Sequence[float]
+
+    @classmethod
+    def drawn(cls, plan: Plan, insecure_seed: int | None = None) -> Cycles:
+        """New ones, for the plan of a run that is about to begin."""
+        bands = bands_of(plan)
+        assert bands > 1
+        return cls(private_key(insecure_seed), band_coefficients(bands, plan.steps))
+
+
+def bands_of(plan: Plan) -> int:
+    """b of the plan's training; 1 where noise is independent."""
+    sampling = plan.phases[-1][0].sampling
+    return sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
+
+
+def kept_cycles(folder: RunFolder, ledger: Ledger, insecure_seed: int | None = None) -> Cycles | None:
+    """Those of the run, written before its first charge; None where its noise is independent.
+
+    Raises PrivacyError where they are lost, damaged or of another plan, and steps are charged.
+    """
+    if bands_of(ledger.plan) == 1:
+        return None
+    if not ledger.charges:
+        cycles = Cycles.drawn(ledger.plan, insecure_seed)
+        content = asdict(cycles) | {"key": f"{cycles.key:032x}"}
+        write_atomically(folder.cycles, json.dumps(content) + "\n", mode=0o600)
+        return cycles
+    try:
+        content = json.loads(folder.cycles.read_text(encoding="utf-8"))
+        cycles = Cycles(int(content["key"], 16), tuple(map(float, content["coefficients"])))
+        if len(cycles.coefficients) != bands_of(ledger.plan):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrivacyError(
+            f"{str(folder.cycles)!r} is gone or damaged ({type(error).__name__})",
+            why="dealt to other classes, a unit could join twice in a cycle of steps that is paid for once",
+            fix="restore it from the run's private folder, or begin a new run, at a cost of its own",
+        ) from None
+    return cycles
+
+
+def planned_sampling(privacy: PrivacySettings, plain: Sampling) -> Sampling:
+    """How a run's batches are drawn. plain: where noise is independent.
+
+    Of bands=auto the number with which the noise in the sums of releases is expected to be smallest, at the target
+    epsilon: correlated noise is the smaller the more bands it has, and its sampling amplifies the less.
+    """
+    if privacy.bands != "auto":
+        return plain if privacy.bands == 1 else _cyclic(privacy, privacy.bands)
+    assert privacy.target_epsilon is not None
+    assert privacy.delta is not None
+    best, least = plain, _error(privacy, plain, 1)
+    for bands in _CANDIDATES:
+        if bands > privacy.steps or bands * privacy.q > 1:
+            break
+        error = _error(privacy, _cyclic(privacy, bands), bands)
+        if error < least:
+            best, least = _cyclic(privacy, bands), error
+    return best
+
+
+def _cyclic(privacy: PrivacySettings, bands: int) -> CyclicPoissonSampling:
+    return CyclicPoissonSampling(bands * privacy.q, bands)
+
+
+def _error(privacy: PrivacySettings, sampling: Sampling, bands: int) -> float:
+    """The expected square of the noise in sums of releases, in units of C^2."""
+    assert privacy.target_epsilon is not None
+    assert privacy.delta is not None
+    found = calibrate_noise_multiplier(sampling, privacy.steps, privacy.target_epsilon, privacy.delta)
+    return found.noise_multiplier**2 * prefix_error(band_coefficients(bands, privacy.steps), privacy.steps)
+
+
+def refuse_bands(privacy: PrivacySettings, what: str) -> None:
+    """Raise ConfigError where ``what`` has independent noise alone."""
+    if privacy.bands != 1:
+        raise ConfigError(
+            f"privacy.bands={privacy.bands} does not go with {what}",
+            why="noise that is correlated between steps is drawn and accounted in runs in one place alone",
+            fix="set privacy.bands=1",
+        )

@@ -1,0 +1,82 @@
+"""What is published of a run with correlated noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from banded_cases import BANDED, BANDS, FLAT, kept_noise, seen, watched
+from run_cases import Bench, StopAt
+
+from privlora.optimizers import Optimizer
+from privlora.reporting.annex import size_of
+from privlora.reporting.filing import file_annex
+from privlora.reporting.residual import risks_of
+from privlora.reporting.verifying import verify
+from privlora.reporting.wording import privacy_table, sentence
+from privlora.training.files import RunFolder
+from privlora.training.loop import Interrupted
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_report_says_what_was_sampled_and_how_large_noise_is(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    stds: list[float] = []
+    step = Optimizer.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Optimizer, "step", lambda self, r, rate: (stds.append(r.noise_std), step(self, r, rate))[1]
+        )
+        bench.start(folder, method=FLAT, privacy=BANDED)
+    report = json.loads((folder / "release/privacy_report.json").read_text())
+    noise = report["noise"]
+    assert noise["noise_std"] == pytest.approx(max(stds))
+    assert noise["bands"]["noise_std_of_first_step"] == pytest.approx(stds[0])
+    assert (
+        noise["bands"]["coefficients"]
+        == json.loads((folder / "private/cycles.json").read_text())["coefficients"]
+    )
+    words = sentence(report)
+    assert "12 releases whose noise is correlated in 3 bands, which cost what 4 releases of the" in words
+    assert "dealt to one of 3 classes, once and by itself" in words
+    assert "rate 0.6 of a class" in words
+    assert "each record has its class whoever else is there" in words
+    rows = dict(privacy_table(report))
+    assert "Sampling rate q of a class" in rows
+    assert "stays in private/" in rows["Seeds"]
+    page = (folder / "release/report.html").read_text()
+    assert "cyclic Poisson sampling" in page
+
+
+def test_nothing_that_is_kept_is_released(bench: Bench, tmp_path: Path) -> None:
+    """Neither the key of classes nor any noise, while the run goes on and when it is over."""
+    folder = tmp_path / "run"
+    with watched(tmp_path / "seen"), pytest.raises(Interrupted):
+        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    assert len(kept_noise(folder)) > BANDS - 1
+    assert (folder / "private/cycles.json").stat().st_mode & 0o77 == 0
+    bench.resume(folder)
+    assert kept_noise(folder) == []
+    key = json.loads((folder / "private/cycles.json").read_text())["key"]
+    noise = [each.noise for each in seen(tmp_path / "seen").values()]
+    secrets = [key.encode(), *(t[:1].numpy().tobytes() for t in noise)]
+    secrets += [repr(float(t[0]))[:12].encode() for t in noise]
+    for path in (folder / "release").rglob("*"):
+        assert not [secret for secret in secrets if secret in path.read_bytes()], path
+
+
+def test_whoever_has_the_release_verifies_it(bench: Bench, tmp_path: Path) -> None:
+    """Its epsilon, by cycles, from the ledger again; and what is filed of it says how many units there are."""
+    folder = RunFolder(tmp_path / "run")
+    bench.start(folder.root, method=FLAT, privacy=BANDED)
+    file_annex(folder)
+    assert verify(folder.release).passed
+    report = json.loads(folder.report.read_text())
+    assert size_of(report)["units"] == 30
+    edges = {row["edge"] for row in risks_of(report)}
+    assert sum("privacy.bands" in edge for edge in edges) == 2

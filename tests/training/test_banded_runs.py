@@ -1,0 +1,285 @@
+"""Runs with correlated noise, from start to end: what is kept, what follows from the ledger, and crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from banded_cases import (
+    BANDED,
+    BANDS,
+    FLAT,
+    begins,
+    begins_where_known,
+    check_turns,
+    kept_noise,
+    seen,
+    watched,
+)
+from rank_cases import together
+from run_cases import (
+    PRIVACY,
+    STEPS,
+    Bench,
+    StopAt,
+    check_after_crash,
+    check_finished,
+    in_a_child,
+    side_log,
+)
+
+from privlora.accounting import CyclicPoissonSampling, calibrate_noise_multiplier, epsilon, read_ledger
+from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.config import PrivacySettings, checked
+from privlora.data.sampling import CyclicPoissonSampler
+from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.mechanisms import NoiseSource
+from privlora.optimizers import Optimizer
+from privlora.training.cycles import planned_sampling
+from privlora.training.loop import Interrupted
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    """Warm, as in test_crashes."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    q = BANDS * (PRIVACY["expected_batch_size"] / PRIVACY["public_dataset_size"])
+    tempfile.gettempdir()
+    calibrate_noise_multiplier(
+        CyclicPoissonSampling(q, BANDS), STEPS, PRIVACY["target_epsilon"], PRIVACY["delta"]
+    )
+    return Bench()
+
+
+@pytest.mark.parametrize("method", [FLAT, "prism", "ffa"])
+def test_a_run_from_start_to_end(method: str, bench: Bench, tmp_path: Path) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    with side_log(log), watched(tmp_path / "seen"):
+        result = bench.start(folder, method=method, privacy=BANDED)
+    check_finished(folder, log, result)
+    steps = seen(tmp_path / "seen")
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    check_turns(folder, steps)
+    summary = read_ledger(folder / "release/ledger.jsonl")
+    event = summary.plan.event
+    assert event.sampling == CyclicPoissonSampling(BANDS * (6 / 30), BANDS)
+    plain = StepEvent(PoissonSampling(event.sampling.sample_rate), event.noise_multiplier)
+    assert result.epsilon == pytest.approx(epsilon([(plain, STEPS // BANDS)], PRIVACY["delta"]))
+    if method != "prism":
+        assert begins(folder, steps) == [1]
+
+
+def test_an_interrupted_run_takes_back_the_same_noise(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with watched(tmp_path / "seen"):
+        with pytest.raises(Interrupted):
+            bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+        bench.resume(folder)
+    steps = seen(tmp_path / "seen")
+    assert begins(folder, steps) == [1]
+    check_turns(folder, steps)
+
+
+def test_noise_of_turning_coordinates_goes_on_as_well(bench: Bench, tmp_path: Path) -> None:
+    """PRISM's tangent spaces turn from step to step; the noise that was kept says at which point."""
+    folder = tmp_path / "run"
+    with watched(tmp_path / "seen"):
+        with pytest.raises(Interrupted):
+            bench.start(folder, privacy=BANDED, observer=StopAt(5))
+        assert any("frame" in name for name in kept_noise(folder))
+        bench.resume(folder)
+    c = json.loads((folder / "private/cycles.json").read_text())["coefficients"]
+    steps = seen(tmp_path / "seen")
+    sixth = (steps[6].noise * c[0] - steps[6].white).norm() / steps[6].white.norm()
+    others = [(steps[s].noise * c[0] - steps[s].white).norm() / steps[s].white.norm() for s in (5, 7)]
+    assert sixth > 0.5 * min(others)
+
+
+def test_a_step_that_was_charged_and_lost_begins_the_noise_anew(bench: Bench, tmp_path: Path) -> None:
+    """And shifts nobody's turn."""
+    folder = tmp_path / "run"
+    step, calls = Optimizer.step, [0]
+
+    def fails(self: Optimizer, release: Any, rate: float) -> None:
+        calls[0] += 1
+        if calls[0] == 6:
+            raise OSError(28, "No space left on device")
+        step(self, release, rate)
+
+    with watched(tmp_path / "seen"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Optimizer, "step", fails)
+            with pytest.raises(OSError, match="No space"):
+                bench.start(folder, method=FLAT, privacy=BANDED)
+        bench.resume(folder)
+    steps = seen(tmp_path / "seen")
+    assert begins(folder, steps) == [1, 7]
+    check_turns(folder, steps)
+
+
+def test_kill_9_at_random_moments(bench: Bench, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    kills = ended = crashes = 0
+
+    def places() -> tuple[Path, Path, Path]:
+        return tmp_path / f"{ended}", tmp_path / f"{ended}.log", tmp_path / f"{ended}.seen"
+
+    def work() -> None:
+        folder, log, noted = places()
+        with side_log(log), watched(noted):
+            bench.continue_or_start(folder, method=FLAT, privacy=BANDED)
+
+    def check() -> None:
+        folder, _, noted = places()
+        if (folder / "private/cycles.json").exists() and noted.exists():
+            steps = seen(noted)
+            check_turns(folder, steps)
+            assert set(begins_where_known(folder, steps)) <= set(steps)
+
+    while kills < 8:
+        code = in_a_child(work, kill_after=rng.uniform(0.05, 0.5))
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
+            check()
+            ended, crashes = ended + 1, 0
+            continue
+        kills, crashes = kills + 1, crashes + 1
+        folder, log, _ = places()
+        check_after_crash(folder, log, crashes)
+        check()
+    folder, log, noted = places()
+    with side_log(log), watched(noted):
+        check_finished(folder, log, bench.continue_or_start(folder, method=FLAT, privacy=BANDED))
+    check()
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "other"])
+def test_without_its_classes_a_run_does_not_go_on(damage: str, bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    path = folder / "private/cycles.json"
+    content = json.loads(path.read_text())
+    if damage == "gone":
+        path.unlink()
+    elif damage == "torn":
+        path.write_text(path.read_text()[:20])
+    else:
+        path.write_text(json.dumps({**content, "coefficients": content["coefficients"][:2]}))
+    with pytest.raises(PrivacyError, match="gone or damaged"):
+        bench.resume(folder)
+    assert read_ledger(folder / "release/ledger.jsonl").charges == 5
+
+
+def test_coefficients_that_were_changed_are_refused(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    path = folder / "private/cycles.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "coefficients": [1.0, 0.9, 0.8]}))
+    with pytest.raises(PrivacyError, match="norm"):
+        bench.resume(folder)
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_other_bands_than_the_plans_are_refused(bands: int, bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    path = folder / "private/config.resolved.yaml"
+    path.write_text(path.read_text().replace(f"bands: {BANDS}", f"bands: {bands}"))
+    with pytest.raises(PrivacyError, match="the plan has 3"):
+        bench.resume(folder)
+
+
+def test_a_start_that_failed_makes_room(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def fails(self: NoiseSource, *_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CyclicPoissonSampler, "draw", fails)
+        with pytest.raises(OSError, match="No space"):
+            bench.start(folder, method=FLAT, privacy=BANDED)
+    first = json.loads((folder / "private/cycles.json").read_text())["key"]
+    bench.start(folder, method=FLAT, privacy=BANDED)
+    assert json.loads((folder / "private/cycles.json").read_text())["key"] != first
+
+
+def test_two_processes_draw_charge_and_take_back_in_the_first(bench: Bench, tmp_path: Path) -> None:
+    folder, noted = tmp_path / "run", tmp_path / "seen"
+
+    def work(rank: int) -> None:
+        with watched(noted if rank == 0 else tmp_path / "other"):
+            bench.start(folder, method=FLAT, privacy=BANDED)
+
+    assert together(2, work) == [0, 0]
+    assert not list((tmp_path / "other").iterdir())
+    steps = seen(noted)
+    assert begins(folder, steps) == [1]
+    check_turns(folder, steps)
+
+
+def test_users_are_dealt_whole(bench: Bench, tmp_path: Path) -> None:
+    """A class holds users, with all that is theirs."""
+    folder = tmp_path / "run"
+    privacy = {
+        **BANDED,
+        "unit": "user",
+        "user_column": "text",
+        "max_records_per_user": 2,
+    }
+    with watched(tmp_path / "seen"):
+        bench.start(folder, method=FLAT, privacy=privacy)
+    check_turns(folder, seen(tmp_path / "seen"))
+
+
+def privacy(**given: Any) -> PrivacySettings:
+    numbers = {"delta": 1e-5, "steps": 100, "expected_batch_size": 50, "public_dataset_size": 10_000}
+    return checked(PrivacySettings, {**numbers, "target_epsilon": 2.0, **given}, "test")
+
+
+def test_auto_takes_the_bands_with_least_noise_in_sums() -> None:
+    """At a small rate sampling is nearly free, and more bands are better; where it is large, none are."""
+    plain = PoissonSampling(50 / 10_000)
+    found = planned_sampling(privacy(bands="auto"), plain)
+    assert isinstance(found, CyclicPoissonSampling)
+    assert found.sample_rate == found.classes * plain.sample_rate
+    few = privacy(bands="auto", expected_batch_size=6_000)
+    assert planned_sampling(few, PoissonSampling(0.6)) == PoissonSampling(0.6)
+    assert planned_sampling(privacy(bands=4), plain) == CyclicPoissonSampling(0.02, 4)
+    assert planned_sampling(privacy(), plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"bands": 0}, "bands"),
+        ({"bands": "many"}, "bands"),
+        ({"bands": 101}, "above steps"),
+        ({"bands": 8, "expected_batch_size": 2_000}, "at most 5"),
+        ({"bands": 2, "clip_quantile": 0.5}, "clip_quantile"),
+        ({"bands": 2, "max_batch_size": 200}, "max_batch_size"),
+        ({"bands": 2, "private": False, "target_epsilon": None}, "adds no noise"),
+        ({"bands": "auto", "target_epsilon": None, "noise_multiplier": 1.0}, "bands=auto"),
+    ],
+)
+def test_settings_that_do_not_go_together(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        privacy(**given)
+
+
+@pytest.mark.parametrize("method", ["projected"])
+def test_methods_that_project_afresh_are_refused(method: str, bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, RunError), match="bands"):
+        bench.start(tmp_path / "run", method=method, privacy=BANDED)
+    assert not (tmp_path / "run").exists()
