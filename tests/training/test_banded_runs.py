@@ -25,6 +25,7 @@ from banded_cases import (
 from rank_cases import together
 from run_cases import (
     PRIVACY,
+    RECORDS,
     STEPS,
     Bench,
     StopAt,
@@ -36,6 +37,7 @@ from run_cases import (
 
 from privlora.accounting import CyclicPoissonSampling, calibrate_noise_multiplier, epsilon, read_ledger
 from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.api import resume_run
 from privlora.config import PrivacySettings, checked
 from privlora.data.sampling import CyclicPoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
@@ -198,6 +200,18 @@ def test_other_bands_than_the_plans_are_refused(bands: int, bench: Bench, tmp_pa
     path.write_text(path.read_text().replace(f"bands: {BANDS}", f"bands: {bands}"))
     with pytest.raises(PrivacyError, match="the plan has 3"):
         bench.resume(folder)
+
+
+def test_records_in_another_order_are_refused(bench: Bench, tmp_path: Path) -> None:
+    """A unit's class follows from its place: in another one it could join twice within a cycle."""
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    given: dict[str, Any] = {"model": bench.model, "tokenizer": bench.tokenizer}
+    with pytest.raises(PrivacyError, match="another order"):
+        resume_run(folder, records=[*RECORDS[1:], RECORDS[0]], **given)
+    assert resume_run(folder, records=RECORDS, **given).steps == STEPS
+    assert RECORDS[0]["text"] not in (folder / "private/cycles.json").read_text()
 
 
 def test_a_start_that_failed_makes_room(bench: Bench, tmp_path: Path) -> None:

@@ -14,23 +14,26 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import band_coefficients, prefix_error
 from privlora.randomness import private_key
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.inputs import Data
 
 _CANDIDATES = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """key: PRIVATE, by which units are dealt to classes. coefficients: c of the noise's bands; public."""
+    """key: PRIVATE, by which units are dealt to classes. coefficients: c of the noise's bands; public. places: PRIVATE,
+    of the units (`Data.places`), since a unit's class follows from its place."""
 
     key: int
     coefficients: Sequence[float]
+    places: str
 
     @classmethod
-    def drawn(cls, plan: Plan, insecure_seed: int | None = None) -> Cycles:
+    def drawn(cls, plan: Plan, places: str, insecure_seed: int | None = None) -> Cycles:
         """New ones, for the plan of a run that is about to begin."""
         bands = bands_of(plan)
         assert bands > 1
-        return cls(private_key(insecure_seed), band_coefficients(bands, plan.steps))
+        return cls(private_key(insecure_seed), band_coefficients(bands, plan.steps), places)
 
 
 def bands_of(plan: Plan) -> int:
@@ -39,21 +42,25 @@ def bands_of(plan: Plan) -> int:
     return sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
 
 
-def kept_cycles(folder: RunFolder, ledger: Ledger, insecure_seed: int | None = None) -> Cycles | None:
+def kept_cycles(
+    folder: RunFolder, ledger: Ledger, data: Data, insecure_seed: int | None = None
+) -> Cycles | None:
     """Those of the run, written before its first charge; None where its noise is independent.
 
-    Raises PrivacyError where they are lost, damaged or of another plan, and steps are charged.
+    Raises PrivacyError where they are lost, damaged, of another plan or of units in other places, and steps are
+    charged.
     """
     if bands_of(ledger.plan) == 1:
         return None
     if not ledger.charges:
-        cycles = Cycles.drawn(ledger.plan, insecure_seed)
+        cycles = Cycles.drawn(ledger.plan, data.places, insecure_seed)
         content = asdict(cycles) | {"key": f"{cycles.key:032x}"}
         write_atomically(folder.cycles, json.dumps(content) + "\n", mode=0o600)
         return cycles
     try:
         content = json.loads(folder.cycles.read_text(encoding="utf-8"))
-        cycles = Cycles(int(content["key"], 16), tuple(map(float, content["coefficients"])))
+        coefficients = tuple(map(float, content["coefficients"]))
+        cycles = Cycles(int(content["key"], 16), coefficients, str(content["places"]))
         if len(cycles.coefficients) != bands_of(ledger.plan):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -62,6 +69,13 @@ def kept_cycles(folder: RunFolder, ledger: Ledger, insecure_seed: int | None = N
             why="dealt to other classes, a unit could join twice in a cycle of steps that is paid for once",
             fix="restore it from the run's private folder, or begin a new run, at a cost of its own",
         ) from None
+    if cycles.places != data.places:
+        raise PrivacyError(
+            "the private records are in another order than when the run began",
+            why="a unit's class follows from its place: in another one it could join twice in a cycle of steps that is "
+            "paid for once",
+            fix="resume with the records in their first order",
+        )
     return cycles
 
 

@@ -60,11 +60,18 @@ class Data:
     @cached_property
     def proof(self) -> str:
         """SHA-256 of the private records and their units, in whatever order both are; private itself."""
+        return sha256(np.sort(self._each_unit()).view(np.uint8).data).hexdigest()
+
+    @property
+    def places(self) -> str:
+        """SHA-256 of the units in their order, which ``proof`` leaves out; private itself."""
+        return sha256(self._each_unit().view(np.uint8).data).hexdigest()
+
+    def _each_unit(self) -> np.ndarray:
         units = np.empty(len(self.units), "S32")
         for number, unit in enumerate(self.units):
             units[number] = sha256(b"".join(sorted(self.examples[i].digest for i in unit))).digest()
-        units.sort()
-        return sha256(units.view(np.uint8).data).hexdigest()
+        return units
 
     def keep_tokens(self, path: Path) -> None:
         """Write the private records' tokens to a file of a private folder, if data.cache asks for it."""

@@ -131,7 +131,7 @@ def train(
         warm_start(parts)  # also where a crash lost all steps, which stay charged
     if parts.ballot is not None and ledger is not None:
         return _vote(parts, data, folder, ledger, observer)
-    cycles = None if ledger is None else kept_cycles(folder, ledger, privacy.insecure_noise_seed)
+    cycles = None if ledger is None else kept_cycles(folder, ledger, data, privacy.insecure_noise_seed)
     noise = None if cycles is None else CorrelatedNoise(cycles.coefficients, parts.coordinates)
     if noise is not None and 0 < saved == done:
         noise.load_state_dict(load_checkpoint(folder.checkpoint, run_id=run_id)[1].get(_NOISE, {}))
