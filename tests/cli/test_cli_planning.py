@@ -92,6 +92,8 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
     assert "bands       3: noise up to" in shown
     assert "kept noise" in shown
+    assert "prism lost by it: 1 is the default" in shown
+    assert "lost by it" not in call(capsys, "plan", config, "privacy.bands=3", "method.name=dp-sgd").out
     assert "bands" not in call(capsys, "plan", config, "--json").json
     refused = call(capsys, "plan", config, "privacy.bands=auto")
     assert "noise_multiplier is given" in refused.err

@@ -352,6 +352,8 @@ def _show(
             if memory is not None:
                 kept = 8 * (content["bands"] - 1) * memory.trained_numbers
                 text += f"; kept noise {in_one_unit(kept)(kept)}"
+            if content["method"] == "prism":
+                text += ". Where it was measured, prism lost by it: 1 is the default"
             rows.append(("bands", text))
         if content["clip_quantile"] is not None:
             text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"
