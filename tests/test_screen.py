@@ -153,3 +153,19 @@ def test_a_run_goes_on_with_files_that_have_moved(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="not those that the run began with"):
         resume_run(tmp_path / "run", records=others, **rest)
     assert resume_run(tmp_path / "run", records=after, **rest).steps == PRIVACY["steps"]
+
+
+def test_a_run_goes_on_with_its_public_records(tmp_path: Path) -> None:
+    """What lies in their place would have its loss published."""
+    with pytest.raises(Interrupted):
+        call(tmp_path / "run", evaluation=PUBLIC, callbacks=[stop])
+    given: dict[str, Any] = {"model": tiny_model(), "tokenizer": tiny_tokenizer(), "records": RECORDS}
+    with pytest.raises(PrivacyError, match="evaluation records are not those"):
+        resume_run(tmp_path / "run", evaluation=[{"text": "of somebody else."}], **given)
+    assert resume_run(tmp_path / "run", evaluation=PUBLIC, **given).steps == PRIVACY["steps"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_private_losses_are_for_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    call(tmp_path / "run", run={"show_private_loss": True})
+    assert "PRIVATE" not in capfd.readouterr().err

@@ -223,6 +223,31 @@ def test_privacy_has_to_be_said() -> None:
         trainer(config(Path("x")), evil=3)
 
 
+def test_batch_arguments_that_say_what_privacy_says_are_taken() -> None:
+    promise = {name: value for name, value in PROMISE.items() if name != "expected_batch_size"}
+    given = TrainingArguments(output_dir="x", use_cpu=True, max_steps=4, gradient_accumulation_steps=2)
+    assert groups_of(given, {**promise, "expected_batch_size": 16}, None).privacy["expected_batch_size"] == 16
+    given.per_device_train_batch_size = 4
+    assert groups_of(given, {**promise, "expected_batch_size": 8}, None).privacy["expected_batch_size"] == 8
+    with pytest.raises(ConfigError, match="is set, and so is how many records"):
+        groups_of(given, {**promise, "expected_batch_size": 9}, None)
+    plain = TrainingArguments(output_dir="x", use_cpu=True, max_steps=4)
+    with pytest.raises(ConfigError, match=r"how many records a step takes.*default counts as not given"):
+        groups_of(plain, promise, None)
+
+
+def test_an_argument_of_a_group_is_answered_by_it() -> None:
+    with pytest.raises(ConfigError, match=r"no argument epsilon.*privacy\.target_epsilon"):
+        trainer(config(Path("x")), epsilon=3)
+
+
+def test_whoever_stops_it_is_told_how_a_trainer_goes_on(tmp_path: Path) -> None:
+    one = trainer(config(tmp_path / "run"), callbacks=[lambda event: event.step == 1 and event.stop()])
+    with pytest.raises(Interrupted) as stopped:
+        one.train()
+    assert "train(resume_from_checkpoint=True)" in stopped.value.__notes__[-1]
+
+
 def whole() -> datasets.Dataset:
     return datasets.Dataset.from_list([*RECORDS, *PUBLIC])
 

@@ -340,7 +340,7 @@ def resume_federation(
 
     refuse_several("a federation")
     return run_federation(
-        _settings_of(RunFolder(Path(root)), evaluation),
+        _settings_of(RunFolder(Path(root)), {} if evaluation is None else {"evaluation": IN_MEMORY}),
         model=model,
         tokenizer=tokenizer,
         records=records,

@@ -333,7 +333,7 @@ def test_canaries_behind_public_records_are_an_audit_of_their_own(tmp_path: Path
     for others in (None, [{"text": texts[0]}]):
         with pytest.raises(RunError, match="another run"):
             go(others)
-    with pytest.raises(PrivacyError, match="the same as private ones"):
+    with pytest.raises(PrivacyError, match="records of --prefixes are private ones"):
         go([RECORDS[0]])
 
 
@@ -417,7 +417,12 @@ def test_public_prefixes_from_the_command_line(config: Path, capsys: pytest.Capt
     ):
         assert words in call(capsys, "audit", config, *more, f"--prefixes={public}").err
     absent = call(capsys, "audit", config, "--one-run", "--kind=new-token", "--prefixes=absent.jsonl")
-    assert "absent.jsonl" in absent.err
+    assert "--prefixes: there is no file" in absent.err
+    public.write_text('{"body": "under another name"}\n')
+    other = call(capsys, "audit", config, "--one-run", "--kind=new-token", f"--prefixes={public}")
+    assert "--prefixes: record 1 has no column 'text'" in other.err
+    elsewhere = f"--output={config.parent / 'none'}"
+    assert "can show nothing" in call(capsys, "audit", config, "--one-run", "--canaries=0", elsewhere).err
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -238,12 +238,13 @@ def test_what_copies_round_in_weak_modules_is_not_blown_up(family: str) -> None:
     assert float((whole - copies - own).norm()) < 0.01
 
 
-@pytest.mark.parametrize(("dtype", "alone"), [(torch.float32, False), (torch.bfloat16, True)])
-def test_below_float32_each_unit_is_computed_by_itself(dtype: torch.dtype, alone: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_unit_is_computed_by_itself(dtype: torch.dtype) -> None:
+    """Company rounds weak parts, which are enlarged: copies moved by 0.06 C when another record left them."""
     adapter = LowRankAdapter(tiny_model(dtype=dtype), rank=3).attach()
     case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
     case.mechanism(clipping="per-module")
-    assert adapter.one_by_one is alone
+    assert adapter.one_by_one
 
 
 @pytest.mark.parametrize("spread", [True, False])

@@ -112,7 +112,7 @@ def test_the_page_says_what_the_json_says(filed: RunFolder) -> None:
         f"50 % → {percent(means['posterior_at_most'])}",
         f"{percent(means['found_at_1_percent'])}",
         "about 40 records, as the run was told",
-        f"privlora verify release --head {annex['ledger']['head']}",
+        f"privlora verify release --hash {annex['sha256']}",
         "None is recorded in this release",
         "Not signed",
         *(row["risk"].split("'")[0] for row in annex["risks"]),
@@ -316,7 +316,7 @@ def test_a_push_takes_the_annex_along_and_makes_it_anew(run: RunFolder, tmp_path
     (tmp_path / "downloaded").mkdir()
     for name, content in hub.files.items():
         (tmp_path / "downloaded" / name).write_bytes(content)
-    assert verify(tmp_path / "downloaded", head=annex["ledger"]["head"]).passed
+    assert verify(tmp_path / "downloaded", annex_hash=annex["sha256"]).passed
 
 
 def test_the_annex_follows_a_report_that_is_written_again(run: RunFolder) -> None:

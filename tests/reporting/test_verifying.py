@@ -52,7 +52,7 @@ def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: P
 def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, release: Path) -> None:
     before = {path.name: path.read_bytes() for path in release.iterdir()}
     for place in (release, filed.root, filed.release):
-        found = verify(place, head=said(release)["ledger"]["head"])
+        found = verify(place, annex_hash=said(release)["sha256"])
         assert failed(found) == []
         assert [check.name for check in found.checks if check.passed is None] == ["signature"]
         assert found.passed
@@ -65,7 +65,7 @@ def test_a_release_without_an_annex_is_verified_too(run: RunFolder) -> None:
     found = verify(run.release)
     assert found.passed
     absent = {check.name: check.found for check in found.checks if check.passed is None}
-    assert absent.keys() == {"annex", "head", "signature"}
+    assert absent.keys() == {"annex", "hash", "signature"}
     assert "there is none" in absent["annex"]
 
 
@@ -235,17 +235,82 @@ def _all_anew(release: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("kind", ["noise", "steps"])
-def test_a_ledger_that_was_made_anew_needs_the_head_of_the_sheet(kind: str, release: Path) -> None:
-    """It is why the head is printed: within the folder nothing tells."""
-    head = said(release)["ledger"]["head"]
-    assert failed(verify(release, head=head)) == []
+def test_a_ledger_that_was_made_anew_needs_the_hash_of_the_sheet(kind: str, release: Path) -> None:
+    """It is why the hash is printed: within the folder nothing tells."""
+    digest = said(release)["sha256"]
+    assert failed(verify(release, annex_hash=digest)) == []
     more = 2.0 if kind == "noise" else 1.0
     _ledger(release, lambda event: replace(event, noise_multiplier=more), 3 if kind == "noise" else 2)
-    found = verify(release, head=head)
-    assert {"files", "epsilon", "annex", "head"} <= set(failed(found))
+    found = verify(release, annex_hash=digest)
+    assert {"files", "epsilon", "annex", "hash"} <= set(failed(found))
     folder = _all_anew(release)
     assert verify(folder.release).passed
-    assert failed(verify(folder.release, head=head)) == ["head"]
+    assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
+
+
+@pytest.mark.parametrize("what", ["weights", "words"])
+def test_what_no_ledger_decides_needs_the_hash_of_the_sheet(what: str, release: Path) -> None:
+    digest = said(release)["sha256"]
+    folder = RunFolder(release.parent / "run")
+    folder.root.mkdir()
+    release.rename(folder.root / "release")
+    if what == "weights":
+        (folder.release / "adapter_model.safetensors").write_bytes(b"somebody else's")
+        sealed_again(folder)
+    else:
+        sealed_again(folder, not_protected=["nothing at all"])
+    file_annex(folder)
+    assert verify(folder.release).passed
+    assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
+
+
+def test_a_report_says_each_thing_once(release: Path) -> None:
+    """Who reads the first of two numbers reads another promise than who reads the last."""
+    path = release / "privacy_report.json"
+    path.write_text(path.read_text().replace('"epsilon":', '"epsilon": 0.01,\n"epsilon":', 1))
+    assert "report" in failed(verify(release))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "<svg viewBox='0 0 9 9'><text>epsilon = 0.01</text></svg>",
+        "<p>epsilon = 0.01</p>",
+        "<svg><script>alert(1)</script></svg>",
+    ],
+)
+def test_a_page_holds_its_own_figures_and_nothing_between_them(more: str, release: Path) -> None:
+    path = release / "report.html"
+    path.write_text(path.read_text().replace("</figure>", f"</figure>{more}", 1))
+    assert "pages" in failed(verify(release))
+
+
+def test_a_figure_of_the_page_cannot_act(release: Path) -> None:
+    path = release / "report.html"
+    path.write_text(path.read_text().replace("</svg>", "<foreignObject>0.01</foreignObject></svg>", 1))
+    assert "pages" in failed(verify(release))
+
+
+def test_files_that_the_report_names_are_needed(release: Path) -> None:
+    (release / "evaluations.jsonl").unlink()
+    assert "files" in failed(verify(release))
+
+
+def test_absurd_numbers_and_names_end_in_a_line(release: Path) -> None:
+    handed = verifying._Release(release)
+    report = json.loads((release / "privacy_report.json").read_text())
+    sealed_again(handed, method={**report["method"], "steps": 10**9})
+    assert "rows" in failed(verify(release))
+    with pytest.raises(RunError, match="there is no release in"):
+        verify(Path("a" * 3000))
+
+
+def test_an_empty_signature_is_none(release: Path) -> None:
+    annex = json.loads((release / "annex.json").read_text())
+    (release / "annex.json").write_text(
+        json.dumps({**annex, "signature": None}, indent=1, ensure_ascii=False) + "\n"
+    )
+    assert "signature" in failed(verify(release))
 
 
 @pytest.mark.usefixtures("quick")
@@ -297,6 +362,6 @@ def test_bad_arguments_are_one_error(release: Path, tmp_path: Path) -> None:
         verify(tmp_path / "nowhere")
     with pytest.raises(RunError, match="there is no release in"):
         verify(release / "ledger.jsonl")
-    for head in ("", "abc", "g" * 64, "0" * 63):
+    for digest in ("", "abc", "g" * 64, "0" * 63):
         with pytest.raises(ConfigError, match="is not 64 hexadecimal digits"):
-            verify(release, head=head)
+            verify(release, annex_hash=digest)

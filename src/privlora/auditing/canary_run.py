@@ -32,7 +32,8 @@ from privlora.auditing.text_canaries import (
 )
 from privlora.config import IN_MEMORY, Settings
 from privlora.data.examples import Example
-from privlora.errors import ConfigError, RunError
+from privlora.data.records import refuse_missing
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
@@ -43,6 +44,7 @@ from privlora.training.fitting import refuse_auto, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.sources import check_columns
 from privlora.training.takeover import make_room, refuse_if_spent
 
 KINDS = ("gradient", *TEXT_CANARIES)
@@ -81,14 +83,25 @@ def audit_run(
     _refuse(settings, kind, temperature, prefixes=prefixes is not None)
     public = None if isinstance(prefixes, str) else prefixes
     reading = {"evaluation": IN_MEMORY if public is not None else prefixes}
-    check_sources(_with_data(settings, reading), records, public)
+    check_sources(settings, records)
+    if isinstance(prefixes, str):
+        _refuse_unfit(settings, prefixes)
     folder = RunFolder(Path(settings.run.output))
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     # The audit goes on with what was asked for; how many tokens that is may differ.
     asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
-    data = load_data(_with_data(settings, reading), tokenizer, records, public, model=model)
+    try:
+        data = load_data(_with_data(settings, reading), tokenizer, records, public, model=model)
+    except PrivacyError as error:
+        if "data.evaluation" not in error.what:
+            raise
+        raise PrivacyError(
+            "some records of --prefixes are private ones",
+            why="canaries begin as they do, and lie in a file of the audit, for whoever judges it",
+            fix="give records that are public, and no copies of private ones",
+        ) from None
     begins = [example.input_ids for example in data.evaluation]
     data = replace(data, evaluation=data.evaluation.like([]))
     planted = kind if temperature is None else f"{kind} at temperature {temperature:g}"
@@ -216,6 +229,16 @@ def save_state(state: CanaryState, folder: RunFolder) -> None:
 def read_state(root: Path) -> CanaryState:
     """The canaries of an audit in ``root``. Raises RunError if there are none."""
     return CanaryState.load(RunFolder(root).canaries)
+
+
+def _refuse_unfit(settings: Settings, prefixes: str) -> None:
+    """Raise DataError for a file of public records that is not there, or lacks the columns of the private ones."""
+    try:
+        refuse_missing(prefixes, format=settings.data.format)
+        check_columns(_with_data(settings, {"path": prefixes}))
+    except DataError as error:
+        fix = "give public records in the columns of the private ones"
+        raise DataError(f"--prefixes: {error.what}", why=error.why, fix=fix) from None
 
 
 def _with_data(settings: Settings, more: Mapping[str, Any]) -> Settings:

@@ -124,7 +124,15 @@ def audit(
     if one_run:
         kind = kind or "gradient"
         _one_run(
-            target, overrides, canaries or 1000, kind, temperature, prefixes, output, confidence, as_json
+            target,
+            overrides,
+            1000 if canaries is None else canaries,
+            kind,
+            temperature,
+            prefixes,
+            output,
+            confidence,
+            as_json,
         )
     elif shadows is not None:
         kind = kind or "random-tokens"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.errors import in_one_line
 from privlora.training.files import RunFolder
 
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
+_ADVICE = "Do not rely on it: get the release again from whoever trained it, and verify it by the filed annex's hash"
 
 
 def annex(
@@ -36,11 +39,20 @@ def annex(
     page, data = paths_of(folder)
     head = filed.annex["ledger"]["head"]
     if as_json:
-        emit({"page": page, "json": data, "head": head, "signed_by": filed.signed_by})
+        emit(
+            {
+                "page": page,
+                "json": data,
+                "head": head,
+                "hash": filed.annex["sha256"],
+                "signed_by": filed.signed_by,
+            }
+        )
         return
     out().print(page)
     out().print(data)
-    out().print(f"verify: privlora verify {folder.release} --head {head}")
+    place = shlex.quote(in_one_line(str(folder.release), 4096))
+    out().print(f"verify: privlora verify {place} --hash {filed.annex['sha256']}")
     if filed.signed_by is not None:
         out().print(f"signed by the key with fingerprint {filed.signed_by}")
 
@@ -53,11 +65,9 @@ def verify(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A release, or the folder of its run.", show_default=False)
     ],
-    head: Annotated[
+    annex_hash: Annotated[
         str | None,
-        typer.Option(
-            "--head", metavar="HASH", help="Of the ledger, from an annex on paper.", show_default=False
-        ),
+        typer.Option("--hash", metavar="HASH", help="That of an annex on paper.", show_default=False),
     ] = None,
     public_key: Annotated[
         Path | None,
@@ -76,7 +86,7 @@ def verify(
         from privlora.reporting.verifying import verify as verified
 
         key = None if public_key is None else read_public_key(public_key)
-        found = verified(path, head=head, public_key=key)
+        found = verified(path, annex_hash=annex_hash, public_key=key)
     if as_json:
         checks = [{"name": each.name, "passed": each.passed, "found": each.found} for each in found.checks]
         emit({"verified": found.passed, "epsilon": found.epsilon, "head": found.head, "checks": checks})
@@ -85,7 +95,9 @@ def verify(
             out().print(f"{_MARKS[each.passed]:<7} {each.name:<10} {each.found}")
         failed = sum(each.passed is False for each in found.checks)
         out().print(
-            "verified" if found.passed else f"NOT verified: {failed} of {len(found.checks)} checks failed"
+            "verified"
+            if found.passed
+            else f"NOT verified: {failed} of {len(found.checks)} checks failed. {_ADVICE}"
         )
     if not found.passed:
         raise typer.Exit(1)

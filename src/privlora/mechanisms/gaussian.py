@@ -52,9 +52,9 @@ def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
     return _RAISED_SLACK if clipping in ("spectral", "per-module") else _SLACK
 
 
-def takes_units_alone(adapter: LowRankAdapter, clipping: str) -> bool:
+def takes_units_alone(clipping: str) -> bool:
     """Whether ``clipping`` enlarges what company in a micro-batch rounds, so that each unit must be computed alone."""
-    return clipping in UNADAPTED or (clipping == "per-module" and adapter.reduced_precision)
+    return clipping in (*UNADAPTED, "per-module")
 
 
 class GaussianMechanism(Mechanism):
@@ -138,7 +138,7 @@ class GaussianMechanism(Mechanism):
         self.noising = Noising(ledger, noise or NoiseSource(), correlated)
         self.clipping = clipping
         self.slack = clipping_slack(coordinates.adapter, clipping)
-        if takes_units_alone(coordinates.adapter, clipping):
+        if takes_units_alone(clipping):
             coordinates.adapter.one_by_one = True
         if self.noising.noise.secure:
             coordinates.begin()

@@ -67,7 +67,7 @@ def _alone(facts: Facts) -> Iterator[str]:
     if micro["alone"] and micro["of_a_step"] > 1:
         yield (
             f"Each unit goes through the model by itself, {number(micro['of_a_step'])} passes a step: the clipping "
-            "(automatic, normalized, below float32 per-module), method dp-zo, a model that routes tokens or layers of "
+            "(automatic, normalized, per-module), method dp-zo, a model that routes tokens or layers of "
             "8 bits ask for it, since else one record would change what is taken of another. method.clipping=flat with "
             "another method on a model without them takes many units at once."
         )

@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from privlora.errors import RunError
-from privlora.reporting.annex import JSON_NAME, PAGE_NAME, annex_of, files_beside, nothing_to_file, read_book
+from privlora.reporting.annex import (
+    JSON_NAME,
+    PAGE_NAME,
+    SIGNATURE,
+    annex_of,
+    files_beside,
+    nothing_to_file,
+    read_book,
+)
 from privlora.reporting.facts import NOT_PRIVATE
-from privlora.reporting.publication import read_report, write_annex
+from privlora.reporting.publication import read_report, signed_before, write_annex
 from privlora.reporting.pushing import checked
 from privlora.reporting.seals import CARD_NAME, HTML_NAME
 from privlora.reporting.signing import fingerprint_of, signed
@@ -45,9 +53,12 @@ def file_annex(folder: RunFolder, *, key: Any = None) -> Filed:
         annex = annex_of(found.report, book, files_beside(folder.release, found.report))
     if key is not None:
         annex = signed(annex, key)
+    else:  # one that says the same keeps its signature
+        annex = signed_before(folder.release / JSON_NAME, annex) or annex
     write_annex(folder, annex)
     set_times(folder.release, book.summary.created)
-    return Filed(annex, fingerprint_of(annex["signature"]["public_key"]) if key is not None else None)
+    signature = annex.get(SIGNATURE)
+    return Filed(annex, None if signature is None else fingerprint_of(signature["public_key"]))
 
 
 def paths_of(folder: RunFolder) -> tuple[str, str]:

@@ -162,6 +162,8 @@ def differences(said: object, true: object, name: str = "") -> Iterator[tuple[st
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value  # a hash of what is public
     return "nothing" if value is _LACKING else named(value)
 
 
@@ -240,10 +242,10 @@ def _renew_annex(folder: RunFolder, report: Mapping[str, Any]) -> None:
             path.unlink(missing_ok=True)
         return
     annex = annex_of(report, book, files_beside(folder.release, report))
-    write_annex(folder, _signed_before(paths[0], annex) or annex)
+    write_annex(folder, signed_before(paths[0], annex) or annex)
 
 
-def _signed_before(path: Path, annex: Mapping[str, Any]) -> dict[str, Any] | None:
+def signed_before(path: Path, annex: Mapping[str, Any]) -> dict[str, Any] | None:
     """The same annex as it lies there, if it is signed."""
     try:
         found = json.loads(path.read_bytes().decode())

@@ -201,8 +201,8 @@ RISKS: Final = (
     ),
     Risk(
         "A release that was taken away from its run",
-        "Hashes have no key: only the head below, kept apart from the folder, or a signature shows that all of them "
-        "were not made anew.",
+        "Hashes have no key: only that of this annex, kept apart from the folder, or a signature shows that they were "
+        "not all made anew.",
         _always,
     ),
 )

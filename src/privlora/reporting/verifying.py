@@ -1,8 +1,8 @@
 """Whether a release is what its ledger promises, as a third person finds out who has its folder and nothing else.
 
 Nothing is taken from the release that can be made again: epsilon comes from the ledger, card, page and annex from the
-report, hashes from the files. What no key protects can be made anew as a whole; a head that was kept apart from the
-folder, or a signature, shows that.
+report, hashes from the files. What no key protects can be made anew as a whole, with other weights or words; the
+annex's hash, kept apart from the folder, or a signature shows that.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line
 from privlora.pages.numbers import number, rounded_up
+from privlora.ranges import MOST_STEPS
 from privlora.reporting.annex import (
     JSON_NAME,
     PAGE_NAME,
@@ -50,6 +51,7 @@ from privlora.reporting.seals import (
     digests,
     refuse_altered,
     seals_itself,
+    text_of,
 )
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
 from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
@@ -58,12 +60,18 @@ from privlora.version import __version__
 
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
+_LARGEST: Final = 256 * 1024 * 1024  # bytes of what is read as a whole; weights are hashed piece by piece
 _FIGURE: Final = re.compile(r"<svg .*?</svg>", re.DOTALL)
+_ALIVE: Final = re.compile(
+    r"""<script|<foreignObject|<iframe|href\s*=\s*["'](?!#|data:image/png)|\son\w+\s*=|javascript:""",
+    re.IGNORECASE,
+)
 _MALFORMED: Final = (
     ArithmeticError,
     AssertionError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -106,32 +114,39 @@ class _Release(RunFolder):
         return self.root / "no-private-folder"
 
 
-def verify(path: Path, *, head: str | None = None, public_key: str | None = None) -> Verified:
-    """Look at a release, or at that of a run's folder; at no other file. ``head``: of the ledger, as an annex on paper
-    has it. ``public_key``: who must have signed, in hexadecimal.
+def verify(path: Path, *, annex_hash: str | None = None, public_key: str | None = None) -> Verified:
+    """Look at a release, or at that of a run's folder; at no other file. ``annex_hash``: as an annex on paper has it.
+    ``public_key``: who must have signed, in hexadecimal.
 
-    Raises RunError where there is no release, ConfigError for a head that is none.
+    Raises RunError where there is no release, ConfigError for a hash that is none.
     """
     folder = _release_at(path)
-    if head is not None:
-        head = head.strip().lower()
-        if re.fullmatch(r"[0-9a-f]{64}", head) is None:
+    if annex_hash is not None:
+        annex_hash = annex_hash.strip().lower()
+        if re.fullmatch(r"[0-9a-f]{64}", annex_hash) is None:
             raise ConfigError(
-                "--head is not 64 hexadecimal digits", fix="copy the head from the annex that was filed"
+                "--hash is not 64 hexadecimal digits", fix="copy the hash from the annex that was filed"
             )
     with tempfile.TemporaryDirectory(prefix="privlora-") as root:
         copied = _Release(Path(root))
-        return _Verification(folder, copied).of(head, public_key)
+        return _Verification(folder, copied).of(annex_hash, public_key)
 
 
 def _release_at(path: Path) -> _Release:
     for place in (path, path / "release", path / "not-private"):
-        if any((place / name).is_file() for name in (REPORT_NAME, LEDGER)):
+        if any(_is_file(place / name) for name in (REPORT_NAME, LEDGER)):
             return _Release(place.resolve())
     raise RunError(
         f"there is no release in {str(path)!r}",
         fix=f"give the folder that holds {REPORT_NAME} and {LEDGER}, or that of its run",
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no system takes
+        return False
 
 
 class _Absent(Exception):
@@ -150,7 +165,7 @@ class _Verification:
         self.facts: dict[str, Any] = {}
         self.annex: dict[str, Any] | None = None
 
-    def of(self, head: str | None, public_key: str | None) -> Verified:
+    def of(self, annex_hash: str | None, public_key: str | None) -> Verified:
         if self._take("report", self._report):
             self._take("files", self._files)
         self._take("ledger", self._ledger)
@@ -161,8 +176,8 @@ class _Verification:
             if self.report and self.book is not None:
                 self._take(name, look)
             else:
-                self._add(name, False, "not looked at: it takes the report and the ledger")
-        self._take("head", partial(self._head, head))
+                self._add(name, None, "not looked at, since it takes the report and the ledger")
+        self._take("hash", partial(self._hash, annex_hash))
         self._take("signature", partial(self._signature, public_key))
         found = self.facts.get("statement")
         return Verified(
@@ -189,15 +204,28 @@ class _Verification:
             self._add(name, False, f"not as a run writes it ({type(error).__name__})")
             return False
 
-    def _read(self, name: str) -> bytes:
-        if not (self.copied.release / name).exists():
+    def _copy(self, name: str) -> Path:
+        place = self.copied.release / name
+        if not place.exists():
             copy_file(self.folder, name, self.copied)
-        return (self.copied.release / name).read_bytes()
+        return place
+
+    def _read(self, name: str) -> bytes:
+        place = self._copy(name)
+        if place.stat().st_size > _LARGEST:
+            raise PrivacyError(f"{name} is larger than what a run writes")
+        return place.read_bytes()
 
     def _report(self) -> str:
         if not self.folder.report.exists():
             raise RunError(f"there is no {REPORT_NAME}")
-        found = parse_report(self.folder.report, self._read(REPORT_NAME))
+        content = self._read(REPORT_NAME)
+        found = parse_report(self.folder.report, content)
+        if text_of(found).encode() != content:
+            raise PrivacyError(
+                f"{REPORT_NAME} is not written as a run writes it",
+                why="with a name twice, or in another spelling, people and programs read other numbers in it",
+            )
         refuse_altered(self.folder, found, {})
         stamp = found["stamp"]
         if stamp["text"] != PRIVATE:
@@ -208,7 +236,7 @@ class _Verification:
     def _files(self) -> str:
         known = [path.name for path in self.folder.release.iterdir() if belongs(path.name, self.report)]
         for name in known:
-            self._read(name)
+            self._copy(name)
         self.names = tuple(sorted(known))
         files_of(self.folder, self.report, beside=_OF_HUBS)
         held = [name for name in self.names if name not in MADE_ANEW]
@@ -250,6 +278,9 @@ class _Verification:
     def _clients(self) -> str:
         assert self.book is not None
         files = ledgers_of_clients(self.report)
+        strange = [n for n in self.names if n.startswith("ledger-") and n not in files.values()]
+        if strange:
+            raise PrivacyError(f"{', '.join(strange)}: of no client that the report names")
         if not files:
             raise _Absent("none has a ledger: the noise is the server's, and so is the ledger")
         books = {
@@ -261,6 +292,9 @@ class _Verification:
         return f"ledgers of {len(books)} of {len(files)} are whole, and say what the report says of them"
 
     def _rows(self) -> str:
+        assert self.book is not None
+        if not 0 <= int(self.report["method"].get("steps", 0)) <= MOST_STEPS:
+            raise PrivacyError(f"{REPORT_NAME} names more steps than a run can have")
         refuse_other_rows(self.folder, self.report, self.copied)
         return "evaluations, metrics and choice are those of the report, as far as there are any"
 
@@ -268,7 +302,9 @@ class _Verification:
         for name, text in _made(REPORT_NAME, pages_of, self.report).items():
             found = self._read(name).decode()
             if name == HTML_NAME:  # every matplotlib draws in its own way
-                found, text = _FIGURE.sub("", found), _FIGURE.sub("", text)
+                if any(_ALIVE.search(figure) for figure in _FIGURE.findall(found)):
+                    raise PrivacyError(f"{HTML_NAME} holds a figure with more in it than lines and letters")
+                found, text = _FIGURE.sub("<svg/>", found), _FIGURE.sub("<svg/>", text)
             if found != text:
                 _refuse_other(name, f"privlora {self.report['versions']['privlora']}")
         return "card and page say what the report says (figures are not compared)"
@@ -293,28 +329,37 @@ class _Verification:
             _refuse_other(JSON_NAME, by)
         if not seals_itself(content_of(said)):
             _refuse_other(JSON_NAME, by, "does not have the hash that it names")
-        if _made(JSON_NAME, render_annex, said) != self._read(PAGE_NAME).decode():
-            _refuse_other(PAGE_NAME, by)
         self.annex = said
+        if _made(JSON_NAME, render_annex, said) != self._read(PAGE_NAME).decode():
+            _refuse_other(
+                PAGE_NAME,
+                by,
+                f"is not the page of {JSON_NAME}, whose numbers are right: it was edited, or saved with its fields "
+                "filled in",
+            )
         return (
             f"its numbers are those computed here, its page is theirs, and all {len(said['files'])} other files have "
             "the hashes that it names"
         )
 
-    def _head(self, head: str | None) -> str:
-        if head is None:
+    def _hash(self, annex_hash: str | None) -> str:
+        if annex_hash is None:
             raise _Absent(
-                "none was given; --head HASH of an annex that was kept apart finds a folder made anew"
+                "none was given; --hash HASH of an annex that was kept apart finds a folder made anew"
             )
-        if self.book is None or head != self.book.head:
+        if self.annex is None:
+            raise PrivacyError("there is no annex that was found right, and so none of the hash given")
+        if self.annex["sha256"] != annex_hash:
             raise PrivacyError(
-                "the ledger's head is another than the one given",
-                why="it was made anew, or is of another run",
+                "the annex has another hash than the one given",
+                why="it or the release was made anew, or is of another run",
             )
-        return "the ledger's is the one given"
+        return "the annex's is the one given, and it covers every file"
 
     def _signature(self, public_key: str | None) -> str:
         signature = None if self.annex is None else self.annex.get(SIGNATURE)
+        if self.annex is not None and SIGNATURE in self.annex and signature is None:
+            raise PrivacyError("the annex has a place for a signature, and none in it")
         if signature is None:
             if public_key is not None:
                 raise PrivacyError("there is none that could be held against the public key")
@@ -345,7 +390,9 @@ def _made(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
         raise PrivacyError(f"{name} is not as a run writes it") from None
 
 
-def _refuse_other(name: str, by: str, how: str = "is not what the report and the ledger make") -> NoReturn:
+def _refuse_other(
+    name: str, by: str, how: str = f"is not what {REPORT_NAME} and the ledger make"
+) -> NoReturn:
     mine = f"privlora {__version__}"
     words = f"{name} {how}"
     if by != mine:

@@ -44,13 +44,19 @@ def check_clients(report: Report, books: Mapping[str, Book], stated: Book) -> No
     """Raise PrivacyError where the report says of a client what its ledger does not, or where the statement is not that
     of the client which released most. books: of those that gave theirs. stated: of the statement."""
     federation = report["federation"]
+    if len({row["name"] for row in federation["clients"]}) != len(federation["clients"]):
+        raise PrivacyError("the report names a client twice")
     for row in federation["clients"]:
         _refuse_other(row, _of_a_client(books.get(row["name"])), f"of {named(row['name'])}")
     of = federation["statement_of"]
     if of not in books or books[of].head != stated.head:
         raise PrivacyError(f"{LEDGER} is not that of {named(of)}")
-    if max(book.summary.charges for book in books.values()) > stated.summary.charges:
-        raise PrivacyError("another client released more than the one whose ledger the statement is of")
+    spent = [_of_a_client(book)["epsilon"] for book in books.values()]
+    most = _of_a_client(stated)["epsilon"]
+    if most is None or any(cost is None or cost > most * (1 + _ROUNDING) for cost in spent):
+        raise PrivacyError(
+            "another client's releases cost more than those of the one that the statement is of"
+        )
 
 
 def _of_a_client(book: Book | None) -> dict[str, Any]:

@@ -235,16 +235,28 @@ def _add_batch(found: Groups, given: dict[str, Any], source: str) -> None:
     """per_device_train_batch_size x gradient_accumulation_steps, as the mean of a drawn batch."""
     names = [n for n in ("per_device_train_batch_size", "gradient_accumulation_steps") if n in given]
     if not names:
+        if source != "PrivateConfig" and not found.privacy.keys() & {"expected_batch_size", "sample_rate"}:
+            raise ConfigError(
+                "nothing says how many records a step takes on average",
+                why=f"of {source}, what stands at its default counts as not given",
+                fix="give privacy=dict(expected_batch_size=...): per_device_train_batch_size x "
+                "gradient_accumulation_steps",
+            )
         return
     size = given.pop("per_device_train_batch_size", None)
     times = given.pop("gradient_accumulation_steps", 1)
+    told = "expected_batch_size" in found.privacy or "sample_rate" in found.privacy
+    if size is None and told:  # of a size that nobody set, it says nothing
+        return
     if size is None or several_processes():
         raise ConfigError(
             f"{source}.{names[0]} does not say how large a batch is"
             + (", which all processes share" if size is not None else " by itself"),
             fix="give expected_batch_size: how many records a step takes on average",
         )
-    if "expected_batch_size" in found.privacy or "sample_rate" in found.privacy:
+    if told:
+        if found.privacy.get("expected_batch_size") == size * times:
+            return
         raise ConfigError(
             f"{source}.{names[0]} is set, and so is how many records a step takes on average",
             why="each record joins a step by chance, so one number says it",

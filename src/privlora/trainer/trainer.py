@@ -11,12 +11,14 @@ import torch
 
 from privlora.api import fine_tune, given_records, refuse_no_mapping, resume_run, settings_of_call
 from privlora.config import IN_MEMORY
+from privlora.config.reading import whereabouts
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.reporting.pushing import checked
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of
 from privlora.training.callbacks import checked_callbacks
 from privlora.training.files import RunFolder
+from privlora.training.loop import Interrupted
 from privlora.training.takeover import refuse_if_spent
 
 if TYPE_CHECKING:
@@ -85,6 +87,9 @@ class PrivateTrainer:
         **others: Any,
     ) -> None:
         for name, value in others.items():
+            if name not in _REFUSED and (here := whereabouts(name)) is not None:
+                fix = f"{here}. Groups are arguments here, as privacy=dict(target_epsilon=3, …); or give it in args"
+                raise ConfigError(f"PrivateTrainer has no argument {name}", fix=fix)
             if name not in _REFUSED:
                 raise TypeError(f"PrivateTrainer has no argument {name!r}")
             if value is not None and value != (None, None):
@@ -144,13 +149,25 @@ class PrivateTrainer:
 
         Raises Interrupted where the user or a callback stopped it: all is saved, and can be resumed.
         """
+        try:
+            self._result = self._trained(resume_from_checkpoint)
+        except Interrupted as stop:
+            stop.add_note("Or, in this script, with train(resume_from_checkpoint=True)")
+            raise
+        found = self._result
+        metrics: dict[str, float | None] = {"epsilon": found.epsilon, "delta": found.delta}
+        if self._sources["evaluation"] is not None:
+            metrics |= self.evaluate()
+        return PrivateTrainOutput(found.steps, metrics)
+
+    def _trained(self, resume_from_checkpoint: bool | str | Path | None) -> Result:
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
             try:
                 refuse_if_spent(RunFolder(Path(self._output)))
             except RunError as error:
                 again = "continue it with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
-            self._result = fine_tune(
+            return fine_tune(
                 self._model,
                 self._given("data", self._records),
                 evaluation=self._given("evaluation", self._evaluation),
@@ -160,27 +177,21 @@ class PrivateTrainer:
                 show_progress=self._show_progress,
                 **self._groups,
             )
-        else:
-            if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
-                raise ConfigError(
-                    "resume_from_checkpoint names another folder than output_dir",
-                    why="a run is one folder, and its ledger lies there",
-                    fix="give train(resume_from_checkpoint=True)",
-                )
-            self._result = resume_run(
-                self._output,
-                model=self._model if isinstance(self._model, torch.nn.Module) else None,
-                tokenizer=self._tokenizer,
-                records=self._records,
-                evaluation=self._evaluation,
-                callbacks=self._callbacks,
-                show_progress=self._show_progress,
+        if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
+            raise ConfigError(
+                "resume_from_checkpoint names another folder than output_dir",
+                why="a run is one folder, and its ledger lies there",
+                fix="give train(resume_from_checkpoint=True)",
             )
-        found = self._result
-        metrics: dict[str, float | None] = {"epsilon": found.epsilon, "delta": found.delta}
-        if self._sources["evaluation"] is not None:
-            metrics |= self.evaluate()
-        return PrivateTrainOutput(found.steps, metrics)
+        return resume_run(
+            self._output,
+            model=self._model if isinstance(self._model, torch.nn.Module) else None,
+            tokenizer=self._tokenizer,
+            records=self._records,
+            evaluation=self._evaluation,
+            callbacks=self._callbacks,
+            show_progress=self._show_progress,
+        )
 
     def evaluate(self) -> dict[str, float | None]:
         """eval_loss: what the adapter loses on eval_dataset, in nats (mean over records), as it is published.

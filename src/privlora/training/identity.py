@@ -35,6 +35,8 @@ class Identity:
     records: str
     model: str
     clients: Mapping[str, str] = field(default_factory=dict)
+    evaluation: str = ""
+    """SHA-256 of the tokenised public records, whose loss is published; empty in runs of old versions."""
 
 
 def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int] | None = None) -> Identity:
@@ -48,12 +50,15 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
     for name, size in (sizes or {}).items():
         digests = sorted(data.examples[i].digest for i in range(first, first + size))
         clients[name], first = sha256(b"".join(digests)).hexdigest(), first + size
-    return Identity(data.proof, _of_model(model), clients)
+    public = sha256(b"".join(sorted(each.digest for each in data.evaluation))).hexdigest()
+    return Identity(data.proof, _of_model(model), clients, public)
 
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:
     """Write it into private/. Raises RunError."""
-    content = {name: value for name, value in asdict(identity).items() if value or name != "clients"}
+    content = {
+        name: value for name, value in asdict(identity).items() if value or name in ("records", "model")
+    }
     write_atomically(folder.identity, json.dumps(content) + "\n")
 
 
@@ -67,6 +72,12 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
             f"the private records{_whose(kept, identity)} are not those that the run began with",
             why="its statement speaks of one set of records, and what was private then could be published now",
             fix="resume with the same records, units and tokenizer, or start a new run",
+        )
+    if kept.evaluation and kept.evaluation != identity.evaluation:
+        raise PrivacyError(
+            "the evaluation records are not those that the run began with",
+            why="their losses are published, and the report speaks of one set of public records",
+            fix="resume with the same ones",
         )
     _refuse_model(kept, identity.model)
 

@@ -206,7 +206,7 @@ def _of_units(
     """Phase -> the largest total in it, each followed by itself: a release, which takes the same for all, may be the
     largest of few units alone."""
     forward_only = find_row(settings.method.name).coordinates.forward_only
-    alone = forward_only or routes_tokens(model) or takes_units_alone(adapter, settings.method.clipping or "")
+    alone = forward_only or routes_tokens(model) or takes_units_alone(settings.method.clipping or "")
     if not (alone and settings.privacy.private):
         return _of_layers(settings, model, adapter, device, batches)
     few = {

@@ -103,7 +103,7 @@ class RichObserver:
             line = Text("  ").join([self._step_line, shown]) if self._step_line else shown
             self._live.update(self._step_line if done == total else line, refresh=True)
             return
-        late = time.monotonic() - self._printed_at >= _PLAIN_SECONDS
+        late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         ends = done == total and what in self._unfinished
         if what not in self._begun or late or ends:
             self._begun.add(what)
