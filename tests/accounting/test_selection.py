@@ -6,7 +6,13 @@ import math
 
 import pytest
 
-from privlora.accounting import PoissonSampling, StepEvent, TruncatedPoissonSampling, epsilon
+from privlora.accounting import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    StepEvent,
+    TruncatedPoissonSampling,
+    epsilon,
+)
 from privlora.accounting.selection import repeat_and_select_epsilon, tuning_cost
 from privlora.errors import PrivacyError
 
@@ -119,7 +125,7 @@ def test_truncated_sampling_is_composed_only() -> None:
     found = tuning_cost(event, 5, 3, DELTA)
     assert not found.repeat_and_select
     assert found.smallest == ("composition", epsilon([(event, 15)], DELTA))
-    with pytest.raises(PrivacyError, match="truncated"):
+    with pytest.raises(PrivacyError, match="plain Poisson sampling alone"):
         repeat_and_select_epsilon(event, 5, 3, DELTA, law="geometric")
 
 
@@ -133,3 +139,11 @@ def test_edges() -> None:
         repeat_and_select_epsilon(EVENT, 5, 0.5, DELTA, law="poisson")
     with pytest.raises(PrivacyError, match="runs=0"):
         tuning_cost(EVENT, STEPS, 0, DELTA)
+
+
+def test_runs_in_cycles_are_composed_run_by_run() -> None:
+    """A run has classes and noise of its own: nine steps of eight bands are two cycles in each."""
+    event = StepEvent(CyclicPoissonSampling(0.08, 8), 1.0)
+    alone = StepEvent(PoissonSampling(0.08), 1.0)
+    found = tuning_cost(event, 9, 10, 1e-5)
+    assert found.composition == pytest.approx(epsilon([(alone, 20)], 1e-5))

@@ -214,6 +214,37 @@ def test_records_in_another_order_are_refused(bench: Bench, tmp_path: Path) -> N
     assert RECORDS[0]["text"] not in (folder / "private/cycles.json").read_text()
 
 
+def test_no_noise_is_kept_of_a_run_that_is_over(bench: Bench, tmp_path: Path) -> None:
+    """Its last step was charged and lost: the noise that was kept, of the step before, is in what is released."""
+    folder = tmp_path / "run"
+    step, calls = Optimizer.step, [0]
+
+    def fails(self: Optimizer, *given: Any) -> None:
+        calls[0] += 1
+        if calls[0] == STEPS:
+            raise OSError(28, "No space left on device")
+        step(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "step", fails)
+        with pytest.raises(OSError, match="No space"):
+            bench.start(folder, method=FLAT, privacy=BANDED, run={"checkpoint_every": 1})
+    assert kept_noise(folder)
+    bench.resume(folder)
+    assert (folder / "release/adapter_model.safetensors").exists()
+    assert kept_noise(folder) == []
+
+
+def test_classes_of_another_run_are_refused(bench: Bench, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with pytest.raises(Interrupted):
+            bench.start(tmp_path / name, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    other = (tmp_path / "other/private/cycles.json").read_bytes()
+    (tmp_path / "one/private/cycles.json").write_bytes(other)
+    with pytest.raises(PrivacyError, match="gone or damaged"):
+        bench.resume(tmp_path / "one")
+
+
 def test_a_start_that_failed_makes_room(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

@@ -75,7 +75,7 @@ def tuning_cost(event: StepEvent, steps: int, runs: int, delta: float) -> Tuning
         runs,
         delta,
         epsilon([(event, steps)], delta),
-        _composition(event, steps * runs, delta),
+        _composition(event, steps, runs, delta),
         {law: repeat_and_select_epsilon(event, steps, runs, delta, law=law) for law in laws},
     )
 
@@ -95,7 +95,7 @@ def repeat_and_select_epsilon(
         raise PrivacyError(f"mean_runs={mean_runs} is below 1", fix="give the mean number of runs")
     if not isinstance(event.sampling, PoissonSampling):
         raise PrivacyError(
-            "repeat-and-select accounting does not support truncated Poisson sampling",
+            "repeat-and-select accounting supports plain Poisson sampling alone",
             why="accounted as plain Poisson sampling, epsilon would be understated",
             fix="compose all runs instead",
         )
@@ -114,8 +114,8 @@ def repeat_and_select_epsilon(
     return max(0.0, float(accountant.get_epsilon(delta)))
 
 
-def _composition(event: StepEvent, steps: int, delta: float) -> float | None:
+def _composition(event: StepEvent, steps: int, runs: int, delta: float) -> float | None:
     try:
-        return epsilon([(event, steps)], delta)
+        return epsilon([(event, steps)] * runs, delta)  # run by run: cycles of one do not go on in the next
     except PrivacyError:  # its only refusal here: so little noise that the number would mean nothing
         return None

@@ -126,6 +126,11 @@ class PoissonSampler:
         return drawn[drawn < self._units].astype(np.int64)
 
 
+def classes_of(key: int, classes: int, units: int) -> np.ndarray:
+    """(units,) int64: PRIVATE, of which of b classes each unit is, by its place alone."""
+    return counter_generator(key).integers(classes, size=units)
+
+
 class CyclicPoissonSampler:
     """Draws logical batches from one class of units after the other, in which each joins by a coin of its own.
 
@@ -165,7 +170,7 @@ class CyclicPoissonSampler:
                 fix="take fewer classes: the rate of a class is their number times that of all units",
             )
         self.sampling = CyclicPoissonSampling(sample_rate, classes)
-        dealt = counter_generator(key).integers(classes, size=units)
+        dealt = classes_of(key, classes, units)
         self._members = [np.flatnonzero(dealt == c) for c in range(classes)]
         self._charged = charged
         self.insecure = insecure_seed is not None

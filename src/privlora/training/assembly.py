@@ -475,7 +475,7 @@ def build_step(
         )
     if ledger is not None and bands > 1:
         if isinstance(ledger, Plan):  # what draws and releases is another process
-            cycles = Cycles.drawn(ledger, data.places)
+            cycles = Cycles.drawn(ledger, data)
             correlated = CorrelatedNoise(cycles.coefficients, parts.coordinates)
         if cycles is None or correlated is None:
             raise PrivacyError(

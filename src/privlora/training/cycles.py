@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import CyclicPoissonSampling, Sampling
 from privlora.config import PrivacySettings
+from privlora.data.sampling import classes_of
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import band_coefficients, prefix_error
 from privlora.randomness import private_key
@@ -21,19 +23,25 @@ _CANDIDATES = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Cycles:
-    """key: PRIVATE, by which units are dealt to classes. coefficients: c of the noise's bands; public. places: PRIVATE,
-    of the units (`Data.places`), since a unit's class follows from its place."""
+    """key: PRIVATE, by which units are dealt to classes. coefficients: c of the noise's bands; public. dealt: PRIVATE,
+    SHA-256 of the units in their places and of their classes, which follow from places."""
 
     key: int
     coefficients: Sequence[float]
-    places: str
+    dealt: str
 
     @classmethod
-    def drawn(cls, plan: Plan, places: str, insecure_seed: int | None = None) -> Cycles:
+    def drawn(cls, plan: Plan, data: Data, insecure_seed: int | None = None) -> Cycles:
         """New ones, for the plan of a run that is about to begin."""
         bands = bands_of(plan)
         assert bands > 1
-        return cls(private_key(insecure_seed), band_coefficients(bands, plan.steps), places)
+        key = private_key(insecure_seed)
+        return cls(key, band_coefficients(bands, plan.steps), _dealt(key, bands, data))
+
+
+def _dealt(key: int, bands: int, data: Data) -> str:
+    classes = classes_of(key, bands, len(data.units))
+    return sha256(data.places.encode() + classes.astype("<i8").tobytes()).hexdigest()
 
 
 def bands_of(plan: Plan) -> int:
@@ -53,15 +61,15 @@ def kept_cycles(
     if bands_of(ledger.plan) == 1:
         return None
     if not ledger.charges:
-        cycles = Cycles.drawn(ledger.plan, data.places, insecure_seed)
-        content = asdict(cycles) | {"key": f"{cycles.key:032x}"}
+        cycles = Cycles.drawn(ledger.plan, data, insecure_seed)
+        content = asdict(cycles) | {"key": f"{cycles.key:032x}", "run_id": ledger.run_id}
         write_atomically(folder.cycles, json.dumps(content) + "\n", mode=0o600)
         return cycles
     try:
         content = json.loads(folder.cycles.read_text(encoding="utf-8"))
         coefficients = tuple(map(float, content["coefficients"]))
-        cycles = Cycles(int(content["key"], 16), coefficients, str(content["places"]))
-        if len(cycles.coefficients) != bands_of(ledger.plan):
+        cycles = Cycles(int(content["key"], 16), coefficients, str(content["dealt"]))
+        if len(coefficients) != bands_of(ledger.plan) or content["run_id"] != ledger.run_id:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PrivacyError(
@@ -69,12 +77,12 @@ def kept_cycles(
             why="dealt to other classes, a unit could join twice in a cycle of steps that is paid for once",
             fix="restore it from the run's private folder, or begin a new run, at a cost of its own",
         ) from None
-    if cycles.places != data.places:
+    if cycles.dealt != _dealt(cycles.key, len(cycles.coefficients), data):
         raise PrivacyError(
-            "the private records are in another order than when the run began",
+            "the private records are in another order than when the run began, or another version deals them otherwise",
             why="a unit's class follows from its place: in another one it could join twice in a cycle of steps that is "
             "paid for once",
-            fix="resume with the records in their first order",
+            fix="resume with the records in their first order, and with the versions of numpy and randomgen of then",
         )
     return cycles
 

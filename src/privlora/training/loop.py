@@ -156,10 +156,15 @@ def train(
     def save(step: int) -> None:
         nonlocal kept, saved_at
         with stage(CHECKPOINT):
-            kept_noise = {} if noise is None or step == privacy.steps else {_NOISE: noise.state_dict()}
+            over = privacy.steps in (step, done)
+            kept_noise = {} if noise is None or over else {_NOISE: noise.state_dict()}
             save_checkpoint(folder.checkpoint, parts.present() | kept_noise, mark(step))
         kept, saved_at = step, time.monotonic()
 
+    if noise is not None and 0 < saved < done == privacy.steps:
+        save(
+            saved
+        )  # the last step was lost, and no later checkpoint drops what earlier ones kept of the noise
     with stop_on_signal() as stop:
 
         def agree(step: int) -> bool:
