@@ -552,8 +552,8 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 def _refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
     """Raise RunError for what is not given. given: records, evaluation, generator."""
-    held = {name: value is None for name, value in zip(_of_memory(settings), given, strict=True)}
-    missing = [name for name, was_there in _of_memory(settings).items() if was_there and held[name]]
+    names = zip(_of_memory(settings).items(), given, strict=True)
+    missing = [name for (name, was_there), value in names if was_there and value is None]
     if missing:
         raise RunError(
             f"this run's {' and '.join(missing)} {'were' if missing != ['generator'] else 'was'} in memory",

@@ -61,7 +61,8 @@ class Screen(RichObserver):
     """A run of a call, which tells its plan and its records when they are known.
 
     A terminal shows what `privlora train` shows there. Anything else may be kept and passed on, as notebooks and logs
-    of jobs are: it gets public numbers alone, so no seconds, which tell how large batches are, and no counts.
+    of jobs are: it gets public numbers alone, so no seconds, which tell how large batches are, and no counts. Of the
+    records a warning says there that something looks wrong, which is one bit of them.
     """
 
     def __init__(self, shown_on: Console) -> None:

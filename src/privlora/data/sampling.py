@@ -50,13 +50,7 @@ class PoissonSampler:
         dataset_size: int | None = None,
         insecure_seed: int | None = None,
     ) -> None:
-        if units < 0:
-            raise ConfigError(f"units={units} is negative", fix="pass the number of privacy units")
-        if not 0.0 < sample_rate <= 1.0:
-            raise ConfigError(
-                f"sample_rate={sample_rate} is not in (0, 1]",
-                fix="set sample_rate to expected_batch_size / dataset_size",
-            )
+        _check(units, sample_rate, "set sample_rate to expected_batch_size / dataset_size")
         if dataset_size is not None and dataset_size < 1:
             raise ConfigError(
                 f"dataset_size={dataset_size} is below 1", fix="give the public number of units"
@@ -126,6 +120,13 @@ class PoissonSampler:
         return drawn[drawn < self._units].astype(np.int64)
 
 
+def _check(units: int, sample_rate: float, fix: str) -> None:
+    if units < 0:
+        raise ConfigError(f"units={units} is negative", fix="pass the number of privacy units")
+    if not 0.0 < sample_rate <= 1.0:
+        raise ConfigError(f"sample_rate={sample_rate} is not in (0, 1]", fix=fix)
+
+
 def classes_of(key: int, classes: int, units: int) -> np.ndarray:
     """(units,) int64: PRIVATE, of which of b classes each unit is, by its place alone."""
     return counter_generator(key).integers(classes, size=units)
@@ -162,13 +163,9 @@ class CyclicPoissonSampler:
         charged: Callable[[], int],
         insecure_seed: int | None = None,
     ) -> None:
-        if units < 0:
-            raise ConfigError(f"units={units} is negative", fix="pass the number of privacy units")
-        if not 0.0 < sample_rate <= 1.0:
-            raise ConfigError(
-                f"sample_rate={sample_rate} of a class is not in (0, 1]",
-                fix="take fewer classes: the rate of a class is their number times that of all units",
-            )
+        _check(
+            units, sample_rate, "take fewer classes: of a class it is their number times that of all units"
+        )
         self.sampling = CyclicPoissonSampling(sample_rate, classes)
         dealt = classes_of(key, classes, units)
         self._members = [np.flatnonzero(dealt == c) for c in range(classes)]
