@@ -17,6 +17,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+import yaml
 from cli_cases import (
     CHAT_TEMPLATE,
     Outcome,
@@ -594,7 +595,19 @@ def test_budgets(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str
 def test_resuming(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses(capsys, folder, ["resume", folder], "no run in")
     refuses(capsys, folder, ["resume", folder / "none"], "no run in")
-    unfinished = Path(shutil.copytree(finished / "run", folder / "run"))
+    unfinished = Path(shutil.copytree(finished / "run", folder / "a run"))
+    settings = RunFolder(unfinished).settings
+    before = settings.read_text()
+    for moved, more in ((["path"], ""), (["path", "evaluation"], " --evaluation FILE")):
+        edited = yaml.safe_load(before)
+        edited["data"].update({name: str(folder / f"no-{name}.jsonl") for name in moved})
+        settings.write_text(yaml.safe_dump(edited))
+        words = [
+            "no-path.jsonl",
+            f"`privlora resume '{unfinished}' --data FILE{more}`, or in Python resume_run(",
+        ]
+        refuses(capsys, folder, ["resume", unfinished], *words, quiet=False)
+    settings.write_text(before)
     checkpoint = unfinished / "private" / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:50])
     outcome = call(capsys, "resume", unfinished)

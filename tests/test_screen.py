@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora import PrivateConfig, PrivateTrainer, fine_tune, resume_run, screen
 from privlora.config import settings_from
 from privlora.data.summary import DataSummary
-from privlora.errors import DataError, PrivacyError, RunError
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.screen import Screen
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
@@ -147,8 +148,21 @@ def test_a_run_goes_on_with_files_that_have_moved(tmp_path: Path) -> None:
             callbacks=[stop],
         )
     after = before.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(DataError, match=r"notes\.jsonl.*--data FILE"):
+    with pytest.raises(DataError, match=r"notes\.jsonl.*--data FILE`") as moved:
         resume_run(tmp_path / "run", **rest)
+    assert f"`privlora resume {shlex.quote(str(tmp_path / 'run'))} --data FILE`" in str(moved.value)
+    assert "evaluation" not in str(moved.value)
+    for number in (1, 12, 500):  # with so few delta would not do, and so many are no rounding
+        more = write(tmp_path / "more.jsonl", [{"text": f"somebody else {i}."} for i in range(number)])
+        with pytest.raises(PrivacyError, match="not those that the run began with") as refused:
+            resume_run(tmp_path / "run", records=more, **rest)
+        assert not {"public_dataset_size", "delta", str(number)} & set(str(refused.value).split())
+    with pytest.raises(ConfigError, match=r"no argument data.*called records here"):
+        resume_run(tmp_path / "run", data=after, **rest)
+    with pytest.raises(ConfigError, match="settings that it began with"):
+        resume_run(tmp_path / "run", steps=300)
+    with pytest.raises(TypeError, match=r"resume_run\(\) has no argument 'evil'"):
+        resume_run(tmp_path / "run", evil=1)
     others = write(tmp_path / "others.jsonl", [*RECORDS[1:], {"text": "somebody else came in."}])
     with pytest.raises(PrivacyError, match="not those that the run began with"):
         resume_run(tmp_path / "run", records=others, **rest)

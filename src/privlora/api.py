@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -115,7 +116,7 @@ def fine_tune(
 
     Raises PrivloraError subclasses that say what to mend; for a name that other trainers have, which it is here.
     """
-    _refuse_other_names(others)
+    _refuse_other_names("fine_tune", others, _OTHER_NAMES, _IN_GROUPS)
     if privacy is None:
         raise ConfigError(
             "privacy is not given, and has no default: what is promised, about how many records, is yours to say",
@@ -152,16 +153,32 @@ def fine_tune(
         )
 
 
-def _refuse_other_names(others: Mapping[str, Any]) -> None:
-    for name in others:
-        fix = _OTHER_NAMES.get(name)
-        if fix is None and (here := whereabouts(name)) is not None:
-            fix = f"{here}. In Python groups are arguments, as privacy=dict(target_epsilon=3, …); columns is the group "
-            fix += "data, loading the group model"
-        if fix is None:
-            raise TypeError(f"fine_tune() has no argument {name!r}")
-        raise ConfigError(f"fine_tune has no argument {name}", fix=fix)
+def _refuse_other_names(
+    function: str, others: Mapping[str, Any], known: Mapping[str, str], of_settings: str
+) -> None:
+    """Raise ConfigError for an argument that means something here by another name, TypeError for others.
 
+    known: how to mend each such name. of_settings: how to mend the name of a setting, which is at home {here}.
+    """
+    for name in others:
+        fix = known.get(name)
+        if fix is None and (here := whereabouts(name)) is not None:
+            fix = of_settings.format(here=here)
+        if fix is None:
+            raise TypeError(f"{function}() has no argument {name!r}")
+        raise ConfigError(f"{function} has no argument {name}", fix=fix)
+
+
+_EXAMPLES = {
+    "federation": "dict(rule='tan', rounds=20, local_steps=4)",
+    "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
+    "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
+    "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
+    "run": "dict(seed=0, label='notes')",
+    "columns": "dict(text='note', max_length=256)",
+    "loading": "dict(dtype='bfloat16')",
+    "synthesis": "dict(generator='model', preset='clinical-note')",
+}
 
 _OTHER_NAMES: Final = {
     "eval_dataset": "it is called evaluation here; its records are PUBLIC, since their loss is published",
@@ -170,6 +187,20 @@ _OTHER_NAMES: Final = {
     "peft_config": "it is called adapter here",
     "output_dir": "it is called output here",
     "args": "give privacy, method, columns and run; or use PrivateTrainer, which takes args",
+}
+
+
+_IN_GROUPS: Final = (
+    "{here}. In Python groups are arguments, as privacy=dict(target_epsilon=3, …); columns is the group data, loading "
+    "the group model"
+)
+_AS_BEGUN: Final = "leave it out: a run goes on with the settings that it began with"
+_TO_RESUME: Final = {
+    **dict.fromkeys(("data", "train_dataset"), "it is called records here: this run's own, as they are now"),
+    "eval_dataset": "it is called evaluation here",
+    "processing_class": "it is called tokenizer here",
+    **dict.fromkeys(("output", "output_dir"), "the run's folder is the first argument, root"),
+    **dict.fromkeys(("args", "peft_config", *_EXAMPLES), _AS_BEGUN),
 }
 
 
@@ -330,6 +361,7 @@ def resume_federation(
     records: Any = None,
     evaluation: Any = None,
     observer: RoundObserver | None = None,
+    **others: Any,
 ) -> Federated:
     """Continue a federation after an interruption or a crash. A round that had not ended is void: what its clients
     were charged for it stays charged, and they are not asked again.
@@ -338,6 +370,7 @@ def resume_federation(
     """
     from privlora.federated.run import federate as run_federation
 
+    _refuse_other_names("resume_federation", others, _TO_RESUME, _AS_BEGUN)
     refuse_several("a federation")
     return run_federation(
         _settings_of(RunFolder(Path(root)), {} if evaluation is None else {"evaluation": IN_MEMORY}),
@@ -352,17 +385,6 @@ def resume_federation(
 
 # In settings, as the place of a generator that was handed over.
 _IN_MEMORY_GENERATOR = "in_memory:generator"
-
-_EXAMPLES = {
-    "federation": "dict(rule='tan', rounds=20, local_steps=4)",
-    "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
-    "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
-    "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
-    "run": "dict(seed=0, label='notes')",
-    "columns": "dict(text='note', max_length=256)",
-    "loading": "dict(dtype='bfloat16')",
-    "synthesis": "dict(generator='model', preset='clinical-note')",
-}
 
 
 def refuse_no_mapping(name: str, group: Any) -> None:
@@ -466,6 +488,7 @@ def resume_run(
     on_profile: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
     show_progress: bool | None = None,
+    **others: Any,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
@@ -477,6 +500,7 @@ def resume_run(
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
+    _refuse_other_names("resume_run", others, _TO_RESUME, _AS_BEGUN)
     on_profile = on_profile or (_unheard if profile else None)
     folder = RunFolder(Path(root))
     heard = checked_callbacks(callbacks)
@@ -496,15 +520,7 @@ def resume_run(
         if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
         _refuse_what_was_in_memory(settings, records, evaluation, generator)
-        try:
-            check_sources(settings, records, evaluation)
-        except DataError as error:
-            raise DataError(
-                error.what,
-                why="a run goes on with the records that it began with",
-                fix="resume in the folder in which it was started, or say where they lie now: `privlora resume RUN "
-                "--data FILE --evaluation FILE`, resume_run(root, records=FILE, evaluation=FILE)",
-            ) from None
+        _refuse_moved(folder.root, settings, records, evaluation)
         plan = None
         if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
             plan = plan_privacy(settings, model)[0]
@@ -548,6 +564,32 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
             "data": settings.data.model_copy(update=dict(places)),
         }
     )
+
+
+def _refuse_moved(root: Path, settings: Settings, records: Any, evaluation: Any) -> None:
+    """Raise DataError for a file that is no longer there, with the call that says where the records lie now."""
+    why, place = (
+        "a run goes on with the records that it began with",
+        "resume in the folder in which it was started",
+    )
+    try:
+        check_sources(settings, [], [])  # what no call takes from another place
+    except DataError as error:
+        raise DataError(error.what, why=why, fix=place) from None
+    try:
+        check_sources(settings, records, evaluation)
+    except DataError as error:
+        of_memory = _of_memory(settings)
+        files = {"records": "--data FILE"} | (
+            {} if settings.data.evaluation is None else {"evaluation": "--evaluation FILE"}
+        )
+        given = "".join(f", {name}={'...' if of_memory[name] else 'FILE'}" for name in files)
+        ways = [f"resume_run({str(root)!r}{given})"]
+        if not any(of_memory.values()):
+            ways.insert(0, f"`privlora resume {shlex.quote(str(root))} {' '.join(files.values())}`")
+        raise DataError(
+            error.what, why=why, fix=f"{place}, or say where they lie now: {', or in Python '.join(ways)}"
+        ) from None
 
 
 def _refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
@@ -635,12 +677,12 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
         # A fresh run has no folder yet.
         cache = None if fresh else folder.tokens
-        data = load_data(settings, tokenizer, given.records, given.evaluation, model=model, cache=cache)
+        whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
+        sources = given.records, given.evaluation
+        data = load_data(settings, tokenizer, *sources, model=model, cache=cache, whose=whose)
         if given.on_data is not None:
             given.on_data(data.summary, settings)
         identity = identify(data, model)
-        if not fresh:
-            refuse_others(folder, identity)
         if not (fresh and plan is not None and settings.method.name in CHOICES):
             return settings, plan, data, None, identity
         chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -98,16 +98,18 @@ def load_data(
     model: torch.nn.Module | None = None,
     all_public: bool = False,
     cache: Path | None = None,
+    whose: Callable[[Data], None] | None = None,
 ) -> Data:
     """Read, check, tokenise and group the records.
 
     records, evaluation: what stands for data.path and data.evaluation (Python callers), see ``as_records``. model: the
     one that is to read them, so that tokens that it does not know are refused. all_public: of studies, whose records
     are public all, so that any of them may be evaluated on. cache: with data.cache, a file whose tokens are taken if
-    they are of these records and settings, and which else is written.
+    they are of these records and settings, and which else is written. whose: refuses other records than a run's, before
+    anything is said of how many they are.
 
     Raises DataError for records that cannot be used or cannot be what was said of them (data.unchecked), PrivacyError
-    for public ones among the private.
+    for public ones among the private, and for another number of units than was accounted for.
     """
     data, privacy = settings.data, settings.privacy
     if records is not None:
@@ -130,6 +132,9 @@ def load_data(
         loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
     else:
         loaded = _of_files(settings, tokenizer, hashes, held_out, cache)
+    if whose is not None:
+        whose(loaded)
+    _refuse_unaccounted(privacy, len(loaded.units))
     # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
     for name, given in tokens.items():
         if have_shared_tokens(loaded.examples, given):
@@ -145,6 +150,17 @@ def load_data(
             at_clients=data.path == AT_CLIENTS,
         )
     return loaded
+
+
+def _refuse_unaccounted(privacy: PrivacySettings, units: int) -> None:
+    """Raise PrivacyError for another number of units than the statement can be about."""
+    if privacy.private and privacy.delta is not None and privacy.delta >= 1 / max(1, units):
+        raise PrivacyError(
+            f"privacy.delta={privacy.delta:g} is not below 1 / number of units",
+            why="publishing one whole unit would satisfy it",
+            fix="set it to a tenth of 1 / number of units, or less",
+        )
+    sampler(privacy, units)  # refuses more units than the cap was accounted for, before the run exists
 
 
 def _of_files(
@@ -210,21 +226,11 @@ class _Reader:
         return self.data(examples, grouping.unit_of_record(), held_out)
 
     def data(self, examples: Examples, unit_of_record: np.ndarray, held_out: Examples) -> Data:
-        """Raises PrivacyError for another number of units than was accounted for."""
-        privacy = self._settings.privacy
+        """Of examples that were made, each record with its unit."""
         if examples.chunks is not None:
             unit_of_record = np.repeat(unit_of_record, examples.chunks)
-        bounded = privacy.unit == "user" or self._settings.data.chunk
+        bounded = self._settings.privacy.unit == "user" or self._settings.data.chunk
         units = Units(unit_of_record, self._settings.rows_of_a_unit if bounded else None)
-        if privacy.private and privacy.delta is not None and privacy.delta >= 1 / max(1, len(units)):
-            raise PrivacyError(
-                f"privacy.delta={privacy.delta:g} is not below 1 / number of units",
-                why="publishing one whole unit would satisfy it",
-                fix="set it to a tenth of 1 / number of units, or less",
-            )
-        sampler(
-            privacy, len(units)
-        )  # refuses more units than the cap was accounted for, before the run exists
         return Data(examples, units, held_out, self._texts)
 
     def compare(self, content: bytes) -> None:
