@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, run_settings, write_config, write_records
+import typer
+from cli_cases import call, check, run_settings, write_config, write_records
 from federation_cases import federation_settings, write_clients
 from test_api_synthesis import make as synthesized
 from tiny_models import tiny_model
@@ -61,7 +62,13 @@ def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert (found.code, found.json["verified"]) == (1, False)
 
 
-def test_a_signature_by_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def _hung_up(*_: object, **__: object) -> None:
+    raise typer.Abort
+
+
+def test_a_signature_by_files(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("cryptography", reason="signs and verifies")
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -74,6 +81,13 @@ def test_a_signature_by_files(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert shown.err.count("\n") == 1
     assert "chmod 600" in shown.err
     assert not (run / "release/annex.json").exists()
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"secret"))
+    )
+    monkeypatch.setattr("privlora.cli.filing._has_terminal", lambda: False)
+    monkeypatch.setattr("typer.prompt", _hung_up)
+    check(call(capsys, "annex", run, "--sign", locked), "is encrypted, and there is no terminal")
     private.chmod(0o600)
     assert "signed by the key with fingerprint" in call(capsys, "annex", run, "--sign", private).out
     public.write_bytes(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
-from privlora.errors import in_one_line
+from privlora.errors import ConfigError, in_one_line
 from privlora.training.files import RunFolder
 
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
@@ -58,7 +59,25 @@ def annex(
 
 
 def _passphrase() -> str:
-    return str(typer.prompt("passphrase of the key", hide_input=True, err=True))
+    """Raises ConfigError where nobody can be asked."""
+    try:
+        return str(typer.prompt("passphrase of the key", hide_input=True, err=True))
+    except typer.Abort:
+        if _has_terminal():
+            raise
+        raise ConfigError(
+            "the key of --sign is encrypted, and there is no terminal to ask for its passphrase",
+            fix="sign on a terminal; or with a key without a passphrase, which its owner alone may read (chmod 600)",
+        ) from None
+
+
+def _has_terminal() -> bool:
+    """As whoever asks for passphrases looks for one."""
+    try:
+        with open("/dev/tty"):
+            return True
+    except OSError:
+        return sys.stdin.isatty()
 
 
 def verify(
