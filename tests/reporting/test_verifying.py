@@ -47,6 +47,11 @@ def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: P
     found = verify(tmp_path / "link")
     assert found.passed
     assert "no others but .cache, .gitattributes" in found.checks[1].found
+    for name in (".DS_Store", "Thumbs.db"):
+        (release / name).touch()
+        assert "a file of the operating system, which is no part" in verify(release).checks[1].found
+        assert not verify(release).passed
+        (release / name).unlink()
 
 
 def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, release: Path) -> None:

@@ -169,6 +169,9 @@ def _refuse_another_promise(folder: RunFolder, report: dict[str, Any], copied: R
         )
 
 
+_OF_SYSTEMS: Final = (".DS_Store", "Thumbs.db", "desktop.ini")
+
+
 def files_of(folder: RunFolder, report: Mapping[str, Any], beside: Collection[str] = ()) -> tuple[str, ...]:
     """Names of all files of the release, if each is one that reporting writes, or of those that lie ``beside`` it."""
     if folder.release.is_symlink():
@@ -183,6 +186,8 @@ def files_of(folder: RunFolder, report: Mapping[str, Any], beside: Collection[st
         linked = path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
         if not known or linked or not path.is_file():
             what = "a link" if linked else "no file" if known else "nothing that a run leaves there"
+            if name in _OF_SYSTEMS and not linked:
+                what = "a file of the operating system, which is no part of a release: remove it"
             raise _strange(folder, name, what)
     lacking = sorted(set(needed(report)) - found.keys())
     if lacking:
