@@ -12,6 +12,7 @@ import yaml
 
 from privlora.config import PrivacySettings, settings_from
 from privlora.config.foreign_names import EVERYWHERE, GROUPS_ELSEWHERE, Here, Refused
+from privlora.config.other_names import OTHER_NAMES
 from privlora.config.reading import whereabouts
 from privlora.config.reference import find_settings, groups
 from privlora.errors import ConfigError
@@ -62,6 +63,8 @@ def test_a_name_from_elsewhere_is_answered_in_every_group(name: str) -> None:
     for group in ("", *GROUPS):
         place = f"{group}.{name}" if group else name
         if place in OWN or name in groups():
+            continue
+        if name in OTHER_NAMES.get(group, {}):  # means something of its own there
             continue
         said = refused(place)
         if isinstance(found, Refused):
@@ -114,6 +117,15 @@ ANSWERS = {
     "model.trust_remote_code": "could read private batches",
     "privacy.max-grad-norm": "privacy.clip_norm",
     "privacy.MAX_GRAD_NORM": "privacy.clip_norm",
+    "privacy.num_bands": "privacy.bands",
+    "privacy.band_mf": "privacy.bands",
+    "privacy.correlated_noise": "privacy.bands",
+    "privacy.mechanism": "privacy.bands",
+    "method.zo_eps": "method.perturbation",
+    "method.smoothing": "method.perturbation",
+    "method.mu": "method.perturbation",
+    "method.eps": "method.perturbation here: of the row dp-zo",
+    "privacy.eps": "privacy.target_epsilon",
 }
 
 
@@ -167,6 +179,14 @@ VALUES = {
     "model.dtype=float16": "gradients overflow",
     "model.dtype=fp16": "gradients overflow",
     "model.dtype=bf16": "write bfloat16",
+    "method.name=dp-bandmf": "set privacy.bands",
+    "method.name=band-mf": "set privacy.bands",
+    "method.name=BandMF": "set privacy.bands",
+    "method.name=dp-ftrl": "set privacy.bands",
+    "method.name=zo": "write dp-zo",
+    "method.name=zo_sgd": "write dp-zo",
+    "method.name=mezo": "write dp-zo",
+    "method.name=dp-mezo": "write dp-zo",
     "method.schedule=cosin": "did you mean 'cosine'?",
     "method.schedule=constant_with_warmup": "method.warmup_steps",
     "method.clipping=per_layer": "write per-module",
@@ -195,6 +215,8 @@ def test_where_a_name_belongs() -> None:
     assert whereabouts("privacy.steps") == "write privacy.steps=…"
     assert whereabouts("learning-rate") == "it belongs elsewhere: write method.learning_rate"
     assert whereabouts("nothing_of_the_kind") is None
+    assert "privacy.bands" in (whereabouts("correlated") or "")
+    assert "dp-zo" in (whereabouts("zo") or "")
 
 
 def test_a_record_in_the_place_of_a_name_is_not_shown() -> None:

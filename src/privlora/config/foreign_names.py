@@ -174,6 +174,11 @@ _FLAT: Final[tuple[tuple[str, Here | Refused], ...]] = (
     ),
     ("per_device_eval_batch_size eval_batch_size", Here("run.tokens_per_micro_batch", "a number of tokens")),
     ("secure_mode secure_rng secure_noise secure_noise_seed", _ALWAYS),
+    (
+        "num_bands n_bands band_mf bandmf dp_bandmf correlated correlated_noise noise_correlation",
+        Here("privacy.bands", "a number above 1, or auto: noise takes back a part of that of earlier steps"),
+    ),
+    ("zo zeroth_order mezo", Here("method.name", "its value dp-zo, which takes no gradients")),
     ("poisson_sampling", Refused("it always is so: each unit is drawn independently")),
     ("noise_seed noise_generator dp_seed generator_seed", _NO_SEED),
     (
@@ -209,6 +214,10 @@ _FLAT: Final[tuple[tuple[str, Here | Refused], ...]] = (
         Refused("the rows of the table have their own, against the noise", "method.floor of dp-adambc"),
     ),
     ("wd", Here("method.weight_decay")),
+    (
+        "zo_eps zo_epsilon zo_perturbation smoothing",
+        Here("method.perturbation", "of the row dp-zo: how far to both sides losses are compared"),
+    ),
     ("ema_decay", Here("method.averaging")),
     ("loraplus_lr_ratio", Here("method.learning_rate_ratio", "with method.name: lora+")),
     (

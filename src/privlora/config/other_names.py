@@ -12,6 +12,11 @@ _STEPS_NOT_EPOCHS = (
     "it counts optimizer steps, each of which is a noisy release that epsilon pays for; how many make an epoch depends "
     "on the private number of records"
 )
+_BANDS = "above 1, or auto: a step's noise takes back a part of that of the steps before it (DP-BandMF)"
+_DP_ZO = (
+    "of the row dp-zo: how far to both sides of the adapter losses are compared. The epsilon that is promised is "
+    "privacy.target_epsilon"
+)
 _NUMBER_NOT_SHARE = "a number of clients, not a share of them"
 
 _WITHIN = "write it inside, as `quantization: {{{0}: …}}` of the group model"
@@ -40,8 +45,13 @@ _OF_LOADING = _PACKED | {
 }
 
 OTHER_NAMES: Final[Mapping[str, Mapping[str, Here]]] = {
-    **dict.fromkeys(("", "adapter", "data", "method", "privacy", "run"), _OF_LOADING),
+    **dict.fromkeys(("", "adapter", "data", "run"), _OF_LOADING),
     "model": {name: here for name, here in _OF_LOADING.items() if here.setting != f"model.{name}"},
+    "method": {
+        **_OF_LOADING,
+        **dict.fromkeys(("eps", "mu"), Here("method.perturbation", _DP_ZO)),
+    },
+    "privacy": {**_OF_LOADING, "mechanism": Here("privacy.bands", _BANDS)},
     "federation": {
         "aggregation": Here("federation.rule"),
         "strategy": Here("federation.rule"),
@@ -78,6 +88,13 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
         ),
         **dict.fromkeys(("bf16", "torch.bfloat16", "bf16-true", "bf16-mixed"), "write bfloat16"),
         **dict.fromkeys(("fp32", "float", "32", "torch.float32", "32-true"), "write float32"),
+    },
+    "method.name": {
+        **dict.fromkeys(
+            ("dp-bandmf", "band-mf", "bandmf", "dp-ftrl"),
+            "correlated noise is a setting of a row: set privacy.bands, as bands: auto, and write dp-sgd",
+        ),
+        **dict.fromkeys(("zo", "zo-sgd", "mezo", "dp-mezo", "dp-zero"), "write dp-zo"),
     },
     "method.schedule": {
         "constant_with_warmup": "write constant, and how many steps in method.warmup_steps",

@@ -149,6 +149,15 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                     or _homes(key)
                     or _near(group, key, kind),
                 )
+    _refuse_other_row(merged.get("method") or {}, source)
+
+
+def _refuse_other_row(method: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for what other tools call a method, which is a row of another name or a setting here."""
+    name = method.get("name")
+    mended = OTHER_VALUES["method.name"].get(str(name).lower().replace("_", "-"))
+    if mended is not None:
+        raise ConfigError(f"{source}: method.name: unknown method {named(name)}", fix=mended)
 
 
 def _group_here(group: object, values: Any, merged: Mapping[str, Any]) -> str | None:

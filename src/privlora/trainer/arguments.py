@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from privlora.config import PrivacySettings
+from privlora.config import MethodSettings, PrivacySettings
+from privlora.config.other_names import called_here
 from privlora.errors import ConfigError, named, nearest
 from privlora.training.ranks import several_processes
 
@@ -135,6 +137,8 @@ class PrivateConfig:
             if name == "steps":
                 raise ConfigError("PrivateConfig.steps is called max_steps here", fix="write max_steps=...")
             if name not in known:
+                if name not in WHY:
+                    _refuse_of_method(name, known)
                 close = nearest(name, known)
                 guessed = close.startswith("did you mean") and name not in WHY
                 _refuse(name, "PrivateConfig", fix=close if guessed else None)
@@ -341,6 +345,18 @@ def _add_evaluation(found: Groups, given: dict[str, Any], source: str) -> None:
         found.run["evaluate_every"] = int(every)
     elif word == "steps":
         found.run["evaluate_every"] = found.run.get("log_every", 10)
+
+
+def _refuse_of_method(name: str, known: Collection[str]) -> None:
+    """Raise ConfigError for a setting of a row, by its own name or another tool's, that is no argument: of ``known``."""
+    told = (called_here("", name) or "").partition("it is called method.")[2]
+    here = name if name in MethodSettings.model_fields else re.split(r"\W", told)[0]
+    if here in MethodSettings.model_fields and here not in ("name", *known):
+        raise ConfigError(
+            f"PrivateConfig has no {named(name)}",
+            why="it is a setting of the method, and no argument of a trainer elsewhere",
+            fix=f"write method=dict(name=..., {here}=...)",
+        )
 
 
 def _refuse(name: str, source: str, fix: str | None = None) -> NoReturn:
