@@ -90,13 +90,66 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["largest_row"] > 1 > found["noise_in_sums"]
     shown = call(capsys, "plan", config, "privacy.bands=3").out
     assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
-    assert "bands       3: noise up to" in shown
+    assert "bands       3: in the sums of steps" in shown
+    assert "times that of 1 band with this sigma, whose epsilon would be another" in shown
+    assert found["noise_in_sums_at_equal_epsilon"] is None
     assert "kept noise" in shown
     assert "prism lost by it: 1 is the default" in shown
     assert "lost by it" not in call(capsys, "plan", config, "privacy.bands=3", "method.name=dp-sgd").out
     assert "bands" not in call(capsys, "plan", config, "--json").json
     refused = call(capsys, "plan", config, "privacy.bands=auto")
     assert "noise_multiplier is given" in refused.err
+
+
+def test_noise_of_bands_is_compared_at_one_epsilon(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sigma grows with bands, so what sums of steps gain at one epsilon is less than what they gain at one sigma."""
+    target = {"target_epsilon": 3.0, "noise_multiplier": None, "steps": 8}
+    config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
+    one = call(capsys, "plan", config, "--json").json
+    found = call(capsys, "plan", config, "privacy.bands=3", "--json").json
+    grown = found["noise_multiplier"] / one["noise_multiplier"]
+    assert grown > 1
+    equal = found["noise_in_sums_at_equal_epsilon"]
+    assert equal == pytest.approx(grown * found["noise_in_sums"], rel=1e-4)
+    shown = call(capsys, "plan", config, "privacy.bands=3").out
+    assert f"{equal:.3g} times the noise of 1 band at the same epsilon" in shown
+
+
+def test_auto_says_which_bands_it_took(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = {"target_epsilon": 3.0, "noise_multiplier": None, "bands": "auto", "steps": 8}
+    config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
+    found = call(capsys, "plan", config, "--json").json
+    several = found["bands_by_auto"] > 1
+    assert (f"bands       auto: {found['bands_by_auto']}: in" in call(capsys, "plan", config).out) == several
+    alone = call(capsys, "plan", config, "privacy.steps=1")
+    assert "bands       auto: 1 is best here" in alone.out
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("dp-sgd", "two to four times as large"),
+        ("dp-adamw", "its second moments see the larger noise of single steps"),
+        ("riemannian", "its second moments see"),
+        ("pe-sgd-fix", "coefficients or scores of public texts"),
+        ("prism", "prism lost by it"),
+    ],
+)
+def test_what_is_known_of_a_row_with_bands(
+    row: str, says: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = {"synthesis": {"generator": "model"}} if row == "pe-sgd-fix" else {}
+    config = write_config(
+        tmp_path,
+        run_settings(model, tmp_path, privacy={"steps": 8, "bands": 3}, method={"name": row}, **groups),
+    )
+    line = next(x for x in call(capsys, "plan", config).out.splitlines() if x.startswith("bands"))
+    assert says in line
+    assert ("two to four times" in line) == (row != "prism")
 
 
 def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

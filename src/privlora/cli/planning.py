@@ -240,7 +240,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "clip_quantile": privacy.clip_quantile,
         "noise_multiplier": sigma,
         "noise_to_batch": on_sum * planned.clip_norm / planned.expected_batch_size,
-        **_bands(planned),
+        **_bands(settings, planned),
         "probability_above_cap": _overflow(settings),
         "adjacency": planned.adjacency,
         "accountant": "pld",
@@ -248,22 +248,26 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     }
 
 
-def _bands(planned: Plan) -> dict[str, Any]:
-    """Of correlated noise: its bands, and by how much it is larger in single steps and smaller in their sums."""
+def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:
+    """Of correlated noise: its bands, and by how much it is larger in single steps and smaller in their sums: at one
+    noise multiplier, and at one epsilon, to which a smaller multiplier leads where noise is independent."""
     from privlora.mechanisms import band_coefficients, prefix_error, row_norms
-    from privlora.training.cycles import bands_of
+    from privlora.training.cycles import bands_of, noise_beside_one_band
+    from privlora.training.inputs import sampler
 
+    privacy = settings.privacy
     bands = bands_of(planned)
     if bands == 1:
-        return {}
+        return {"bands_by_auto": 1} if privacy.bands == "auto" else {}
     c = band_coefficients(bands, planned.steps)
     alone = prefix_error((1.0,), planned.steps)
     found = {
         "rate_of_a_class": planned.event.sampling.sample_rate,
         "largest_row": float(row_norms(c, planned.steps).max()),
         "noise_in_sums": (prefix_error(c, planned.steps) / alone) ** 0.5,
+        "noise_in_sums_at_equal_epsilon": noise_beside_one_band(privacy, sampler(privacy, 0).sampling, bands),
     }
-    return {"bands": bands, **found}
+    return {"bands": bands, **({"bands_by_auto": bands} if privacy.bands == "auto" else {}), **found}
 
 
 def _overflow(settings: Settings) -> float | None:
@@ -345,16 +349,9 @@ def _show(
             ),
         ]
         if "bands" in content:
-            text = (
-                f"{content['bands']}: noise up to {content['largest_row']:.3g} times as large in a step, and "
-            )
-            text += f"{content['noise_in_sums']:.3g} times in the sums of steps, as independent noise of this sigma"
-            if memory is not None:
-                kept = 8 * (content["bands"] - 1) * memory.trained_numbers
-                text += f"; kept noise {in_one_unit(kept)(kept)}"
-            if content["method"] == "prism":
-                text += ". Where it was measured, prism lost by it: 1 is the default"
-            rows.append(("bands", text))
+            rows.append(("bands", _bands_line(content, memory)))
+        elif "bands_by_auto" in content:
+            rows.append(("bands", "auto: 1 is best here"))
         if content["clip_quantile"] is not None:
             text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"
             rows.append(("quantile", f"{content['clip_quantile']:g} {text}"))
@@ -388,6 +385,40 @@ def _show(
     if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
         rows.append(("peak", _peak_line(memory, on_cpu=memory.device == "cpu")))
     _print(rows, content["not_protected"])
+
+
+def _bands_line(content: dict[str, Any], memory: MemoryEstimate | None) -> str:
+    """What correlated noise does in steps and in their sums, what of it is kept, and what is known of such a row."""
+    chosen = "auto: " if "bands_by_auto" in content else ""
+    equal = content["noise_in_sums_at_equal_epsilon"]
+    text = f"{chosen}{content['bands']}: in the sums of steps "
+    if equal is not None:
+        text += f"{equal:.3g} times the noise of 1 band at the same epsilon, and "
+    text += f"{content['noise_in_sums']:.3g} times that of 1 band with this sigma"
+    text += "" if equal is not None else ", whose epsilon would be another"
+    text += f"; in a step up to {content['largest_row']:.3g} times as much as independent noise of this sigma"
+    if memory is not None:
+        kept = 8 * (content["bands"] - 1) * memory.trained_numbers
+        text += f"; kept noise {in_one_unit(kept)(kept)}"
+    return f"{text}. {_of_row_with_bands(content)}"
+
+
+def _of_row_with_bands(content: dict[str, Any]) -> str:
+    """What was measured of the row with bands, or why less is known of it (docs/results.md, docs/sharp-edges.md)."""
+    from privlora.methods import find_row
+
+    if content["method"] == "prism":
+        return "Where it was measured, prism lost by it: 1 is the default"
+    rates = "dp-sgd's best rates with bands were two to four times as large as without, and near its default rate it "
+    rates += "mostly lost by bands: tune method.learning_rate on public texts"
+    if find_row(content["method"]).public_texts:
+        return (
+            f"Of this row it was not measured: what is released are coefficients or scores of public texts, of which "
+            f"less noise cancels where they turn from step to step. {rates}"
+        )
+    if "beta2" in content["hyperparameters"]:
+        return f"Of this row it was not measured: its second moments see the larger noise of single steps. {rates}"
+    return rates
 
 
 def _batches(content: dict[str, Any]) -> str:

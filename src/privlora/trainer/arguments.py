@@ -348,7 +348,7 @@ def _add_evaluation(found: Groups, given: dict[str, Any], source: str) -> None:
 
 
 def _refuse_of_method(name: str, known: Collection[str]) -> None:
-    """Raise ConfigError for a setting of a row, by its own name or another tool's, that is no argument: of ``known``."""
+    """Raise ConfigError for a setting of a row, by its own name or another tool's, if it is none of ``known``."""
     told = (called_here("", name) or "").partition("it is called method.")[2]
     here = name if name in MethodSettings.model_fields else re.split(r"\W", told)[0]
     if here in MethodSettings.model_fields and here not in ("name", *known):

@@ -111,6 +111,14 @@ def _cyclic(privacy: PrivacySettings, bands: int) -> CyclicPoissonSampling:
     return CyclicPoissonSampling(bands * privacy.q, bands)
 
 
+def noise_beside_one_band(privacy: PrivacySettings, plain: Sampling, bands: int) -> float | None:
+    """Expected root mean square of the noise in sums of releases, as a multiple of what it is with independent noise at
+    the same epsilon, and so at a smaller noise multiplier. None where no target_epsilon is given."""
+    if privacy.target_epsilon is None:
+        return None
+    return (_error(privacy, _cyclic(privacy, bands), bands) / _error(privacy, plain, 1)) ** 0.5
+
+
 def _error(privacy: PrivacySettings, sampling: Sampling, bands: int) -> float:
     """The expected square of the noise in sums of releases, in units of C^2."""
     assert privacy.target_epsilon is not None
