@@ -28,7 +28,7 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.losses import label_logits
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.methods import METHODS, build
-from privlora.training.assembly import build_parts, plan_privacy
+from privlora.training.assembly import build_parts, plan_privacy, refuse_misfits
 from privlora.training.footprint import gradient_bytes
 from privlora.training.gradients import micro_batch_gradients
 
@@ -331,6 +331,29 @@ def settings(**groups: Any) -> Settings:
 def test_what_does_not_go_with_it_is_refused_by_name(groups: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         build_parts(settings(**groups), tiny_model())
+
+
+def test_dropout_is_refused_before_a_record_is_read_where_a_row_cannot_have_it() -> None:
+    """By the plan, of exactly the rows whose coordinates cannot be built with it."""
+    refused = set()
+    for name, row in METHODS.items():
+        given = settings(adapter={"r": 2, "lora_dropout": 0.1}, method={"name": name})
+        try:
+            refuse_misfits(given, row)
+        except ConfigError as error:
+            assert f"adapter.lora_dropout does not go with method {name!r}" in str(error)  # noqa: PT017
+            refused.add(name)
+    built = set()
+    for name, row in METHODS.items():
+        if not row.public_texts:  # which are refused without texts; those on spans refuse it by themselves
+            try:
+                build(row, LowRankAdapter(tiny_model(), rank=2, dropout=0.1))
+            except ConfigError as error:
+                assert "lora_dropout" in str(error)  # noqa: PT017
+                built.add(name)
+    assert refused == built | {name for name, row in METHODS.items() if row.public_texts}
+    with pytest.raises(ConfigError, match="lora_dropout does not go with method 'dp-zo'"):
+        plan_privacy(settings(adapter={"r": 2, "lora_dropout": 0.1}))
 
 
 def test_public_texts_are_no_warm_start() -> None:

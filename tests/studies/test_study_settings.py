@@ -81,6 +81,14 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         content(methods=[{"name": "prism", "learning_rate": 0.1}]),
         ["learning_rate=0.1", "list"],
     ),
+    "bands of a method that has none": (
+        content(methods=["dp-sgd", {"name": "dp-zo", "privacy.bands": 2}]),
+        ["study.yaml: task 'one', method 'dp-zo (privacy.bands 2)'", "privacy.bands=2 cannot be used"],
+    ),
+    "dropout of a method that has none": (
+        content(methods=["dp-sgd", {"name": "dp-zo", "adapter.lora_dropout": 0.1}]),
+        ["method 'dp-zo (adapter.lora_dropout 0.1)'", "lora_dropout does not go with method 'dp-zo'"],
+    ),
     "a nameless method": (content(methods=[{"optimizer": "sgd"}]), ["a method has no name"]),
     "equal methods": (content(methods=["prism", "prism"]), ["share a name", "label"]),
     "names of one folder": (content(tasks={"a b": None, "a-b": None}), ["share a name"]),

@@ -62,7 +62,7 @@ def plan(
         from privlora.methods import CHOICES, find_row
         from privlora.rehearsals.choosing import rows_of_choice
         from privlora.reporting.limits import not_protected
-        from privlora.training.assembly import plan_privacy
+        from privlora.training.assembly import plan_privacy, refuse_misfits
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
@@ -71,6 +71,7 @@ def plan(
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
         )
+        refuse_misfits(settings, method)
         _look_at_public_texts(settings, method, advise)
         settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from privlora.config import Settings, checked, read_yaml, settings_from
 from privlora.errors import ConfigError, nearest
 from privlora.methods import find_row
+from privlora.training.assembly import refuse_misfits
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
@@ -407,7 +408,11 @@ def _check(study: Study) -> None:
                 fix="give held-out records that may be shown",
             )
         method = find_row(settings.method.name)
-        method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
+        try:
+            method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
+            refuse_misfits(settings, method)
+        except ConfigError as misfit:
+            raise misfit.of(f"{study.source}: task {cell.task!r}, method {cell.method!r}") from None
 
 
 def _digest(content: Any) -> str:

@@ -133,22 +133,7 @@ def plan_privacy(
             f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
             fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
         )
-    refuse_other_rows(settings, method)
-    refuse_without_gradients(settings, method)
-    if method.releases == "votes":
-        refuse_what_votes_have_not(settings, method)
-    if method.coordinates.dense and settings.model.quantization is not None:
-        raise ConfigError(
-            f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
-            why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
-            fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
-        )
-    if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
-        raise ConfigError(
-            f"privacy.bands={privacy.bands} cannot be used with method {method.name!r}",
-            why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
-            fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
-        )
+    refuse_misfits(settings, method)
     if phases:
         refuse_bands(privacy, "a run of several phases")
     phases = tuple(phases) or ((planned_sampling(privacy, sampler(privacy, 0).sampling), privacy.steps),)
@@ -163,20 +148,6 @@ def plan_privacy(
             f"privacy.clip_quantile cannot be used with method {method.name!r}",
             why="the count of norms is not projected, so the projection's event would not cover it",
             fix="remove clip_quantile, or use another method",
-        )
-    clipping = settings.method.clipping or method.clipping
-    if privacy.clip_quantile is not None and clipping in UNADAPTED:
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with {clipping} clipping",
-            why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
-            fix="remove clip_quantile, or set method.clipping=flat",
-        )
-    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
-    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
-            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
-            fix="remove clip_quantile, or set method.hold_out=0",
         )
     calibration = None
     sigma = privacy.noise_multiplier
@@ -207,6 +178,59 @@ def plan_privacy(
         insecure_noise=privacy.insecure_noise_seed is not None,
     )
     return plan, calibration
+
+
+def refuse_misfits(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for settings that do not go with a row, as far as no model is needed to tell."""
+    privacy = settings.privacy
+    refuse_other_rows(settings, method)
+    refuse_without_gradients(settings, method)
+    if method.releases == "votes":
+        refuse_what_votes_have_not(settings, method)
+    if method.coordinates.dense and settings.model.quantization is not None:
+        raise ConfigError(
+            f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
+            why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
+            fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
+        )
+    _refuse_dropout(settings, method)
+    if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
+        raise ConfigError(
+            f"privacy.bands={privacy.bands} cannot be used with method {method.name!r}",
+            why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
+            fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
+        )
+    clipping = settings.method.clipping or method.clipping
+    if privacy.clip_quantile is not None and clipping in UNADAPTED:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with {clipping} clipping",
+            why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
+            fix="remove clip_quantile, or set method.clipping=flat",
+        )
+    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
+    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
+            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
+            fix="remove clip_quantile, or set method.hold_out=0",
+        )
+
+
+def _refuse_dropout(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for the adapter's dropout with a row whose coordinates are built on an adapter without it."""
+    kind = method.coordinates
+    if not settings.adapter.lora_dropout or not (kind.dense or kind.forward_only or method.public_texts):
+        return
+    why = "public and private gradients would be thinned out by different masks, and lie in other spans"
+    if kind.forward_only:
+        why = "both losses would be those of other masks, and differ by these and not along the direction"
+    elif kind.dense:
+        why = "dropout would thin out the gradient of the whole layer, not that of an adapter beside it"
+    raise ConfigError(
+        f"adapter.lora_dropout does not go with method {method.name!r}",
+        why=why,
+        fix="set adapter.lora_dropout=0, or choose another method, such as prism or dp-adamw",
+    )
 
 
 class PublicStart:
