@@ -121,3 +121,13 @@ def test_what_does_not_go_together_is_refused(config: Path, capsys: pytest.Captu
         audit_shadows(chosen, adapters=10)
     with pytest.raises(ConfigError, match="auto is not for shadow adapters"):
         audit_shadows(load_settings(config, ["run.tokens_per_micro_batch=auto"]), adapters=20)
+
+
+@pytest.mark.parametrize("row", ["dp-zo", "projected"])
+def test_rows_that_train_alone_are_refused_by_their_names(
+    row: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = call(capsys, "audit", config, f"method.name={row}", "--shadows=20", "--kind=codes")
+    assert outcome.code == 2
+    assert f"method {row!r} trains no shadow adapters" in outcome.err
+    assert "Coordinates" not in outcome.err

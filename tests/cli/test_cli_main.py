@@ -170,3 +170,12 @@ def test_a_kernel_that_nothing_uses_is_not_told_of(caplog: pytest.LogCaptureFixt
     told.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no module")
     told.warning("anything else")
     assert caplog.messages == ["anything else"]
+
+
+def test_a_setting_given_to_resume_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = call(capsys, "resume", "runs/notes", "privacy.bands=8")
+    assert outcome.code == 2
+    assert "'privacy.bands' is given, and settings of a run cannot change" in outcome.err
+    assert "other settings take a new run" in outcome.err
+    assert "\n" not in outcome.err.strip()
+    assert "settings of a run" not in call(capsys, "resume", "runs/notes", "other").err

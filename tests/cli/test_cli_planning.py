@@ -91,6 +91,8 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "plan", config, "privacy.bands=3").out
     assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
     assert "bands       3: in the sums of steps" in shown
+    assert "had a copy of the run gone on by itself" in shown
+    assert "held the noise of its last steps" in shown
     assert "times that of 1 band with this sigma, whose epsilon would be another" in shown
     assert found["noise_in_sums_at_equal_epsilon"] is None
     assert "kept noise" in shown

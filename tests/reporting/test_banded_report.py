@@ -80,3 +80,9 @@ def test_whoever_has_the_release_verifies_it(bench: Bench, tmp_path: Path) -> No
     assert size_of(report)["units"] == 30
     edges = {row["edge"] for row in risks_of(report)}
     assert sum("privacy.bands" in edge for edge in edges) == 2
+    # Report, page and card name what the annex names.
+    risks = [row["risk"] for row in risks_of(report) if "privacy.bands" in row["edge"]]
+    for risk in risks:
+        assert any(risk in text for text in report["not_protected"])
+        for page in ("README.md", "report.html"):
+            assert risk in (folder.release / page).read_text()

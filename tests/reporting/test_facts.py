@@ -132,6 +132,7 @@ SOMETIMES = {
     "method.top_k",
     "method.embedding_clip",
     "method.beside",
+    "method.compares",
     "method.residual_clip",
     "method.weight_decay",
     "method.learning_rate_ratio",

@@ -13,6 +13,7 @@ from tiny_models import loaded_by_peft
 
 from privlora.methods import METHODS, SPACES
 from privlora.reporting import rewrite_report
+from privlora.reporting.wording import mechanism
 
 BY_SPACE = {row.space: row.name for row in reversed(METHODS.values()) if row.private}
 
@@ -38,6 +39,8 @@ def test_facts_words_and_page(space: str, tmp_path: Path, monkeypatch: pytest.Mo
     shown = "M2: whole per-record gradients" if report["statement"]["projections"] else coordinates.described
     assert all(shown in page for page in pages.values())
     assert coordinates.noise_law in pages["report.html"]
+    taken = "no gradient is taken" in mechanism(report)
+    assert taken == coordinates.forward_only != ("gradients" in mechanism(report))
     monkeypatch.setattr("privlora.methods.SPACES", {})
     monkeypatch.setattr("privlora.methods.METHODS", {})
     rewrite_report(run.folder)

@@ -276,6 +276,26 @@ def test_a_report_says_each_thing_once(release: Path) -> None:
     assert "report" in failed(verify(release))
 
 
+def test_a_changed_number_is_named_with_what_the_ledger_says(release: Path) -> None:
+    path = release / "privacy_report.json"
+    whole = path.read_text()
+    true = json.loads(whole)["statement"]["noise_multiplier"]
+    path.write_text(whole.replace(f'"noise_multiplier": {true}', '"noise_multiplier": 9.5', 1))
+    found = {check.name: check.found for check in verify(release).checks}["report"]
+    assert f"says statement.noise_multiplier = 9.5, and by the ledger it is {true}" in found
+    # What no ledger decides is told as changed, and not as spelt otherwise.
+    rank = json.loads(whole)["adapter"]["rank"]
+    path.write_text(whole.replace(f'"rank": {rank}', '"rank": 77', 1))
+    found = {check.name: check.found for check in verify(release).checks}["report"]
+    assert "another spelling" not in found
+    assert "is not as the run wrote it" in found
+    path.write_text(whole.replace('"epsilon":', '"epsilon": 0.01,\n"epsilon":', 1))
+    assert "another spelling" in {check.name: check.found for check in verify(release).checks}["report"]
+    (release / "ledger.jsonl").write_text("torn")
+    path.write_text(whole.replace(f'"noise_multiplier": {true}', '"noise_multiplier": 9.5', 1))
+    assert {"report", "ledger"} <= set(failed(verify(release)))
+
+
 @pytest.mark.parametrize(
     "more",
     [

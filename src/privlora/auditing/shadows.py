@@ -246,7 +246,14 @@ def _least_likely(length: int, model: torch.nn.Module, tokenizer: Any, seed: int
 
 
 def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
-    find_method(settings.method.name)  # those of votes take no steps
+    coordinates = find_method(settings.method.name).coordinates  # rows of votes take no steps
+    if coordinates.dense or coordinates.forward_only:
+        own = "compared along a direction of its own, by passes of its own"
+        raise ConfigError(
+            f"method {settings.method.name!r} trains no shadow adapters: they are trained side by side",
+            why=f"each would {'be ' + own if coordinates.forward_only else 'need a copy of the weights of its own'}",
+            fix="audit another method, or this one by canaries (`privlora audit --kind random-tokens`)",
+        )
     refuse_bands(settings.privacy, "shadow adapters")
     refuse_auto(settings, "shadow adapters", "many take each step together, and the memory of one is counted")
     check_kind(kind, temperature, KINDS)

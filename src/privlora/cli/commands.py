@@ -116,7 +116,8 @@ def run(argv: Sequence[str] | None) -> int:
         usage = re.sub(twice, r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
-        meant = _as_override(error, command, sys.argv[1:] if argv is None else argv)
+        given = sys.argv[1:] if argv is None else argv
+        meant = _as_override(error, command, given) or _of_a_run(command, given)
         if meant is not None:
             return _stop("error", f"{meant[0]}. Fix: {meant[1]}", 2)
         ending = "" if usage.endswith((".", "?")) else "."
@@ -147,6 +148,20 @@ def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[s
     if mended is None:
         return f"there is no option {named(option)}", f"settings are written as group.name=value; {where}"
     return f"there is no option {named(option)}", f"settings have no dashes: write {mended[1]}={shown}"
+
+
+def _of_a_run(command: str, argv: Sequence[str]) -> tuple[str, str] | None:
+    """What is wrong and how to mend it, where resume is given a setting; None where that is not it."""
+    setting = re.compile(r"([a-z_]+\.[a-z_.0-9]+)=")
+    places = [found[1] for each in argv for found in [setting.match(each)] if found]
+    if command.rpartition(" ")[2] != "resume" or not places:
+        return None
+    return (
+        f"{named(places[0], longest=80)} is given, and settings of a run cannot change: its plan and its ledger were "
+        "made with them",
+        "resume with the folder alone; other settings take a new run, `privlora train CONFIG group.name=value` with "
+        "another run.output",
+    )
 
 
 def _stop(kind: str, text: str, code: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
-from privlora.reporting.wording import any_projected, any_truncated
+from privlora.reporting.wording import any_cyclic, any_projected, any_truncated
 
 _USED = "What is sent to the model when it is used: prompts, context and answers."
 _ALWAYS = (
@@ -63,6 +63,15 @@ _TRUNCATED = (
     "place (arXiv:2508.15089)."
 )
 
+
+NOISE_KEPT: Final = (
+    "While the run went on, its private folder held the noise of its last steps: whoever read or copied it can "
+    "subtract that noise from what those steps released."
+)
+COPIES: Final = (
+    "Noise is correlated between steps: had a copy of the run gone on by itself, no bound would cover both."
+)
+"""Of privacy.bands; the annex names them as risks that remain."""
 
 _PROJECTED = (
     "One {unit} replaced by another. The bound for clipping before a random projection is one for adding or removing "
@@ -121,6 +130,8 @@ def not_protected(
     sentences.insert(1, {"record": _RECORD, "user": _USER, "client": _CLIENT}[statement["unit"]])
     if any_truncated(statement):
         sentences.append(_TRUNCATED.format(unit=statement["unit"]))
+    if any_cyclic(statement):
+        sentences += [f"What a copy shows. {NOISE_KEPT}", f"Copies of the run. {COPIES}"]
     if any_projected(statement):
         sentences.append(_PROJECTED.format(unit=statement["unit"]))
     if start == PUBLIC_GRADIENT:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
+from privlora.reporting.limits import COPIES, NOISE_KEPT
 from privlora.reporting.wording import FLOAT32_KEEPS, Report, any_cyclic, any_projected, any_truncated
 
 
@@ -143,13 +144,12 @@ RISKS: Final = (
     ),
     Risk(
         "`private/` of a run with `privacy.bands` is read, or a copy of it is kept",
-        "While the run went on, its private folder held the noise of its last steps: whoever read or copied it can "
-        "subtract that noise from what those steps released.",
+        NOISE_KEPT,
         lambda report: any_cyclic(report["statement"]),
     ),
     Risk(
         "Two copies of a run with `privacy.bands` go on apart",
-        "Noise is correlated between steps: had a copy of the run gone on by itself, no bound would cover both.",
+        COPIES,
         lambda report: any_cyclic(report["statement"]),
     ),
     Risk(

@@ -222,6 +222,8 @@ class _Verification:
         content = self._read(REPORT_NAME)
         found = parse_report(self.folder.report, content)
         if text_of(found).encode() != content:
+            self._refuse_other_values(found)
+            refuse_altered(self.folder, found, {})
             raise PrivacyError(
                 f"{REPORT_NAME} is not written as a run writes it",
                 why="with a name twice, or in another spelling, people and programs read other numbers in it",
@@ -232,6 +234,16 @@ class _Verification:
             raise PrivacyError(f"NOT PRIVATE: {stamp['reason']}, so nothing is promised")
         self.report = found
         return f"says {stamp['text']}, of privlora {found['versions']['privlora']}; its hash is its own"
+
+    def _refuse_other_values(self, found: dict[str, Any]) -> None:
+        """Raise PrivacyError for the first value that the ledger has otherwise, if there is one that can be read."""
+        try:
+            summary = read_book(self.folder.ledger, self._read(LEDGER)).summary
+            others = list(differences(found, stated(summary)))
+        except (PrivloraError, OSError, *_MALFORMED):  # of which the ledger's own check speaks
+            return
+        for name, said, true in others:
+            raise PrivacyError(f"{REPORT_NAME} says {name} = {said}, and by the ledger it is {true}")
 
     def _files(self) -> str:
         known = [path.name for path in self.folder.release.iterdir() if belongs(path.name, self.report)]

@@ -125,16 +125,26 @@ def releases_votes(report: Report) -> bool:
     return bool(report["method"].get("releases") == "votes")
 
 
+def compares_losses(report: Report) -> bool:
+    """Whether what was clipped are differences of losses, and no gradients."""
+    return bool(report["method"].get("compares") == "losses")
+
+
 def _cast(report: Report) -> str:
     """What records gave to public texts, by the row's own name."""
     return "preference scores" if "answers" in report["method"]["public_texts"]["votes"] else "votes"
+
+
+def _clipped(report: Report) -> str:
+    return "differences of losses" if compares_losses(report) else "gradients"
 
 
 def clip_norm(report: Report) -> str:
     """C, and what became of it where it was adapted, or where the model's rounding takes a part of it."""
     first, noise = number(report["statement"]["clip_norm"]), report["noise"]
     if noise["clipping_slack"] > FLOAT32_KEEPS:
-        first += f" (gradients are clipped to {1 - noise['clipping_slack']:.0%} of it, since the model rounds them)"
+        part = f"{1 - noise['clipping_slack']:.0%}"
+        first += f" ({_clipped(report)} are clipped to {part} of it, since the model rounds them)"
     if noise["clip_quantile"] is None:
         return first
     return (
@@ -259,7 +269,10 @@ def mechanism(report: Report) -> str:
         before = s["sampling"]["classes"] - 1
         of = "the step" if before == 1 else f"the {before} steps"
         banded = f", each step's noise taking back a part of that of {of} before it"
-    return f"Gaussian mechanism on clipped per-{s['unit']} gradients, {report['method']['described']}{banded}"
+    what = f"clipped per-{s['unit']} gradients, {report['method']['described']}"
+    if compares_losses(report):
+        what = f"one clipped number per {s['unit']}, {report['method']['described']}; no gradient is taken"
+    return f"Gaussian mechanism on {what}{banded}"
 
 
 def _replaced(s: Mapping[str, Any]) -> str:
