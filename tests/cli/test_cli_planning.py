@@ -619,3 +619,23 @@ def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixt
     assert "no per-example gradients" in shown
     assert "keys and values while the model writes texts, up to" in shown
     assert "directions of records and texts" in shown
+
+
+@pytest.mark.parametrize(
+    ("row", "rate", "says"),
+    [
+        ("dp-zo", 3e-3, "30 times the row's default"),
+        ("dp-zo", 1e-3, "10 times the row's default"),
+        ("dp-sgd", 3e-4, "0.1 times the row's default"),
+        ("dp-sgd", 0.02, None),
+        ("dp-zo", None, None),
+    ],
+)
+def test_a_rate_far_from_the_rows_own_is_told(
+    row: str, rate: float | None, says: str | None, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["method.learning_rate=null" if rate is None else f"method.learning_rate={rate}"]
+    shown = call(capsys, "plan", config, f"method.name={row}", *given).out
+    lines = [line for line in shown.splitlines() if line.startswith("rate ")]
+    assert len(lines) == (says is not None)
+    assert says is None or says in lines[0]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from privlora.methods import Hyperparameters, Method
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
+_FAR, _ROUNDING = 10, 1e-9  # from the row's own learning rate, as a factor
 _REPLACE_ONE: Adjacency = "replace-one"
 
 
@@ -220,6 +221,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "method": settings.method.name,
         "releases": find_row(settings.method.name).called,
         "hyperparameters": hyper.to_dict(),
+        "times_default_rate": hyper.learning_rate / find_row(settings.method.name).learning_rate,
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,
@@ -335,6 +337,9 @@ def _show(
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
+    times = content["times_default_rate"]
+    if "rows" not in content and max(times, 1 / times) > _FAR * (1 - _ROUNDING):
+        rows.append(("rate", f"method.learning_rate is {times:.3g} times the row's default: is it meant?"))
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
     else:

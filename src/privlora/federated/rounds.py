@@ -23,6 +23,7 @@ from privlora.federated.schedule import participants, secret_participants
 from privlora.federated.secure import PublicIdentity
 from privlora.federated.server import Server
 from privlora.federated.turn import Turn, roster_of
+from privlora.pages.numbers import finite
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.loop import Interrupted, stop_on_signal
@@ -231,7 +232,7 @@ class Rounds:
             return
         with self.server.exported() as model:
             result = evaluate_next_token(model, self.evaluation)
-        append_line(self.folder.evaluations, {"step": step, **result.to_dict()})
+        append_line(self.folder.evaluations, {"step": step, **finite(result.to_dict())})
         if self.observer is not None:
             self.observer.on_evaluation(step, result.loss_per_example)
 

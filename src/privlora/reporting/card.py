@@ -12,6 +12,7 @@ from privlora.reporting.federation import card_paragraph, federation_table
 from privlora.reporting.markdown import plain, table
 from privlora.reporting.wording import (
     Report,
+    astray,
     is_private,
     loss_unit,
     method_table,
@@ -150,4 +151,5 @@ def _evaluation(report: Report) -> list[str]:
     for row in ends:
         cells = [str(row["step"]), nats(row["loss_per_example"]), number(row["standard_error"], 2)]
         lines.append(f"| {' | '.join([*cells, *(number(row[name], 3) for name in shown)])} |")
-    return [*lines, ""]
+    broken = astray(report)
+    return [*lines, "", *([] if broken is None else [broken, ""])]

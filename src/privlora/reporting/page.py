@@ -29,6 +29,7 @@ def render(report: Report) -> str:
         epsilon_plot=plots.epsilon_plot(report),
         noise_plot=plots.noise_plot(report),
         loss_plot=plots.loss_plot(report),
+        astray=wording.astray(report),
         spectrum_plot=plots.spectrum_plot(report),
         noise_scope=federation.noise_scope(report.get("federation")),
         **_federation(report),

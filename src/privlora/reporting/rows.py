@@ -38,6 +38,7 @@ _OF_CHOICE: Final = _NAMES | {
     "standard_error",
 }
 _OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
+_FINITE: Final = frozenset(("step", "accuracy", "examples", "tokens"))  # whatever the model computes
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
 
 
@@ -104,7 +105,11 @@ def _is_known(evaluations: list[dict[str, Any]], choice: dict[str, Any] | None) 
 
 
 def _are_evaluations(rows: list[dict[str, Any]], report: Mapping[str, Any]) -> bool:
-    numbers = all(_is_number(value) for row in rows for value in row.values())
+    numbers = all(
+        _is_number(value) or (value is None and name not in _FINITE)
+        for row in rows
+        for name, value in row.items()
+    )
     return numbers and evaluation_rows(rows) == report["evaluation"]
 
 

@@ -307,6 +307,14 @@ def loss_unit(report: Report) -> str:
     return "in nats" if classes["num_labels"] > 1 else "squared"
 
 
+def astray(report: Report) -> str | None:
+    """Of a run whose model broke, by its held-out loss; None of others."""
+    broken = [row["step"] for row in report["evaluation"] if row["loss_per_example"] is None]
+    if not broken:
+        return None
+    return f"The held-out loss was not a finite number after step {broken[0]}: the model broke, or was broken before."
+
+
 def metrics(report: Report) -> list[str]:
     """Names of what held-out records were measured by beside the loss: of a classifier, and of preferences."""
     if not {"classes", "preferences"} & set(report) or not report["evaluation"]:

@@ -6,12 +6,13 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -20,6 +21,7 @@ from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.evaluation import evaluate_held_out
 from privlora.mechanisms import CorrelatedNoise, Mechanism
+from privlora.pages.numbers import finite
 from privlora.stages import CHECKPOINT, EVALUATION, PROCESSES, listener, stage
 from privlora.training.assembly import Parts, build_step
 from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_checkpoint
@@ -383,15 +385,33 @@ def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
 
 def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: Observer | None) -> None:
     """Held-out loss of what would be exported now, on public records, into release/."""
-    if not len(data.evaluation) or any(row["step"] == step for row in read_lines(folder.evaluations)):
+    before = read_lines(folder.evaluations)
+    if not len(data.evaluation) or any(row["step"] == step for row in before):
         return
     if step:
         parts.install_result()
     result = evaluate_held_out(parts.adapter.model, data.evaluation, parts.adapter.without_terms)
     parts.coordinates.install()
-    append_line(folder.evaluations, {"step": step, **result.to_dict()})
+    append_line(folder.evaluations, {"step": step, **finite(result.to_dict())})
     if observer is not None:
         observer.on_evaluation(step, result.loss_per_example)
+        warn = getattr(observer, "on_warning", None)  # observers of old have none
+        if warn is not None and not isfinite(result.loss_per_example) and not any(map(_astray, before)):
+            warn(
+                f"the public held-out loss after step {step} is not a finite number, so the model answers nothing of "
+                "use; steps go on, and each costs its epsilon. Fix: "
+                + (
+                    "stop, and begin a new run at a smaller method.learning_rate"
+                    if step
+                    else "check the base model"
+                )
+            )
+
+
+def _astray(row: Mapping[str, Any]) -> bool:
+    """Whether an evaluation found a loss that is not finite; older versions wrote NaN for it."""
+    loss = row.get("loss_per_example")
+    return not isinstance(loss, int | float) or not isfinite(loss)
 
 
 def _keep_private_loss(

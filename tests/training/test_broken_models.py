@@ -1,0 +1,43 @@
+"""A run whose model breaks: its rates were too large, and what it publishes is still what others can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from run_cases import Bench, StopAt
+
+from privlora.reporting import rewrite_report
+from privlora.reporting.verifying import verify
+from privlora.training.files import RunFolder, read_lines
+
+
+def test_a_held_out_loss_that_is_not_finite_is_told_once_and_is_null(tmp_path: Path) -> None:
+    """In JSON that every reader knows, on the screen and in the report; and the release is verified as it is."""
+    bench, warned = Bench(), list[str]()
+
+    class Watch(StopAt):
+        def on_warning(self, what: str) -> None:
+            warned.append(what)
+
+    folder = RunFolder(tmp_path / "run")
+    public = [{"text": f"on day {i} the weather was fine."} for i in range(5)]
+    options: dict[str, Any] = {"method": {"name": "dp-sgd", "learning_rate": 1e30}, "evaluation": public}
+    bench.start(folder.root, observer=Watch(0), run={"evaluate_every": 2}, **options)
+    (told,) = warned
+    assert "held-out loss after step 2 is not a finite number" in told
+    assert "smaller method.learning_rate" in told
+    text = folder.evaluations.read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    first, *others = read_lines(folder.evaluations)
+    assert isinstance(first["loss_per_example"], float)
+    assert len(others) > 1
+    assert all(row["loss_per_example"] is None for row in others)
+    for page in ("README.md", "report.html"):
+        assert "not a finite number after step 2" in (folder.release / page).read_text()
+    assert verify(folder.release).passed
+    bench.resume(folder.root, public)
+    assert folder.evaluations.read_text() == text
+    rewrite_report(folder)
+    assert verify(folder.release).passed
