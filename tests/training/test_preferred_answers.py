@@ -306,6 +306,20 @@ def run(folder: Path, **more: Any) -> Any:
     return fine_tune(more.pop("model", None) or tiny_model(), records, **(options | more))
 
 
+ROWS = [
+    name for name, row in METHODS.items() if not (row.public_texts or row.coordinates.dense) and row.private
+]
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_every_row_of_low_rank_without_public_texts_learns_preferences(method: str, tmp_path: Path) -> None:
+    """As docs/preferences.md says; dp-zo, which takes no gradients, is one of them."""
+    found = run(tmp_path / "run", method=method)
+    assert found.report["preferences"]["loss"] == "dpo"
+    assert found.report["statement"]["steps_charged"] == 4
+    assert "dp-zo" in ROWS
+
+
 def test_a_run_of_preferences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stopped and resumed; its report, its card, and its adapter in `privlora evaluate`."""
     from privlora.training.loop import Interrupted

@@ -156,5 +156,5 @@ def _refuse_for_preferences(settings: Settings, method: Method) -> None:
     if what is not None:
         raise ConfigError(
             f"{what} does not go with data.chosen: {why}",
-            fix="choose prism, dp-adamw or another row that takes gradients of factors, or remove the setting",
+            fix="choose prism, dp-adamw or another row of low rank without public texts, or remove the setting",
         )
