@@ -111,7 +111,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 def test_every_setting_is_documented_or_speaks_for_itself() -> None:
     """The groups are what docs and `--help` name."""
-    groups = ["model", "data", "privacy", "adapter", "method", "run", "federation", "synthesis"]
+    groups = ["model", "data", "privacy", "adapter", "method", "run", "federation", "synthesis", "auto"]
     assert list(Settings.model_fields) == groups
 
 

@@ -144,7 +144,7 @@ def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None)
     top = kept.partition("model:")[0].splitlines()
     assert top[0] == "# What null stands for in this run:"
     assert {
-        "#   method.learning_rate: 0.001",
+        f"#   method.learning_rate: {row.rate_of(STEPS['steps'])}",
         "#   adapter.init: random",
         "#   method.optimizer: lora+",
     } <= set(top)

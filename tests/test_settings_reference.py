@@ -58,7 +58,7 @@ def test_every_setting_has_words() -> None:
 def test_defaults_and_kinds() -> None:
     found = {each.place: each for each in find_settings()}
     assert found["privacy.steps"].default is None
-    assert found["privacy.steps"].kind == "whole number, at least 1"
+    assert found["privacy.steps"].kind == "whole number, at least 1 or auto"
     assert found["privacy.delta"].kind == "number, above 0, below 1 or null"
     assert found["run.tokens_per_micro_batch"].kind == "whole number, at least 1 or auto"
     assert found["model.quantization.load_in_4bit"].default == "false"

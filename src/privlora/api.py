@@ -21,7 +21,9 @@ from privlora.errors import ConfigError, DataError, RunError, named
 from privlora.methods import CHOICES
 from privlora.names import UNNAMED
 from privlora.profiling.run import profiled, refuse_without_steps, told_peak
-from privlora.rehearsals.choosing import Chosen, because, choose, keep_choice, plan_run, read_choice
+from privlora.rehearsals.choosing import Chosen, choose, plan_run
+from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice
+from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
@@ -80,6 +82,7 @@ def fine_tune(
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] = "prism",
     synthesis: Mapping[str, Any] | None = None,
+    auto: Mapping[str, Any] | None = None,
     generator: Any = None,
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
@@ -105,6 +108,7 @@ def fine_tune(
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
         writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
+    auto: fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]`` or ``method["learning_rate"]``.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
@@ -134,6 +138,7 @@ def fine_tune(
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
         "synthesis": with_generator(synthesis, generator),
+        "auto": auto,
         "run": run,
     }
     settings = settings_of_call(
@@ -175,6 +180,7 @@ _EXAMPLES = {
     "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
     "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
     "run": "dict(seed=0, label='notes')",
+    "auto": "dict(passes=5, file='public.jsonl')",
     "columns": "dict(text='note', max_length=256)",
     "loading": "dict(dtype='bfloat16')",
     "synthesis": "dict(generator='model', preset='clinical-note')",
@@ -260,7 +266,9 @@ def settings_of_call(
         "data": {**data, **columns},
         "run": {"output": str(output), **(groups["run"] or {})},
     }
-    more = {name: groups.get(name) for name in ("privacy", "adapter", "method", "synthesis", "federation")}
+    more = {
+        name: groups.get(name) for name in ("privacy", "adapter", "method", "synthesis", "federation", "auto")
+    }
     return settings_from(
         content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
     )
@@ -683,12 +691,15 @@ def _run(settings: Settings, plan: Plan | None, given: _Given, ranks: Ranks, *, 
         if given.on_data is not None:
             given.on_data(data.summary, settings)
         identity = identify(data, model)
-        if not (fresh and plan is not None and settings.method.name in CHOICES):
+        if not (fresh and plan is not None and leaves_a_choice(settings)):
             return settings, plan, data, None, identity
-        chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
+        if settings.method.name in CHOICES:
+            chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
+        else:
+            chosen = settle(settings, plan, model, tokenizer, told)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))
-        named = replace(plan, method=chosen.settings.method.name)
+        named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)
         return chosen.settings, named, data, chosen, identity
 
     settings, plan, data, chosen, identity = ranks.same(prepare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -56,6 +57,9 @@ from privlora.optimizers import (
     ProjectedSGD,
     span_optimizers,
 )
+
+RATE_STEPS = 24
+"""Of the runs in which default learning rates were measured."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,22 @@ class Method:
         return SPACES[self.space].coordinates
 
     @property
+    def rate_falls(self) -> bool:
+        """Whether the default learning rate falls with the root of the steps: where noise limits how far a run may go.
+
+        Rules move by the rate times about one standard deviation of noise in every coordinate, so after T steps noise
+        has moved each by rate * sqrt(T), whatever the batch; and it is that which best rates have in common
+        (docs/choosing.md). Of rows that lean on public texts it was not measured, and they keep one rate.
+        """
+        return self.private and self.public_texts is None and self.releases == "gradients"
+
+    def rate_of(self, steps: int, *, private: bool = True) -> float:
+        """The default learning rate of a run of so many steps, to three digits."""
+        if not (private and self.rate_falls):
+            return self.learning_rate
+        return float(f"{self.learning_rate * math.sqrt(RATE_STEPS / steps):.3g}")
+
+    @property
     def called(self) -> str:
         """What its releases are sums of, as errors and plans call it."""
         return "preference scores" if self.tunes_writer else self.releases
@@ -247,7 +267,7 @@ class Method:
             optimizer=optimizer,
             init=init or self.init,
             warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
-            learning_rate=given.get("learning_rate", self.learning_rate),
+            learning_rate=given.get("learning_rate", self.rate_of(steps, private=private)),
             schedule=given.get("schedule", self.schedule),
             averaging=given.get("averaging", self.averaging if private else 0.0),
             clipping=clipping if private else "none",
@@ -305,6 +325,7 @@ METHODS: dict[str, Method] = {
             reference="Wang and Zhang 2026 (PRISM)",
             space="tangent",
             optimizers=("rank", "scalar", "sgd", "paper"),
+            learning_rate=4e-3,
             init="w0-subspace",
             clipping="spectral",
             settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
@@ -319,6 +340,7 @@ METHODS: dict[str, Method] = {
             reference="Yu et al. 2022; Loshchilov and Hutter 2019",
             space="factors",
             optimizers=("adamw",),
+            learning_rate=4e-3,
         ),
         Method(
             name="dp-sgd",
@@ -326,6 +348,7 @@ METHODS: dict[str, Method] = {
             reference="Abadi et al. 2016",
             space="factors",
             optimizers=("sgd",),
+            learning_rate=4e-3,
         ),
         Method(
             name="dp-adambc",
@@ -333,6 +356,7 @@ METHODS: dict[str, Method] = {
             reference="Tang et al. 2024 (DP-AdamBC)",
             space="factors",
             optimizers=("adambc",),
+            learning_rate=4e-3,
         ),
         Method(
             name="lora+",
@@ -340,7 +364,7 @@ METHODS: dict[str, Method] = {
             reference="Hayou et al. 2024 (LoRA+)",
             space="factors",
             optimizers=("lora+",),
-            learning_rate=1e-3,
+            learning_rate=5e-4,
         ),
         Method(
             name="ffa",
@@ -348,6 +372,7 @@ METHODS: dict[str, Method] = {
             reference="Sun et al. 2024 (FFA-LoRA)",
             space="one-factor",
             optimizers=("adamw",),
+            learning_rate=4e-3,
         ),
         Method(
             name="lora-fa",
@@ -355,6 +380,7 @@ METHODS: dict[str, Method] = {
             reference="Zhang et al. 2023 (LoRA-FA); peft",
             space="one-factor",
             optimizers=("lora-fa",),
+            learning_rate=4e-3,
         ),
         Method(
             name="lamb",
@@ -362,7 +388,7 @@ METHODS: dict[str, Method] = {
             reference="You et al. 2020 (LAMB)",
             space="factors",
             optimizers=("lamb",),
-            learning_rate=5e-3,
+            learning_rate=8e-3,
         ),
         Method(
             name="lora-rite",
@@ -370,6 +396,7 @@ METHODS: dict[str, Method] = {
             reference="Yen et al. 2025 (LoRA-RITE)",
             space="factors",
             optimizers=("rite",),
+            learning_rate=2e-3,
         ),
         Method(
             name="riemannian",
@@ -377,6 +404,7 @@ METHODS: dict[str, Method] = {
             reference="Zhang and Pilanci 2024; peft",
             space="factors",
             optimizers=("riemannian",),
+            learning_rate=4e-3,
         ),
         Method(
             name="projected",
@@ -384,6 +412,7 @@ METHODS: dict[str, Method] = {
             reference="Hu et al. 2026, with the clip after the projection",
             space="projected",
             optimizers=("sgd", "adamw"),
+            learning_rate=2e-3,
         ),
         Method(
             name="wishart-m2",

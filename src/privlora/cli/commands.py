@@ -26,6 +26,7 @@ from privlora.cli.models import export
 from privlora.cli.planning import plan
 from privlora.cli.processes import refuse_alone
 from privlora.cli.pushing import push
+from privlora.cli.recommending import recommend
 from privlora.cli.resuming import resume
 from privlora.cli.settings_list import settings
 from privlora.cli.starting import init
@@ -40,7 +41,7 @@ from privlora.version import __version__
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-_WITH_OVERRIDES = ("train", "plan", "federate", "synthesize", "diagnose")
+_WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "diagnose")
 
 
 class _Command(TyperCommand):
@@ -67,6 +68,7 @@ for command in (
     federate,
     resume,
     plan,
+    recommend,
     evaluate,
     compare,
     diagnose,

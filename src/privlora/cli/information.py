@@ -21,7 +21,7 @@ from privlora.training.files import RunFolder
 def methods(as_json: JsonOption = False) -> None:
     """Print the table of methods."""
     with loading():  # no model is needed, and so no transformers
-        from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+        from privlora.methods import CHOICES, METHODS, RATE_STEPS, VOTE_METHODS
     rows = [*METHODS.values(), *VOTE_METHODS.values()]
     if as_json:
         emit(
@@ -35,14 +35,15 @@ def methods(as_json: JsonOption = False) -> None:
         optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
         own = row.optimizer_settings(row.optimizer, {})
         settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
+        falls = f" in {RATE_STEPS} steps (falls with their root)" if row.rate_falls else ""
         out().print(
             f"{row.name}: {row.summary}\n"
             f"  private     {'yes' if row.private else 'NO'}\n"
             f"  releases    {row.releases}\n"
             f"  space       {row.space}\n"
             f"  optimizers  {optimizers}\n"
-            f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}, schedule {row.schedule}, warm-up "
-            f"{row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
+            f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}{falls}, schedule {row.schedule}, "
+            f"warm-up {row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
             f"  settings    {settings}\n"
             f"  reference   {row.reference}",
         )

@@ -62,12 +62,14 @@ def plan(
         from privlora.cli.memory import as_planned, estimate_memory, with_peak
         from privlora.methods import CHOICES, find_row
         from privlora.rehearsals.choosing import rows_of_choice
+        from privlora.rehearsals.settling import refuse_unrehearsed
         from privlora.reporting.limits import not_protected
         from privlora.training.assembly import plan_privacy, refuse_misfits
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
             settings = rows_of_choice(settings)[-1]  # the one that needs more memory; all else is the same
+        refuse_unrehearsed(settings)
         method = find_row(settings.method.name)
         hyper = method.resolve(
             settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
@@ -231,6 +233,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "lora_alpha_unused": "lora_alpha" in settings.adapter.model_fields_set
         and not uses_lora_alpha(settings.method.name),
         "aes_instructions": aes_instructions(),
+        "rehearsed": [] if settings.auto is None else list(settings.auto.choose),
     }
     if planned is None:
         return facts
@@ -340,6 +343,10 @@ def _show(
     times = content["times_default_rate"]
     if "rows" not in content and max(times, 1 / times) > _FAR * (1 - _ROUNDING):
         rows.append(("rate", f"method.learning_rate is {times:.3g} times the row's default: is it meant?"))
+    if content["rehearsed"]:
+        names = " and ".join(content["rehearsed"])
+        words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"
+        rows.insert(1, ("auto", f"{names}: {words}"))
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
     else:

@@ -1,4 +1,4 @@
-"""Settings of one run: one YAML file with six groups (seven for a federation or with public texts).
+"""Settings of one run: one YAML file with six groups (more for a federation, public texts, or what is auto).
 
 Each field is documented below it.
 
@@ -7,6 +7,7 @@ contradictions are errors. A run keeps its own in ``private/config.resolved.yaml
 what they say of method and privacy is public, and stands in the report.
 """
 
+from privlora.config.auto import AutoSettings
 from privlora.config.federation import ClientSettings, FederationSettings, PhaseSettings
 from privlora.config.groups import (
     AT_CLIENTS,
@@ -30,6 +31,7 @@ __all__ = [
     "IN_MEMORY",
     "OPTIMIZER_SETTINGS",
     "AdapterSettings",
+    "AutoSettings",
     "ClientSettings",
     "DataSettings",
     "FederationSettings",

@@ -24,7 +24,10 @@ _BATCH = (
     "b, the expected number of units in a step: there it is per_device_train_batch_size x "
     "gradient_accumulation_steps x devices. How much of it goes through the model at once is run.tokens_per_micro_batch"
 )
-_EPOCHS = "private training counts steps: steps = epochs x public_dataset_size / expected_batch_size"
+_EPOCHS = (
+    "private training counts steps: steps = epochs x public_dataset_size / expected_batch_size; with steps: auto, "
+    "auto.passes says how many"
+)
 _EVALUATION = (
     "a PUBLIC file. A part of the private records must not be evaluated on: its loss would be published and nobody "
     "accounts for it"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from privlora.config.auto import AUTO, AutoSettings, OrAuto, without_auto
 from privlora.config.base import Countable, Group
 from privlora.config.chat_template import TAKEN, read_template
 from privlora.config.federation import FederationSettings
@@ -479,15 +480,18 @@ class PrivacySettings(Group):
     """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """At most 1 / public_dataset_size, better far below it."""
-    clip_norm: float = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
-    """C: bound on the norm of one unit's gradient over all modules."""
+    clip_norm: Annotated[float, OrAuto] = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
+    """C: bound on the norm of one unit's gradient over all modules. auto: a quarter of the median norm of the public
+    records auto.file."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
     stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
-    steps: Countable = Field(ge=1)
-    """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training."""
-    expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
-    """b = q N: mean number of units in a step. Give it with public_dataset_size, or with sample_rate."""
+    steps: Annotated[Countable, OrAuto] = Field(ge=1)
+    """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training. auto:
+    what public_dataset_size and auto.passes leave room for, fewer and larger steps rather than many small ones."""
+    expected_batch_size: Annotated[float | None, OrAuto] = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
+    """b = q N: mean number of units in a step. Give it with public_dataset_size, or with sample_rate. auto: see
+    steps."""
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     """q: probability with which each unit joins a step."""
     public_dataset_size: int | None = Field(default=None, ge=1)
@@ -629,8 +633,9 @@ class MethodSettings(Group):
     """A row, or auto, which chooses one on public texts."""
     optimizer: str | None = None
     """One of the row's optimizers; null: its first."""
-    learning_rate: float | None = Field(default=None, gt=0)
-    """Of the optimizer, at its height; tune it on public texts."""
+    learning_rate: Annotated[float | None, OrAuto] = Field(default=None, gt=0)
+    """Of the optimizer, at its height. Null: the row's own, which falls with the root of privacy.steps where noise is
+    added to gradients. auto: the best in rehearsals on the public records auto.file."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)
@@ -759,6 +764,13 @@ class Settings(Group):
     """For `privlora federate` alone."""
     synthesis: SynthesisSettings | None = None
     """For methods that work in the span of public texts' gradients."""
+    auto: AutoSettings | None = None
+    """For settings that are auto."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_from_public_numbers(cls, values: Any) -> Any:
+        return without_auto(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="before")
     @classmethod
@@ -820,6 +832,7 @@ class Settings(Group):
                 "Fix: give public records, or another adapter.init"
             )
         self._refuse_other_than_public_texts()
+        self._refuse_other_than_rehearsals()
         seen = _shared(self.adapter.public_text, self.data.evaluation)
         if seen is not None:
             raise ValueError(
@@ -943,6 +956,59 @@ class Settings(Group):
                 "texts that shaped the training. Fix: divide the file"
             )
 
+    def _refuse_other_than_rehearsals(self) -> None:
+        auto = self.auto
+        if auto is None:
+            return
+        if not auto.choose:
+            if auto.file is not None:
+                raise ValueError(
+                    "auto.file is read to choose settings, and none is auto. Fix: write method.learning_rate: auto, or "
+                    "remove file"
+                )
+            return
+        names = " and ".join(auto.choose)
+        fixed = "clip_norm" in auto.choose and "clip_norm" in self.privacy.model_fields_set
+        if fixed or ("learning_rate" in auto.choose and self.method.learning_rate is not None):
+            name = "privacy.clip_norm" if fixed else "method.learning_rate"
+            raise ValueError(
+                f"{name} is a number, and auto.choose leaves it to rehearsals. Fix: remove one of them"
+            )
+        if auto.file is None:
+            raise ValueError(
+                f"{names} is to be chosen on public records, and there are none. Fix: give auto.file, PUBLIC records "
+                "with the columns of the private ones, or leave it out: a default stands for it"
+            )
+        for what, meant in (
+            (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
+            (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),
+            (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
+            (self.privacy.bands != 1, "privacy.bands, since rehearsals have independent noise"),
+            (self.method.name == AUTO, "method.name=auto, which finds the rate of its rows itself"),
+            (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
+            (self.federation is not None, "a federation, whose clients have no public records"),
+            (
+                "clip_norm" in auto.choose and self.privacy.clip_quantile is not None,
+                "privacy.clip_quantile, which learns the clip norm from the records",
+            ),
+        ):
+            if what:
+                raise ValueError(
+                    f"{names}=auto does not go with {meant}. Fix: give a number, or leave it out"
+                )
+        private = _shared(auto.file, self.data.path)
+        if private is not None:
+            raise ValueError(
+                f"auto.file names {private!r}, which is private: what is chosen on it would reveal it. Fix: give "
+                "public records"
+            )
+        seen = _shared(auto.file, self.data.evaluation)
+        if seen is not None:
+            raise ValueError(
+                f"auto.file names {seen!r}, which is also data.evaluation: the held-out loss would be that of texts "
+                "that chose the settings. Fix: divide the file"
+            )
+
     def _paths_of_clients(self) -> list[str]:
         clients = [] if self.federation is None else self.federation.clients
         return [path for one in clients for path in _paths(one.path)] if isinstance(clients, list) else []
@@ -983,6 +1049,10 @@ class Settings(Group):
         """As a file; without groups that there are not, nor what the federation's rule has not, so that it can be read
         again."""
         without: dict[str, Any] = {"synthesis": True} if self.synthesis is None else {}
+        if self.auto is None or not self.auto.choose:
+            without["auto"] = True  # what was auto is a number by now
+        elif "clip_norm" in self.auto.choose:
+            without["privacy"] = {"clip_norm"}
         without["federation"] = True if self.federation is None else set(self.federation.of_other_rules)
         groups = self.model_dump(mode="json", exclude=without)
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from privlora.config.auto import AUTO, OrAuto
 from privlora.config.base import group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.foreign_names import GROUPS_ELSEWHERE
@@ -299,7 +300,12 @@ def _to_mend(problem: Mapping[str, Any]) -> str | None:
         "bool": "true or false",
         "list": "a list, as [a, b]",
     }
-    return (found or [kinds.get(kind.partition("_")[0], "write another value")])[0]
+    mend = (found or [kinds.get(kind.partition("_")[0], "write another value")])[0]
+    group, _, name = _plain_place(problem["loc"]).partition(".")
+    holder = Settings.model_fields.get(group)
+    own = None if holder is None else group_in(holder.annotation)
+    field = None if own is None else own.model_fields.get(name)
+    return f"{mend}, or {AUTO}" if field is not None and OrAuto in field.metadata else mend
 
 
 def _options(problem: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from privlora.config.auto import AUTO, OrAuto
 from privlora.config.base import Group, group_in
 from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import Settings
@@ -118,6 +119,8 @@ def kind_in_words(field: FieldInfo) -> str:
         if getattr(each, name, None) is not None
     ]
     parts = list(dict.fromkeys(_parts(field.annotation)))
+    if OrAuto in field.metadata:
+        parts.append(AUTO)
     null = [part for part in parts if part == "null"]
     parts = [part for part in parts if part != "null"]
     words = parts[0] + "".join(f", {limit}" for limit in limits)
@@ -146,7 +149,8 @@ def _parts(annotation: Any) -> Iterator[str]:
         if isinstance(inner, type) and issubclass(inner, Group):
             yield "list of groups"
         else:
-            yield f"list of {next(_parts(inner))}s"
+            words = next(_parts(inner))
+            yield f"list of {words}" + ("" if get_origin(inner) is Literal else "s")
     elif annotation is NoneType:
         yield "null"
     elif isinstance(annotation, type) and issubclass(annotation, Group):

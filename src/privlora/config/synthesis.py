@@ -117,7 +117,7 @@ class SynthesisSettings(Group):
     warm_start_epochs: int = Field(default=0, ge=0)
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
     warm_start_learning_rate: float | None = Field(default=None, gt=0)
-    """Of these epochs; null: that of the private steps."""
+    """Of these epochs; null: method.learning_rate, or the row's own."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
     evolution: Literal["variations", "fresh"] = "variations"

@@ -7,35 +7,26 @@ mechanism to the accountant, so the noise is found before and stays.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from privlora.accounting import Plan
 from privlora.config import MethodSettings, Settings, SynthesisSettings
-from privlora.errors import ConfigError, PrivloraError, RunError
+from privlora.errors import ConfigError, PrivloraError
 from privlora.methods import CHOICES, find_method
 from privlora.pages.numbers import finite
+from privlora.rehearsals.kept import Chosen
+from privlora.rehearsals.settling import refuse_unrehearsed
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_texts
 from privlora.training.cycles import refuse_bands
-from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import text_column
 
 CHOICE, PLAIN = "auto", "prism"
 """What is advised on where settings name no row of public texts, with the clipping that the choice gives its rows; and
 what such a row is compared with."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """settings: of the run, which now names a row. facts: why, as a report keeps it; all public."""
-
-    settings: Settings
-    facts: Mapping[str, Any]
 
 
 def rows_of_choice(settings: Settings) -> list[Settings]:
@@ -114,6 +105,7 @@ def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan |
     """What a run will release and cost, whichever row it takes; None in the non-private mode. See ``plan_privacy``."""
     if settings.method.name in CHOICES:
         settings, *_ = rows_of_choice(settings)
+    refuse_unrehearsed(settings)
     return plan_privacy(settings, model)[0] if settings.privacy.private else None
 
 
@@ -199,48 +191,6 @@ def verdict(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     return found
 
 
-def because(facts: Mapping[str, Any]) -> str:
-    """In a sentence why a run took its row; facts: of ``Chosen``, or as a report kept them."""
-    best, *others = facts["rows"]
-    lost = " and ".join(f"{_loss(row['loss'])} with {row['name']}" for row in others)
-    error = facts["standard_error"]
-    found = (
-        f"{facts['row']}, because with {facts['in_place_of_records']} public texts in the place of records the loss on "
-        f"{facts['held_out']} others was {_loss(best['loss'])} after the run, against {lost}"
-        + (f" (± {error:.2g})" if error is not None else "")
-        + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
-    )
-    if best["loss"] is None or best["loss"] >= facts["untrained"]:
-        found += (
-            f". No row did better than no training ({_loss(facts['untrained'])}), so these texts hardly tell"
-        )
-    return found
-
-
-def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
-    """Write why a new run took its row; None: it was named, and what a start that failed left goes. Raises RunError."""
-    if chosen is not None:
-        write_atomically(folder.choice, json.dumps(chosen.facts, indent=1) + "\n")
-    elif folder.choice.exists():
-        folder.choice.unlink()
-
-
-def read_choice(folder: RunFolder) -> dict[str, Any] | None:
-    """The facts that a run kept; None of a run that named its row. Raises RunError if they are damaged."""
-    if not folder.choice.exists():
-        return None
-    try:
-        found = json.loads(folder.choice.read_text(encoding="utf-8"))
-        because(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{str(folder.choice)!r} is damaged ({type(error).__name__})",
-            why="it says why the run took its method, and the report repeats it",
-            fix="restore it, or remove it: the report then does not say",
-        ) from None
-    return dict(found)
-
-
 def _still(settings: Settings) -> Settings:
     """Without texts that evolve: another writer's would be asked for in every step of every trial."""
     if settings.synthesis is None:
@@ -276,7 +226,3 @@ def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:
             fix="remove clip_quantile, or name a row in method.name",
         )
     text_column(settings.data)
-
-
-def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"

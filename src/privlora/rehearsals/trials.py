@@ -42,7 +42,8 @@ _STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of text
 
 @dataclass(frozen=True)
 class Texts:
-    """All public. spanning: the population. records: in the place of private ones. held: what is evaluated."""
+    """All public. spanning: the population, where a row leans on one. records:
+    in the place of private ones. held: what is evaluated."""
 
     spanning: Sequence[str]
     records: Examples
@@ -51,11 +52,13 @@ class Texts:
 
 @dataclass(frozen=True)
 class Noise:
-    """A run's mechanism. multiplier: sigma. privacy: its other settings. records: N of the trials."""
+    """A run's mechanism. multiplier: sigma. privacy: its other settings. records: N of the trials. drawn: of them in a
+    step of a trial at most, in expectation; None for as many as in the run's."""
 
     multiplier: float
     privacy: PrivacySettings
     records: float
+    drawn: int | None = None
 
     @property
     def batch(self) -> float:
@@ -70,11 +73,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one row at its best rate. losses: (draws of noise, held-out texts), in nats per token."""
+    """Of one row at one rate. losses: (draws of noise, held-out texts), in nats per token. drawn: of its steps, where
+    they had fewer records than the run's."""
 
     row: str
     learning_rate: float
     losses: Tensor
+    drawn: int | None = None
 
     @property
     def loss(self) -> float:
@@ -157,18 +162,25 @@ def try_rows(
                 warm_start(parts)
                 states = parts.states()
                 for outcomes, noise in zip(found, noises, strict=True):
-                    outcomes[name] = _best(parts, states, texts, noise, draws, tick)
+                    outcomes[name], *_ = best_rate(parts, states, texts, noise, draws, tick)
     return found
 
 
-def _best(
+def best_rate(
     parts: Parts,
     states: Mapping[str, Mapping[str, Tensor]],
     texts: Texts,
     noise: Noise,
     draws: int,
     tick: Callable[[], None],
-) -> Outcome:
+    *,
+    widths: Sequence[float] = (_WIDTH,),
+) -> list[Outcome]:
+    """What was tried: the best rate first, with ``draws`` draws of noise, then the others, with one.
+
+    parts: attached, and left in another state. states: of the start. widths: by how much the rate goes up, else down,
+    as long as that is better, from the best of the width before. A rate of the settings is the only one that is tried.
+    """
     hyper = parts.hyper
     tried: dict[float, list[Tensor]] = {}
 
@@ -184,21 +196,25 @@ def _best(
             attempt(rate, 0)
         return float(tried[rate][0].mean())
 
-    given = parts.settings.method.learning_rate
-    best = find_method(parts.method.name).learning_rate if given is None else given
+    best = hyper.learning_rate
     first(best)
-    for factor in (_WIDTH, 1 / _WIDTH) if given is None else ():
-        before = best
-        for _ in range(_FARTHEST):
-            astray = factor < 1 and math.isinf(first(best))  # of which a smaller rate may be no better yet
-            if first(best * factor) >= first(best) and not astray:
+    for width in widths if parts.settings.method.learning_rate is None else ():
+        for factor in (width, 1 / width):
+            before = best
+            for _ in range(_FARTHEST):
+                astray = factor < 1 and math.isinf(
+                    first(best)
+                )  # of which a smaller rate may be no better yet
+                further = float(f"{best * factor:.3g}")
+                if first(further) >= first(best) and not astray:
+                    break
+                best = further
+            if best != before:
                 break
-            best *= factor
-        if best != before:
-            break
     for draw in range(1, draws):
         attempt(best, draw)
-    return Outcome(parts.method.name, best, torch.stack(tried[best]))
+    order = sorted(tried, key=lambda rate: rate != best)
+    return [Outcome(parts.method.name, rate, torch.stack(tried[rate]), noise.drawn) for rate in order]
 
 
 def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step:
@@ -210,7 +226,7 @@ def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step
     generator = counter_generator(parts.settings.run.seed, stream=_STREAM + draw)
     count = min(len(records), round(noise.records)) or 1
     stand_ins = generator.permutation(len(records))[:count].tolist()
-    batch = min(noise.batch, float(count))
+    batch = min(noise.batch, float(count), *(() if noise.drawn is None else (float(noise.drawn),)))
     key, batches_key, masks_key = (int(k) for k in generator.integers(2**62, size=3))
     draws = PoissonSampler(count, batch / count, insecure_seed=batches_key)
     sigma = noise.std * batch / noise.privacy.clip_norm

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.errors import ConfigError, PrivacyError, RunError, named
-from privlora.rehearsals.choosing import read_choice
+from privlora.rehearsals.kept import read_choice
 from privlora.reporting.annex import (
     JSON_NAME,
     PAGE_NAME,

@@ -26,6 +26,7 @@ _OF_EVALUATIONS: Final = {
     *METRICS,
     *(field.name for kind in (NextTokenResult, ClassResult, PreferenceResult) for field in fields(kind)),
 } - {"metrics"}
+_MOST_TRIALS, _MOST_PUBLIC = 40, 10**7
 _NAMES: Final = frozenset(("asked", "row"))
 _OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
 _OF_CHOICE: Final = _NAMES | {
@@ -33,6 +34,9 @@ _OF_CHOICE: Final = _NAMES | {
     "spanning",
     "in_place_of_records",
     "held_out",
+    "drawn",
+    "median_norm",
+    "clip_norm",
     "draws",
     "lead",
     "standard_error",
@@ -131,7 +135,30 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
 
 def _is_choice(text: str, report: Mapping[str, Any]) -> bool:
     found = json.loads(text)
-    return json.dumps(found, indent=1) + "\n" == text and found == report["method"].get("choice")
+    same = json.dumps(found, indent=1) + "\n" == text and found == report["method"].get("choice")
+    return same and ("asked" in found or _is_settled(found, report))
+
+
+def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether what rehearsals settled is what the run did, in numbers as short as a run writes them."""
+    method, rows = report["method"], found["rows"]
+    counts = [found[name] for name in ("in_place_of_records", "held_out", "drawn") if name in found]
+    losses = [*(row["loss"] for row in rows), *([found["untrained"]] if rows else [])]
+    names = {found["row"], *(row["name"] for row in rows)}
+    return (
+        names == {method["name"]}
+        and len(rows) <= _MOST_TRIALS
+        and (not rows or rows[0]["learning_rate"] == method["learning_rate"])
+        and ("clip_norm" not in found or found["clip_norm"] == report["statement"]["clip_norm"])
+        and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
+        and all(loss is None or loss == round(loss, 6) for loss in losses)
+        and all(row["learning_rate"] == float(f"{row['learning_rate']:.3g}") for row in rows)
+        and all(
+            found[name] == float(f"{found[name]:.4g}")
+            for name in ("median_norm", "clip_norm")
+            if name in found
+        )
+    )
 
 
 def _is_ledger(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
 from privlora.pages.numbers import number, rounded_up
-from privlora.rehearsals.choosing import because
+from privlora.rehearsals.kept import because
 
 Report = Mapping[str, Any]
 

@@ -24,10 +24,11 @@ class Plain(str):
 
 @dataclass(frozen=True)
 class Line:
-    """value: as Python has it. why: a comment."""
+    """value: as Python has it. why: a comment. written: what the YAML says in its place, such as auto."""
 
     value: Any
     why: str = ""
+    written: str | None = None
 
 
 @dataclass
@@ -37,10 +38,10 @@ class Draft:
     settings: dict[str, dict[str, Line]] = field(default_factory=dict)
     below: dict[str, list[str]] = field(default_factory=dict)
 
-    def put(self, place: str, value: Any, why: str = "") -> None:
-        """Set ``group.name``, in the place of what it was."""
+    def put(self, place: str, value: Any, why: str = "", *, written: str | None = None) -> None:
+        """Set ``group.name``, in the place of what it was. written: what stands for the value in the YAML."""
         group, _, name = place.partition(".")
-        self.settings.setdefault(group, {})[name] = Line(value, why)
+        self.settings.setdefault(group, {})[name] = Line(value, why, written)
 
     def drop(self, place: str) -> None:
         """Leave ``group.name`` to its default."""
@@ -58,7 +59,7 @@ class Draft:
         self.below.setdefault(group, []).extend(lines)
 
     def content(self) -> dict[str, dict[str, Any]]:
-        """As plain mappings, in which a setting is what the YAML says."""
+        """As plain mappings, in which a setting is what the YAML says or stands for."""
         return {
             group: {name: line.value for name, line in self.settings[group].items()} for group in self._order
         }
@@ -76,7 +77,8 @@ class Draft:
         for group in self._order:
             lines += ["", f"{group}:"]
             for name, line in self.settings[group].items():
-                lines += _lines(f"{_INDENT}{name}: {scalar(line.value)}", line.why)
+                said = scalar(line.value) if line.written is None else line.written
+                lines += _lines(f"{_INDENT}{name}: {said}", line.why)
             lines += [f"{_INDENT}# {each}".rstrip() for each in self.below.get(group, [])]
         rest = [f"# {each}".rstrip() for each in end]
         return "\n".join([*lines, *(["", *rest] if rest else [])]) + "\n"

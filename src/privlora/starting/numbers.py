@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from privlora.config.auto import run_sizes
+
 FEW: Final = 2000
 """Up to so many units what is measured for few records holds (docs/few-records.md)."""
 
 _FEW_STEPS, _FEW_RATE = 10, 0.2
-_SMALLEST, _LARGEST = 64, 1024  # batches
-_PASSES: Final = ((10_000, 200), (None, 300))  # steps up to so many units
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,8 @@ def numbers_for(units: int) -> Numbers:
     n = to_one_digit(units)
     if n <= FEW:
         return Numbers(n, delta_for(n), max(1, round(_FEW_RATE * n)), _FEW_STEPS)
-    batch = _SMALLEST
-    while batch < _LARGEST and 40 * batch <= n:  # a twentieth of the units, as a power of two
-        batch *= 2
-    steps = next(steps for most, steps in _PASSES if most is None or n < most)
-    return Numbers(n, delta_for(n), batch, steps)
+    steps, batch = run_sizes(n)
+    return Numbers(n, delta_for(n), round(batch), steps)
 
 
 def to_one_digit(units: int) -> int:

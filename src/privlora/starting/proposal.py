@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from privlora.config import settings_from
+from privlora.config.auto import AUTO, PASSES
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.records import HUB
@@ -231,11 +232,11 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
             "few steps, as measured best (docs/few-records.md)",
         )
     else:
-        passes = numbers.steps * numbers.batch / numbers.n
-        batch = "mean batch; noise a step falls with it, time a step rises"
-        steps = f"noisy releases, about {passes:.2g} passes over the data; 100 to 500 are usual"
-    draft.put("privacy.expected_batch_size", numbers.batch, batch)
-    draft.put("privacy.steps", numbers.steps, steps)
+        batch = f"{numbers.batch} of {numbers.n}: large batches leave less noise than many steps"
+        steps = f"{numbers.steps} noisy releases, {PASSES:g} passes over the data. `privlora recommend` weighs others"
+    written = None if numbers.few else AUTO
+    draft.put("privacy.expected_batch_size", numbers.batch, batch, written=written)
+    draft.put("privacy.steps", numbers.steps, steps, written=written)
     if asked.user is None and found.repeated is not None:
         _propose_users(draft, found, found.repeated)
         notes.append(
@@ -266,7 +267,8 @@ def _method(draft: Draft, numbers: Numbers) -> None:
     if not numbers.few:
         draft.remark(
             "method",
-            "learning_rate: 0.003   # the one setting to tune; on PUBLIC texts, since each try on these costs",
+            "learning_rate: auto   # rehearsed on PUBLIC records like yours, since tries on these cost. It goes with",
+            "  auto: {file: public.jsonl}   as a group of its own (docs/choosing.md)",
         )
         return
     draft.put(

@@ -233,6 +233,17 @@ def _refuse_dropout(settings: Settings, method: Method) -> None:
     )
 
 
+def refuse_unsettled(settings: Settings) -> None:
+    """Raise ConfigError for settings of which something is left to rehearsals that nobody has held."""
+    if settings.auto is not None and settings.auto.choose:
+        names = " and ".join(settings.auto.choose)
+        raise ConfigError(
+            f"{names} is auto, and nothing chooses it here",
+            why="the default in its place would be another run than the one that was asked for",
+            fix="give a number; `privlora train` chooses on auto.file, and its report says what",
+        )
+
+
 class PublicStart:
     """What starts from public texts: the subspaces of adapter.init=public-gradient, and generated texts.
 
@@ -296,6 +307,7 @@ def build_parts(
 
     Raises ConfigError where such texts are missing, or would not be used.
     """
+    refuse_unsettled(settings)
     method = find_row(settings.method.name)
     refuse_other_rows(settings, method)
     refuse_without_gradients(settings, method)

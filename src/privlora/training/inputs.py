@@ -128,6 +128,7 @@ def load_data(
         name: held_out if given is evaluation else tokenise(given, data, tokenizer)
         for name, given in public.items()
     }
+    _refuse_chosen_on(hashes, tokens)
     if records is not None:
         loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
     else:
@@ -150,6 +151,19 @@ def load_data(
             at_clients=data.path == AT_CLIENTS,
         )
     return loaded
+
+
+def _refuse_chosen_on(hashes: Mapping[str, Set[bytes]], tokens: Mapping[str, Examples]) -> None:
+    """Raise DataError where evaluation records are among those that choose settings. All of them are public."""
+    chosen, held_out = "auto.file", "data.evaluation"
+    if chosen not in hashes or held_out not in hashes:
+        return
+    if hashes[chosen] & hashes[held_out] or have_shared_tokens(tokens[held_out], tokens[chosen]):
+        raise DataError(
+            f"{chosen} holds records of {held_out}",
+            why="the held-out loss would be that of texts that chose the settings",
+            fix="divide the public records between the two",
+        )
 
 
 def _refuse_unaccounted(privacy: PrivacySettings, units: int) -> None:
@@ -300,6 +314,7 @@ _REVEALED: Final = {
     "data.evaluation": "their held-out loss would be published",
     "adapter.public_text": "the start of the training would reveal them",
     "synthesis.file": "private gradients would be released along their own",
+    "auto.file": "what is chosen on them, and their losses, would be published without noise",
 }
 
 
@@ -314,6 +329,9 @@ def _public(
     if lora.public_text is not None:
         texts = load_records(lora.public_text, format=settings.data.format, limit=lora.public_texts)
         public["adapter.public_text"] = texts
+    auto = settings.auto
+    if auto is not None and auto.file is not None:
+        public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=auto.limit)
     if settings.synthesis is not None and settings.synthesis.file is not None:
         column, own = text_column(settings.data), settings.synthesis.column
         written = load_records(settings.synthesis.file)

@@ -23,6 +23,7 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
         "adapter.public_text": (settings.adapter.public_text, data.format),
         "data.path": (data.path if records is None else None, data.format),
         "data.evaluation": (data.evaluation if evaluation is None else None, data.format),
+        "auto.file": (None if settings.auto is None else settings.auto.file, data.format),
         "synthesis.file": (None if settings.synthesis is None else settings.synthesis.file, "auto"),
     }
     for setting, (path, form) in read.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from privlora.config import read_yaml
+from privlora.config.auto import PASSES, run_sizes
 from privlora.config.reference import groups
 from privlora.data.records import HUB, is_data_file_name
 from privlora.errors import ConfigError
@@ -14,6 +15,7 @@ from privlora.starting.draft import Draft
 from privlora.starting.files import free
 from privlora.starting.foreign import axolotl, litgpt, trl
 from privlora.starting.foreign.taken import Taken
+from privlora.starting.numbers import FEW
 
 _DIALECTS: Final[tuple[tuple[frozenset[str], Callable[[Mapping[str, Any]], Taken]], ...]] = (
     (trl.MARKS, trl.read),
@@ -94,7 +96,7 @@ def lay_over(draft: Draft, taken: Taken, positions: int | None = None) -> None:
         "privlora's own method with its own rate (docs/results.md).",
         *(
             ["clipping: automatic   # measured better on few records (docs/few-records.md)"]
-            if n <= 2000
+            if n <= FEW
             else []
         ),
     )
@@ -112,6 +114,9 @@ def _batch_and_steps(draft: Draft, taken: Taken, n: int) -> None:
             batch,
             f"{taken.batch_from}{cut}{small}",
         )
+        if n > FEW:
+            steps, _ = run_sizes(n, batch=batch)
+            draft.put("privacy.steps", steps, f"{PASSES:g} passes over the data; each is a noisy release")
     if taken.max_steps is not None:
         draft.put("privacy.steps", taken.max_steps, "max_steps there; each is a noisy release")
     elif taken.epochs is not None:

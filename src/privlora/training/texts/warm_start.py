@@ -21,9 +21,9 @@ _STREAM: Final = 2**63  # of the public seed: apart from choices of texts, which
 def warm_start(parts: Parts) -> None:
     """Bring a new run's state to where synthesis.warm_start_epochs over its first texts lead.
 
-    Takes the run's optimizer at synthesis.warm_start_learning_rate, or at its own rate, without clipping or noise, on
-    shuffled batches of 8 texts that follow from run.seed; then the optimizer and the average begin anew. Nothing
-    private is read. Without epochs it does nothing.
+    Takes the run's optimizer at synthesis.warm_start_learning_rate, or at method.learning_rate, or the row's, without
+    clipping or noise, on shuffled batches of 8 texts that follow from run.seed; then the optimizer and the average
+    begin anew. Nothing private is read. Without epochs it does nothing.
     """
     chosen = parts.settings.synthesis
     if chosen is None or parts.texts is None or not chosen.warm_start_epochs:
@@ -31,7 +31,8 @@ def warm_start(parts: Parts) -> None:
     optimizer = parts.optimizer.inner if isinstance(parts.optimizer, SpanOptimizer) else parts.optimizer
     space = parts.coordinates.inner if isinstance(parts.coordinates, SpanSpace) else parts.coordinates
     state = TrainState(coordinates=space, optimizer=optimizer)
-    rate = chosen.warm_start_learning_rate or parts.hyper.learning_rate
+    given = chosen.warm_start_learning_rate or parts.settings.method.learning_rate
+    rate = given or parts.method.learning_rate  # and not what noise would leave of it
     _ordinary(state, parts, chosen.warm_start_epochs, _STREAM, lambda number, steps: rate)
     parts.optimizer.reset()
     if parts.average is not None:

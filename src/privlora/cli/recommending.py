@@ -1,0 +1,109 @@
+"""``privlora recommend``: how many steps, how large a batch, which epsilon, before any record is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privlora.cli.console import JsonOption, counted, emit, loading, out, quiet_libraries
+from privlora.cli.training import ConfigArgument, OverridesArgument
+from privlora.config import Settings, load_settings
+from privlora.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from privlora.rehearsals.recommending import Recommendation, Size
+
+
+def recommend(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PUBLIC records of the form of the private ones: each size is rehearsed on them, which takes minutes.",
+            show_default=False,
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a page with the curves.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What more passes, and other epsilons, would bring to a run: its noise, and its loss on public records. Reads no
+    private record."""
+    more = []
+    if public is not None:
+        more = ["method.learning_rate=auto", f"auto.file={public}"]
+    settings = load_settings(config, [*(overrides or ()), *more])
+    settings.refuse_a_federation()
+    if page is not None and page.is_dir():
+        raise ConfigError(f"--page {page} is a folder", fix=f"name a file, as {page / 'recommendation.html'}")
+    if page is not None and not page.parent.is_dir():
+        raise ConfigError(f"--page {page} is in a folder that is not there", fix=f"make {page.parent} first")
+    rehearse = settings.auto is not None and "learning_rate" in settings.auto.choose
+    with quiet_libraries():
+        with loading():
+            from privlora.rehearsals.recommending import recommend as run
+            from privlora.training.inputs import check_sources, fitted
+            from privlora.training.models import check_model, given_or_loaded
+
+        model = tokenizer = None
+        if rehearse:
+            check_sources(settings, records=())
+            model, tokenizer = given_or_loaded(settings.model, None, None)
+            settings = fitted(settings, model)
+            check_model(settings, model, tokenizer)
+        with counted("sizes of runs") as tell:
+            found = run(settings, model, tokenizer, lambda _, done, total: tell(done, total))
+        if page is not None:
+            from privlora.rehearsals.page import write
+
+            write(found, settings, page)
+    if as_json:
+        emit({**found.to_dict(), "page": None if page is None else str(page)})
+        return
+    _show(found, settings)
+    if page is not None:
+        out().print(f"page: {page}")
+
+
+def _show(found: Recommendation, settings: Settings) -> None:
+    from privlora.rehearsals.wording import advice, meaning_of_noise
+
+    epsilon = settings.privacy.target_epsilon
+    out().print(f"N {found.units:g}, delta {found.delta:g}, method {settings.method.name}")
+    out().print(meaning_of_noise())
+    out().print(f"\nby passes over the data, at epsilon {epsilon:g}")
+    _table(found.by_passes)
+    steps, batch = settings.privacy.steps, settings.privacy.b
+    out().print(f"\nby epsilon, in {steps} steps of {batch:g}")
+    _table(found.by_epsilon)
+    out().print("")
+    for line in advice(found):
+        out().print(line)
+
+
+def _table(sizes: Sequence[Size]) -> None:
+    heads = ("epsilon", "passes", "steps", "batch", "sigma", "noise", "rate", "loss")
+    out().print("  " + "".join(f"{head:>10}" for head in heads))
+    for size in sizes:
+        loss = "" if size.loss is None else f"{size.loss:.4f}"
+        cells = (
+            f"{size.epsilon:g}",
+            f"{size.passes:.2g}",
+            f"{size.steps}",
+            f"{size.batch:g}",
+            f"{size.noise_multiplier:.4g}",
+            f"{size.noise:.3g}",
+            f"{size.learning_rate:.3g}",
+            loss,
+        )
+        out().print(
+            "  " + "".join(f"{cell:>10}" for cell in cells) + ("  <- these settings" if size.own else "")
+        )

@@ -1,0 +1,145 @@
+"""What ``auto`` stands for in a run's settings: numbers that follow from public ones, or that public texts choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeGuard
+
+from pydantic import Field
+from pydantic.annotated_handlers import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from privlora.config.base import Group
+from privlora.ranges import MOST_STEPS
+
+AUTO: Final = "auto"
+
+PASSES: Final = 5.0
+"""Of a run over its units, where nobody says how many."""
+
+_BALANCE = 0.3
+_FEWEST_STEPS = 10
+
+_SIZES: Final = ("steps", "expected_batch_size")
+_REHEARSED: Final = {"clip_norm": "privacy", "learning_rate": "method"}
+
+
+class OrAuto:
+    """In an annotation: a file may say auto, which is gone once the file is read."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = dict(handler(core))
+        kinds = found.pop("anyOf", None) or [
+            {name: found.pop(name) for name in list(found) if name not in ("title", "default")}
+        ]
+        return {"anyOf": [*kinds, {"const": AUTO, "type": "string"}], **found}
+
+
+class AutoSettings(Group):
+    """How settings are found that are auto: from public numbers and PUBLIC texts alone, so that it costs no epsilon."""
+
+    passes: float = Field(default=PASSES, gt=0, le=1000)
+    """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, in expectation. More
+    passes take more time, and their noise is divided among more units a step."""
+    file: str | list[str] | None = None
+    """PUBLIC records of the form that the group data describes, for what is rehearsed: method.learning_rate and
+    privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
+    limit: int = Field(default=2000, ge=32)
+    """How many records of file to use at most, from the first on."""
+    choose: list[Literal["clip_norm", "learning_rate"]] = Field(default=[])
+    """What is chosen by rehearsals on file before the run begins; auto in a setting's own place says the same."""
+
+
+def run_sizes(
+    units: float, passes: float = PASSES, *, steps: int | None = None, batch: float | None = None
+) -> tuple[int, float]:
+    """(steps T, expected batch size b) of a run of about ``passes`` over ``units``; one that is given stays.
+
+    T = 0.3 sqrt(R) and b = R / T, where R = passes * units is the number of gradients: larger batches leave less noise,
+    more steps use it better, and this was the best division of R in each measured case (docs/choosing.md). At least 10
+    steps, and no batch of more than half of the units.
+
+    >>> run_sizes(10_000), run_sizes(500), run_sizes(10_000, steps=200)
+    ((67, 746.0), (15, 167.0), (200, 250.0))
+    """
+    gradients = passes * units
+    if steps is None:
+        steps = max(_FEWEST_STEPS, round(_BALANCE * math.sqrt(gradients)))
+        if batch is not None:
+            steps = max(1, round(gradients / batch))
+        steps = min(steps, MOST_STEPS)
+    if batch is None:
+        batch = float(max(1, round(min(gradients / steps, units / 2))))
+    return steps, batch
+
+
+def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a file, in which no size is auto any more, and auto.choose names what is to be rehearsed.
+
+    Raises ValueError where sizes do not follow from anything.
+    """
+    privacy, method = (values.get(name) for name in ("privacy", "method"))
+    asked = [
+        (group, name)
+        for group, given, names in (
+            ("privacy", privacy, (*_SIZES, "clip_norm")),
+            ("method", method, ("learning_rate",)),
+        )
+        for name in names
+        if isinstance(given, Mapping) and given.get(name) == AUTO
+    ]
+    if not asked:
+        return values
+    if values.get("federation") is not None:
+        group, name = asked[0]
+        raise ValueError(
+            f"{group}.{name}=auto does not go with a federation, whose sizes are those of its rounds. Fix: give a "
+            "number"
+        )
+    filled = {name: dict(group) if isinstance(group, Mapping) else group for name, group in values.items()}
+    own = filled.get("auto") or {}
+    if not isinstance(own, dict):
+        return values  # which is told where the group is checked
+    filled["auto"] = own
+    for group, name in asked:
+        if name in _REHEARSED:
+            del filled[group][name]
+            chosen = own.setdefault("choose", [])
+            if isinstance(chosen, list) and name not in chosen:
+                own["choose"] = [*chosen, name]
+    if any(name in _SIZES for _, name in asked):
+        _size(filled["privacy"], own, [name for _, name in asked if name in _SIZES])
+    return filled
+
+
+def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> None:
+    """Put numbers in the place of the sizes that are auto."""
+    units, passes = privacy.get("public_dataset_size"), own.get("passes", PASSES)
+    if not _positive(units):
+        raise ValueError(
+            f"privacy.{names[0]}=auto follows from privacy.public_dataset_size, which is missing. Fix: give your "
+            "number of units as you are willing to publish it, for example rounded"
+        )
+    if "sample_rate" in privacy and "expected_batch_size" in names:
+        raise ValueError(
+            "sample_rate follows from expected_batch_size and public_dataset_size. Fix: remove sample_rate, or give it "
+            "in the place of expected_batch_size"
+        )
+    if not _positive(passes):
+        passes = PASSES  # what is wrong is told where the group is checked
+    batch, steps = privacy.get("expected_batch_size"), privacy.get("steps")
+    if _positive(privacy.get("sample_rate")):
+        batch = privacy["sample_rate"] * units
+    steps, batch = run_sizes(
+        units,
+        passes,
+        steps=int(steps) if _positive(steps) and "steps" not in names else None,
+        batch=batch if _positive(batch) and "expected_batch_size" not in names else None,
+    )
+    privacy |= {name: value for name, value in zip(_SIZES, (steps, batch), strict=True) if name in names}
+
+
+def _positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,0 +1,108 @@
+"""What a run keeps of a choice that it left to public texts, and how a report says it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from privlora.config import Settings
+from privlora.errors import RunError
+from privlora.methods import CHOICES
+from privlora.training.files import RunFolder, write_atomically
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """settings: of the run, in which nothing is left open. facts: why, as a report keeps it; all public."""
+
+    settings: Settings
+    facts: Mapping[str, Any]
+
+
+def leaves_a_choice(settings: Settings) -> bool:
+    """Whether something is left to rehearsals before the run begins."""
+    return settings.method.name in CHOICES or (settings.auto is not None and bool(settings.auto.choose))
+
+
+def because(facts: Mapping[str, Any]) -> str:
+    """In a sentence what a run was left to find, and why; facts: of ``Chosen``, or as a report kept them."""
+    settled = {"drawn", "clip_norm"} & facts.keys()
+    return _why_settings(facts) if settled else _why_row(facts)
+
+
+def _why_row(facts: Mapping[str, Any]) -> str:
+    best, *others = facts["rows"]
+    lost = " and ".join(f"{_loss(row['loss'])} with {row['name']}" for row in others)
+    error = facts["standard_error"]
+    found = (
+        f"{facts['row']}, because with {facts['in_place_of_records']} public texts in the place of records the loss on "
+        f"{facts['held_out']} others was {_loss(best['loss'])} after the run, against {lost}"
+        + (f" (± {error:.2g})" if error is not None else "")
+        + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
+    )
+    if best["loss"] is None or best["loss"] >= facts["untrained"]:
+        found += (
+            f". No row did better than no training ({_loss(facts['untrained'])}), so these texts hardly tell"
+        )
+    return found
+
+
+def _why_settings(facts: Mapping[str, Any]) -> str:
+    said = []
+    if "clip_norm" in facts:
+        said.append(
+            f"clip norm {facts['clip_norm']:g}, a quarter of the median norm of public records, "
+            f"{facts['median_norm']:.3g}"
+        )
+    if facts["rows"]:
+        best, *others = facts["rows"]
+        beside = ", ".join(
+            f"{_loss(one['loss'])} at {one['learning_rate']:.3g}"
+            for one in sorted(others, key=lambda one: float(one["learning_rate"]))
+        )
+        words = (
+            f"learning rate {best['learning_rate']:.3g}, because with {facts['in_place_of_records']} public records "
+            f"in the place of private ones the loss on {facts['held_out']} others was {_loss(best['loss'])} after all "
+            f"steps at the run's noise, against {beside}; {facts['drawn']:g} records a step"
+        )
+        if best["loss"] is None or best["loss"] >= facts["untrained"]:
+            words += (
+                f". No rate did better than no training ({_loss(facts['untrained'])}), so these records hardly "
+                "tell"
+            )
+        said.append(words)
+    return "; and ".join(said)
+
+
+def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
+    """Write why a new run took its row; None: it was named, and what a start that failed left goes. Raises RunError."""
+    if chosen is not None:
+        write_atomically(folder.choice, json.dumps(chosen.facts, indent=1) + "\n")
+    elif folder.choice.exists():
+        folder.choice.unlink()
+
+
+def read_choice(folder: RunFolder) -> dict[str, Any] | None:
+    """The facts that a run kept; None of a run that named its row. Raises RunError if they are damaged."""
+    if not folder.choice.exists():
+        return None
+    try:
+        found = json.loads(folder.choice.read_text(encoding="utf-8"), parse_constant=_no_number)
+        because(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{str(folder.choice)!r} is damaged ({type(error).__name__})",
+            why="it says why the run took its method, and the report repeats it",
+            fix="restore it, or remove it: the report then does not say",
+        ) from None
+    return dict(found)
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,159 @@
+"""What a run could be at several sizes and promises: its noise, exactly, and its loss, as far as public records tell.
+
+Nothing private is read. The one number that sizes are compared by is the noise of a run,
+
+    nu = sigma / (b sqrt(T)),
+
+the standard deviation, in units of clip_norm, of the noise in each coordinate of the mean of all T releases (sums
+divided by b). More passes over N units lower it towards a limit that N and epsilon set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from privlora.config import Settings
+from privlora.config.auto import PASSES, run_sizes
+from privlora.errors import ConfigError
+from privlora.methods import find_method
+from privlora.rehearsals.settling import public_texts, refuse_unrehearsed, try_rates
+from privlora.rehearsals.trials import Told, start_losses
+from privlora.training.assembly import plan_privacy
+
+_PASSES = (1.0, 2.0, 5.0, 10.0, 20.0)
+_EPSILONS = (0.5, 1.0, 2.0, 3.0, 6.0, 8.0)
+_NOISE = "finding the noise of each size"
+
+
+@dataclass(frozen=True)
+class Size:
+    """One run that could be. passes: T b / N. noise: nu. loss: of public records after it, at learning_rate; None where
+    nothing was rehearsed. own: whether it is the one that the settings describe. divided: whether as ``auto`` would."""
+
+    epsilon: float
+    passes: float
+    steps: int
+    batch: float
+    noise_multiplier: float
+    noise: float
+    learning_rate: float
+    loss: float | None = None
+    own: bool = False
+    divided: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """by_passes: at the settings' epsilon, divided into steps and batch as ``auto`` does, and the settings' own.
+    by_epsilon: at their steps and batch. untrained: the loss of the same public records before; None where nothing was
+    rehearsed. public: how many public records stood for private ones."""
+
+    units: float
+    delta: float
+    by_passes: Sequence[Size]
+    by_epsilon: Sequence[Size]
+    untrained: float | None
+    public: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def recommend(
+    settings: Settings,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    told: Told = lambda what, done, total: None,
+) -> Recommendation:
+    """Sizes of runs with these settings. model, tokenizer: for rehearsals, where auto.choose names the learning rate.
+
+    A rehearsed size takes the learning rate that is best for the settings' own, times the root of how many steps more
+    or fewer it has. Raises ConfigError where there is no noise, or no target to compare by.
+    """
+    privacy = settings.privacy
+    find_method(settings.method.name)  # refuses rows of votes, and names of several rows
+    if not privacy.private or privacy.target_epsilon is None:
+        raise ConfigError(
+            "sizes are compared at one privacy.target_epsilon, and these settings have none",
+            fix="give target_epsilon in the place of noise_multiplier or private=false",
+        )
+    refuse_unrehearsed(settings)
+    texts = None
+    if settings.auto is not None and "learning_rate" in settings.auto.choose:
+        texts = public_texts(settings, tokenizer, told)  # first, since they may be none
+    asked = PASSES if settings.auto is None else settings.auto.passes
+    found, total = [_sized(settings, privacy.target_epsilon, own=True)], len(_PASSES) + len(_EPSILONS) + 3
+    for count in sorted({*_PASSES, asked}):
+        steps, batch = run_sizes(privacy.n, count)
+        if (steps, batch) != (privacy.steps, privacy.b):
+            found.append(_sized(settings, privacy.target_epsilon, steps, batch))
+        told(_NOISE, len(found), total)
+    found.sort(key=lambda size: (size.passes, size.steps))
+    epsilons = []
+    for epsilon in sorted({*_EPSILONS, privacy.target_epsilon}):
+        epsilons.append(_sized(settings, epsilon, own=epsilon == privacy.target_epsilon))
+        told(_NOISE, len(found) + len(epsilons), total)
+    untrained, count = None, 0
+    if texts is not None:
+        assert model is not None
+        settings = settings.model_copy(update={"auto": None})
+        untrained, count = float(start_losses(model, texts).mean()), len(texts.records)
+        first = next(size for size in found if size.own)
+        best, *_ = try_rates(settings, first.noise_multiplier, texts, model, tokenizer, told)
+        every = [*found, *epsilons]
+        for number, size in enumerate(every):
+            told("rehearsing sizes on public records", number, len(every))
+            rate = float(f"{best.learning_rate * math.sqrt(first.steps / size.steps):.3g}")
+            at = _of_size(settings, replace(size, learning_rate=rate))
+            outcome, *_ = try_rates(at, size.noise_multiplier, texts, model, tokenizer, _unheard)
+            loss = outcome.loss if math.isfinite(outcome.loss) else None
+            every[number] = replace(size, learning_rate=rate, loss=loss)
+        found, epsilons = every[: len(found)], every[len(found) :]
+    assert privacy.delta is not None
+    return Recommendation(privacy.n, privacy.delta, found, epsilons, untrained, count)
+
+
+def _unheard(what: str, done: int, total: int) -> None:
+    """Of the trials of one size."""
+
+
+def _of_size(settings: Settings, size: Size) -> Settings:
+    sizes = {
+        "steps": size.steps,
+        "expected_batch_size": size.batch,
+        "public_dataset_size": round(settings.privacy.n),
+        "sample_rate": None,
+        "target_epsilon": size.epsilon,
+    }
+    privacy = settings.privacy.model_copy(update=sizes)
+    method = settings.method.model_copy(update={"learning_rate": size.learning_rate})
+    return settings.model_copy(update={"privacy": privacy, "method": method})
+
+
+def _sized(
+    settings: Settings,
+    epsilon: float,
+    steps: int | None = None,
+    batch: float | None = None,
+    *,
+    own: bool = False,
+) -> Size:
+    privacy, row = settings.privacy, find_method(settings.method.name)
+    steps, batch = steps or privacy.steps, batch or privacy.b
+    rate = row.rate_of(steps) if settings.method.learning_rate is None else settings.method.learning_rate
+    passes = steps * batch / privacy.n
+    divided = (steps, batch) == run_sizes(privacy.n, passes)
+    blank = Size(epsilon, passes, steps, batch, 0.0, 0.0, rate, own=own, divided=divided)
+    plan, _ = plan_privacy(_of_size(settings, blank))
+    sigma = plan.event.noise_multiplier
+    return replace(blank, noise_multiplier=sigma, noise=sigma / (batch * math.sqrt(steps)))

@@ -1,0 +1,209 @@
+"""The learning rate and the clip norm of a run whose settings leave them to public records (``auto``).
+
+As with ``choosing``, all follows from public records, settings and the public seed, before a record plays a part, so it
+costs no epsilon. Trials take the run's steps and its noise with smaller batches: noise moves a step further than the
+draw of records does, so a few records a step tell which rate serves, at a small part of the run's compute.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, Final
+
+import torch
+
+from privlora.accounting import Plan
+from privlora.config import Settings
+from privlora.coordinates import Coordinates
+from privlora.data.batching import sequential_batches
+from privlora.data.examples import Examples
+from privlora.data.records import load_records
+from privlora.errors import ConfigError, DataError
+from privlora.methods import find_row
+from privlora.pages.numbers import finite
+from privlora.randomness import counter_generator
+from privlora.rehearsals.kept import Chosen
+from privlora.rehearsals.trials import Noise, Outcome, Texts, Told, best_rate, start_losses
+from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.footprint import row_tokens
+from privlora.training.forward import training_passes
+from privlora.training.gradients import micro_batch_gradients
+from privlora.training.inputs import tokenise
+from privlora.training.models import unchanged_afterwards
+
+_EVENT = "event_layers_of"  # of coordinates whose projection is part of what is charged
+_FEWEST = 16  # records in the place of private ones, and held out
+_MOST_HELD = 256
+_NORMS = 128  # records whose norms are taken
+_OF_MEDIAN = 0.25
+_WIDTHS: Final = (2.0, math.sqrt(2))
+_SMALLEST_BATCH = 8
+_USUAL_TRIALS = 6
+_SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
+
+
+def settle(
+    settings: Settings,
+    plan: Plan,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told = lambda what, done, total: None,
+) -> Chosen:
+    """The run's settings with what ``auto.choose`` names; ``plan`` is of the run, whatever they become.
+
+    The clip norm is a quarter of the median norm of public records at the start, to two digits: what matters is that
+    most records are clipped, since rules divide by the noise, which is in proportion to it (docs/clipping.md). The
+    learning rate is the row's default, doubled or halved as long as that is better, then once more by the root of two.
+
+    Raises DataError where there are too few public records.
+    """
+    refuse_unrehearsed(settings)
+    auto = settings.auto
+    assert auto is not None
+    sigma = plan.event.noise_multiplier
+    texts = public_texts(settings, tokenizer, told)
+    settings = settings.model_copy(update={"auto": None})
+    facts: dict[str, Any] = {
+        "row": settings.method.name,
+        "rows": [],
+        "in_place_of_records": len(texts.records),
+        "held_out": len(texts.held),
+    }
+    if "clip_norm" in auto.choose:
+        median = float(f"{_median_norm(settings, texts.records, model, tokenizer):.4g}")
+        facts |= {"median_norm": median, "clip_norm": float(f"{_OF_MEDIAN * median:.2g}")}
+        privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
+        settings = settings.model_copy(update={"privacy": privacy})
+    if "learning_rate" in auto.choose:
+        untrained = float(start_losses(model, texts).mean())
+        outcomes = try_rates(settings, sigma, texts, model, tokenizer, told)
+        rows = [
+            {"name": one.row, "learning_rate": one.learning_rate, "loss": round(one.loss, 6)}
+            for one in outcomes
+        ]
+        found: dict[str, Any] = finite(
+            {"untrained": round(untrained, 6), "drawn": outcomes[0].drawn, "rows": rows}
+        )
+        facts |= found
+        method = settings.method.model_copy(update={"learning_rate": outcomes[0].learning_rate})
+        settings = settings.model_copy(update={"method": method})
+    return Chosen(settings, facts)
+
+
+def refuse_unrehearsed(settings: Settings) -> None:
+    """Raise ConfigError where auto.choose names something of a row that cannot be rehearsed on public records."""
+    if settings.auto is None or not settings.auto.choose:
+        return
+    row, names = find_row(settings.method.name), " and ".join(settings.auto.choose)
+    projected = inspect.getattr_static(row.coordinates, _EVENT) is not inspect.getattr_static(
+        Coordinates, _EVENT
+    )
+    if row.releases != "gradients" or row.public_texts or not row.private or projected:
+        raise ConfigError(
+            f"{names} cannot be auto with method {row.name!r}",
+            why="its rehearsals would need public texts beside the public records, or the cost of a projection, or "
+            "have no noise to weigh",
+            fix="give a number, or a row that adds noise to gradients, such as prism or dp-adamw",
+        )
+
+
+def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
+    """The records of auto.file, a quarter of them held out, drawn by the public seed. Raises DataError if too few."""
+    auto = settings.auto
+    assert auto is not None
+    assert auto.file is not None
+    told("reading public records", 0, 1)
+    return Texts(
+        (),
+        *_split(
+            tokenise(
+                load_records(auto.file, format=settings.data.format, limit=auto.limit),
+                settings.data,
+                tokenizer,
+            ),
+            settings.run.seed,
+        ),
+    )
+
+
+def try_rates(
+    settings: Settings, sigma: float, texts: Texts, model: torch.nn.Module, tokenizer: Any, told: Told
+) -> list[Outcome]:
+    """How a run of these sizes does at each rate that was tried, the best first; at method.learning_rate alone where it
+    is given."""
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        what = f"rehearsing learning rates of {settings.method.name} on public records"
+        told(what, done, max(done, _USUAL_TRIALS))
+
+    with unchanged_afterwards(model):
+        parts = build_parts(settings, model, PublicStart(tokenizer))
+        with parts.adapter:
+            privacy = settings.privacy
+            drawn = trial_batch(privacy.b, sigma, parts.coordinates.dimension)
+            noise = Noise(sigma, privacy, privacy.n, drawn=drawn)
+            outcomes = best_rate(parts, parts.states(), texts, noise, 1, tick, widths=_WIDTHS)
+    return sorted(outcomes, key=lambda outcome: outcome.loss)
+
+
+def trial_batch(batch: float, noise_multiplier: float, dimension: int) -> int:
+    """Records a step of a trial, for a run of expected batch size b, sigma, and a release of so many numbers.
+
+    A mean of B clipped gradients strays from its expectation by C / sqrt(B) at most, in root mean square, and the noise
+    has the norm sigma C sqrt(dimension) / b. B is such that the former's square is a fifth of the latter's.
+
+    >>> trial_batch(256, 0.83, 46_240), trial_batch(1024, 1.2, 40_000_000), trial_batch(4, 1.0, 100)
+    (11, 8, 4)
+    """
+    needed = batch**2 / (_SHARE * noise_multiplier**2 * dimension)
+    return math.ceil(min(batch, max(needed, _SMALLEST_BATCH)))
+
+
+def _split(records: Examples, seed: int) -> tuple[Examples, Examples]:
+    """In the place of private records, and held out: a quarter, drawn by the public seed."""
+    usable = [record for record, count in zip(records, records.label_counts, strict=True) if count]
+    if len(usable) < 2 * _FEWEST:
+        raise DataError(
+            f"auto.file holds {len(usable)} records with a token to learn, and {2 * _FEWEST} are needed",
+            why="the choice would follow from single records",
+            fix="give more PUBLIC records of the form of the private ones, or a number in the place of auto",
+        )
+    order = counter_generator(seed, stream=_SPLIT).permutation(len(usable)).tolist()
+    count = max(_FEWEST, min(len(usable) // 4, _MOST_HELD))
+    return records.like([usable[i] for i in order[count:]]), records.like([usable[i] for i in order[:count]])
+
+
+_SPLIT: Final = 2**63 + 2**61 + 2**59  # a stream of the public seed: apart from those of trials
+
+
+def _median_norm(settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any) -> float:
+    """Of gradients at the start, before they are clipped."""
+    some = texts.like(list(texts)[:_NORMS])
+    norms = []
+    generator = counter_generator(settings.run.seed)  # there is no dropout, so nothing is drawn
+    with unchanged_afterwards(model):
+        parts = build_parts(settings, model, PublicStart(tokenizer))
+        adapter, coordinates = parts.adapter, parts.coordinates
+        with adapter, training_passes(model, generator):
+            for batch in sequential_batches(
+                some,
+                max_tokens=settings.run.max_tokens,
+                max_rows=coordinates.rows_at_once(),
+                row_tokens=row_tokens(adapter),
+                device=adapter.device,
+            ):
+                captured, _ = micro_batch_gradients(adapter, batch, public=True)
+                squares = coordinates.norms_squared(coordinates.encode(captured))
+                norms.append(squares.clamp_min(0).sqrt().cpu())
+    found = torch.cat(norms)
+    found = found[torch.isfinite(found) & (found > 0)]
+    if not len(found):
+        raise DataError(
+            "no record of auto.file has a gradient that is finite and not zero",
+            fix="give other PUBLIC records, or a number as privacy.clip_norm",
+        )
+    return float(found.median())

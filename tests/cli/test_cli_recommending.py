@@ -1,0 +1,120 @@
+"""``privlora recommend``: noise of sizes, exactly; losses on public records; no private record."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call, check, refuses, run_settings, write_config, write_records
+
+from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
+from privlora.config.auto import run_sizes
+from privlora.rehearsals import recommending
+from privlora.rehearsals.recommending import Recommendation, Size
+from privlora.rehearsals.wording import advice
+
+PRIVACY: dict[str, Any] = {
+    "noise_multiplier": None,
+    "target_epsilon": 3,
+    "delta": 1e-5,
+    "steps": 100,
+    "expected_batch_size": 20,
+    "public_dataset_size": 2000,
+}
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> Path:
+    """The private records are not there."""
+    return write_config(
+        tmp_path, run_settings(model, tmp_path, privacy=PRIVACY, adapter={"target_modules": ["q_proj"]})
+    )
+
+
+def test_noise_is_that_of_the_accountant(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = call(capsys, "recommend", config, "--json").json
+    sizes = found["by_passes"] + found["by_epsilon"]
+    for size in (sizes[0], sizes[-1]):
+        sampling = PoissonSampling(size["batch"] / 2000)
+        sigma = calibrate_noise_multiplier(sampling, size["steps"], size["epsilon"], 1e-5).noise_multiplier
+        assert size["noise_multiplier"] == sigma
+        assert size["noise"] == pytest.approx(sigma / (size["batch"] * math.sqrt(size["steps"])))
+    assert [size["epsilon"] for size in found["by_epsilon"]] == [0.5, 1, 2, 3, 6, 8]
+    noises = [size["noise"] for size in found["by_epsilon"]]
+    assert noises == sorted(noises, reverse=True)
+    (own,) = (size for size in found["by_passes"] if size["own"])
+    assert (own["steps"], own["batch"], own["divided"]) == (100, 20, False)
+    divided = [size for size in found["by_passes"] if size["divided"]]
+    assert [size["noise"] for size in divided] == sorted((s["noise"] for s in divided), reverse=True)
+    assert all((s["steps"], s["batch"]) == run_sizes(2000, s["passes"]) for s in divided)
+    assert {size["loss"] for size in sizes} == {None}
+
+
+def test_it_advises_larger_batches_and_writes_a_page(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    outcome = call(capsys, "recommend", config, "--page", tmp_path / "page.html")
+    assert outcome.code == 0, outcome.err
+    assert "less noise than 100 steps of 20: larger batches, fewer steps" in outcome.out
+    assert "--public FILE rehearses each size" in outcome.out
+    assert outcome.out.count("<- these settings") == 2
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "Sizes of a private run" in page
+    assert page.count("<svg") == 1
+    assert "<script" not in page
+    assert str(tmp_path) not in page
+
+
+def test_public_records_are_rehearsed(
+    config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_records(tmp_path / "public.jsonl", 40, first=100)
+    monkeypatch.setattr(recommending, "_PASSES", (0.02,))
+    monkeypatch.setattr(recommending, "_EPSILONS", (1.0,))
+    words = ["privacy.steps=2", "privacy.expected_batch_size=10", "auto.passes=0.02"]
+    page = tmp_path / "page.html"
+    outcome = call(
+        capsys, "recommend", config, *words, "--public", tmp_path / "public.jsonl", "--page", page, "--json"
+    )
+    assert outcome.code == 0, outcome.err
+    found = outcome.json
+    sizes = found["by_passes"] + found["by_epsilon"]
+    assert all(math.isfinite(size["loss"]) for size in sizes)
+    assert (found["public"], math.isfinite(found["untrained"])) == (24, True)
+    c = {round(size["learning_rate"] * math.sqrt(size["steps"]), 4) for size in sizes}
+    assert max(c) == pytest.approx(min(c), rel=0.01)  # one rate, in units of the noise of a run
+    assert "after a rehearsal" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["privacy.target_epsilon=null", "privacy.noise_multiplier=1"], "have none"),
+        (["method.name=auto"], "stands for prism"),
+        (["method.name=popri"], "releases preference scores"),
+        (["--public", "records.jsonl"], "which is private"),
+        (["--public", "nothing.jsonl"], "nothing.jsonl"),
+    ],
+)
+def test_refusals(
+    words: list[str], told: str, config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(folder / word) if word.endswith(".jsonl") else word for word in words]
+    check(call(capsys, "recommend", config, *given), told)
+
+
+def test_a_folder_is_no_page(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, folder, ["recommend", config, "--page", folder], "is a folder")
+
+
+def test_what_rehearsals_cannot_tell_is_said() -> None:
+    def size(passes: float, noise: float, loss: float, *, own: bool = False) -> Size:
+        return Size(3.0, passes, 10, 100.0, 1.0, noise, 0.01, loss, own)
+
+    sizes = [size(1, 0.2, 2.1, own=True), size(2, 0.19, 2.2)]
+    told = " ".join(advice(Recommendation(2000.0, 1e-5, sizes, sizes, 2.0, 20)))
+    assert "more compute hardly helps" in told
+    assert "these records hardly tell" in told
+    assert "The 20 public records that stood for 2000" in told

@@ -1,0 +1,402 @@
+"""Learning rate and clip norm that public records choose, and sizes that follow from public numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from run_cases import StopAt
+from tiny_models import tiny_model, tiny_tokenizer
+
+import privlora.api
+from privlora.accounting import read_ledger
+from privlora.api import fine_tune, resume_run
+from privlora.config import Settings, settings_from
+from privlora.config.auto import run_sizes
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+from privlora.methods import METHODS, RATE_STEPS, find_row
+from privlora.rehearsals import settling, trials
+from privlora.rehearsals.choosing import plan_run
+from privlora.rehearsals.kept import because, read_choice
+from privlora.rehearsals.settling import settle, trial_batch
+from privlora.reporting.rows import _is_settled
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.files import RunFolder
+from privlora.training.loop import Interrupted
+from privlora.training.step import Step
+
+RECORDS = [{"text": f"story {i} of a cat"} for i in range(24)]
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    path = tmp_path / "public.jsonl"
+    words = ("red", "blue", "green", "old", "new", "wet")
+    path.write_text("\n".join(json.dumps({"text": f"{i} {words[i % 5]} dogs"}) for i in range(48)), "utf-8")
+    return path
+
+
+def settings(public: Path | None, **groups: dict[str, Any]) -> Settings:
+    base: dict[str, Any] = {
+        "model": {"name": "tiny"},
+        "data": {"path": "private.jsonl", "max_length": 16},
+        "adapter": {"r": 2},
+        "privacy": {
+            "noise_multiplier": 1.0,
+            "delta": 1e-4,
+            "steps": 2,
+            "expected_batch_size": 12,
+            "public_dataset_size": 24,
+        },
+        "method": {"name": "prism", "learning_rate": "auto"},
+        "auto": {"file": str(public)} if public else {},
+    }
+    for name, group in groups.items():
+        base[name] = {**base.get(name, {}), **group}
+    return settings_from(base)
+
+
+def settled(chosen: Settings) -> Any:
+    return settle(chosen, plan_privacy(chosen, tiny_model())[0], tiny_model(), tiny_tokenizer())
+
+
+def test_sizes_follow_from_public_numbers_alone() -> None:
+    for units in (50, 500, 5_000, 50_000, 10**7):
+        for passes in (0.5, 5, 50):
+            steps, batch = run_sizes(units, passes)
+            assert steps >= 10
+            assert 1 <= batch <= max(1, units / 2)
+            if batch < round(units / 2) and steps > 10:
+                assert steps * batch == pytest.approx(passes * units, rel=0.05)
+                assert steps == pytest.approx(0.3 * math.sqrt(passes * units), rel=0.05)
+    assert run_sizes(10_000, 5, steps=100) == (100, 500)
+    assert run_sizes(10_000, 5, batch=100) == (500, 100)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "steps", "batch"),
+    [
+        ({"steps": "auto", "expected_batch_size": "auto"}, 10, 12),
+        ({"steps": "auto"}, 10, 12),
+        ({"expected_batch_size": "auto"}, 2, 12),
+    ],
+)
+def test_auto_is_gone_once_settings_are_read(privacy: dict[str, Any], steps: int, batch: float) -> None:
+    found = settings(None, privacy=privacy, method={"learning_rate": 0.1})
+    assert (found.privacy.steps, found.privacy.b) == (steps, batch)
+    assert "auto" not in yaml.safe_load(found.to_yaml())  # all is numbers, so a resume reads these
+    assert settings_from(yaml.safe_load(found.to_yaml())).privacy == found.privacy
+
+
+def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
+    base = yaml.safe_load(settings(None, method={"learning_rate": 0.1}).to_yaml())
+    base["privacy"]["steps"] = "auto"
+    found = settings_from(base, ["privacy.steps=7", "auto.passes=2"])
+    assert found.privacy.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ({"auto": {"file": None}}, "chosen on public records, and there are none"),
+        (
+            {"data": {"path": "public.jsonl"}, "auto": {"file": "public.jsonl"}},
+            "auto.file names .*, which is private",
+        ),
+        ({"data": {"evaluation": "public.jsonl"}, "auto": {"file": "public.jsonl"}}, "also data.evaluation"),
+        ({"method": {"learning_rate": 0.1}}, "auto.file is read to choose settings, and none is auto"),
+        ({"method": {"name": "auto"}}, "finds the rate of its rows itself"),
+        ({"privacy": {"bands": 2}}, "independent noise"),
+        ({"privacy": {"clip_norm": "auto", "clip_quantile": 0.5}}, "learns the clip norm"),
+        ({"privacy": {"private": False, "noise_multiplier": None}}, "adds no noise"),
+        ({"data": {"label": "label", "labels": 2}}, "texts that a model writes"),
+        (
+            {"privacy": {"steps": "auto", "public_dataset_size": None, "sample_rate": 0.5}},
+            "public_dataset_size",
+        ),
+        ({"privacy": {"expected_batch_size": "auto", "sample_rate": 0.5}}, "remove sample_rate"),
+        ({"auto": {"passes": 0}, "privacy": {"steps": "auto"}}, "passes"),
+        ({"auto": {"choose": ["steps"]}}, "choose"),
+        ({"privacy": {"clip_norm": 3.0}, "auto": {"choose": ["clip_norm"]}}, "clip_norm is a number"),
+        (
+            {"method": {"learning_rate": 0.1}, "auto": {"choose": ["learning_rate"]}},
+            "learning_rate is a number",
+        ),
+        (
+            {"method": {"learning_rate": None}, "privacy": {"steps": "Auto"}},
+            "a whole number, or auto|1 or more, or auto",
+        ),
+        ({"synthesis": {"generator": "model", "preset": "text"}}, "not rehearsed with here"),
+        ({"federation": {"rule": "tan", "rounds": 2, "clients": 3}}, "does not go with a federation"),
+    ],
+)
+def test_what_auto_does_not_go_with(groups: dict[str, Any], told: str, public: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        settings(public, **groups)
+
+
+@pytest.mark.parametrize("row", ["pe-sgd", "guided-prism", "popri", "adamw", "wishart-m2"])
+def test_rows_that_cannot_be_rehearsed(row: str, public: Path) -> None:
+    chosen = settings(public, method={"name": row})
+    with pytest.raises(ConfigError, match="cannot be auto with method"):
+        plan_run(chosen)
+
+
+@pytest.mark.parametrize("row", ["dp-adamw", "dp-sgd", "dp-zo", "projected", "ffa"])
+def test_rows_that_can(row: str, public: Path) -> None:
+    chosen = settings(public, method={"name": row}, privacy={"clip_norm": "auto", "steps": 1})
+    model = tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    assert found.settings.method.learning_rate is not None
+    assert found.settings.privacy.clip_norm > 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_whoever_does_not_rehearse_refuses(public: Path) -> None:
+    """A study, an audit or a diagnosis would take the default in silence."""
+    with pytest.raises(ConfigError, match="learning_rate is auto, and nothing chooses it here"):
+        build_parts(settings(public), tiny_model(), PublicStart(tiny_tokenizer()))
+
+
+def test_default_rates_fall_with_the_root_of_the_steps_where_noise_is_added() -> None:
+    for row in METHODS.values():
+        falls = row.private and not row.public_texts
+        assert row.rate_of(RATE_STEPS) == row.learning_rate
+        ratio = row.rate_of(RATE_STEPS) / row.rate_of(16 * RATE_STEPS)
+        assert ratio == pytest.approx(4.0 if falls else 1.0, rel=1e-2)
+        assert row.rate_of(96, private=False) == row.learning_rate
+    assert find_row("aug-pe").rate_of(96) == find_row("aug-pe").learning_rate
+
+
+def test_the_best_rate_is_taken_and_refined(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = find_row("prism").rate_of(2)
+    seen: list[float] = []
+
+    def losses(parts: Parts, *_: Any) -> Any:
+        seen.append(parts.hyper.learning_rate)
+        return torch.full((4,), abs(math.log2(seen[-1] / own) - 1.5), dtype=torch.float64)
+
+    monkeypatch.setattr(trials, "_held_losses", losses)
+    found = settled(settings(public))
+    assert found.settings.method.learning_rate == pytest.approx(own * 2**1.5, rel=1e-2)
+    assert seen == pytest.approx([own * 2**k for k in (0, 1, 2, 1.5)], rel=1e-2)
+    assert found.settings.auto is None
+    assert found.facts["rows"][0]["learning_rate"] == found.settings.method.learning_rate
+    assert "because with" in because(found.facts)
+
+
+def test_the_clip_norm_is_a_quarter_of_the_median_norm(public: Path) -> None:
+    found = settled(settings(public, privacy={"clip_norm": "auto"}, method={"learning_rate": 0.1}))
+    assert found.facts["rows"] == []
+    assert found.settings.privacy.clip_norm == pytest.approx(found.facts["median_norm"] / 4, rel=0.05)
+    assert found.settings.method.learning_rate == 0.1
+    assert "a quarter of the median norm" in because(found.facts)
+    again = settled(settings(public, privacy={"clip_norm": "auto"}, method={"learning_rate": 0.1}))
+    assert again.facts == found.facts
+
+
+def test_trials_have_the_noise_of_the_run_and_few_records(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a trial draws, each coordinate of its mean has the noise sigma C / b of the run."""
+    taken: list[tuple[float, float]] = []
+
+    def losses(parts: Parts, texts: Any, noise: Any, draw: int) -> Any:
+        mechanism = trials.trial_step(parts, texts.records, noise, draw).mechanism
+        event: Any = mechanism.event  # type: ignore[attr-defined]
+        drawn = mechanism.expected_batch_size  # type: ignore[attr-defined]
+        taken.append((drawn, event.noise_multiplier * mechanism.clip_norm / drawn))  # type: ignore[attr-defined]
+        return torch.zeros(4, dtype=torch.float64)
+
+    monkeypatch.setattr(trials, "_held_losses", losses)
+    settled(settings(public, privacy={"noise_multiplier": 1.5, "clip_norm": 0.3}))
+    assert {drawn for drawn, _ in taken} == {8}
+    assert [std for _, std in taken] == pytest.approx([1.5 * 0.3 / 12] * len(taken))
+
+
+def test_how_many_records_a_trial_draws() -> None:
+    for batch, sigma, dimension in ((256, 0.83, 46_240), (1024, 1.0, 46_240), (4096, 1.3, 10**7)):
+        drawn = trial_batch(batch, sigma, dimension)
+        noise, sampling = (sigma / batch) ** 2 * dimension, 1 / drawn
+        assert drawn == 8 or sampling <= 0.2 * noise * 1.001
+        assert drawn <= batch
+
+
+def test_a_run_takes_what_was_settled_and_resumes_with_it(public: Path, tmp_path: Path) -> None:
+    def start(observer: Any = None) -> None:
+        fine_tune(
+            tiny_model(),
+            RECORDS,
+            tokenizer=tiny_tokenizer(),
+            privacy={**settings(public).privacy.model_dump(exclude_none=True), "clip_norm": "auto"},
+            adapter={"r": 2},
+            columns={"max_length": 16},
+            method={"name": "prism", "learning_rate": "auto"},
+            auto={"file": str(public)},
+            output=str(tmp_path / "run"),
+            observer=observer,
+            show_progress=False,
+        )
+
+    with pytest.raises(Interrupted):
+        start(StopAt(1))
+    folder = RunFolder(tmp_path / "run")
+    found = json.loads(folder.choice.read_text("utf-8"))
+    kept = yaml.safe_load(folder.settings.read_text("utf-8"))
+    assert kept["method"]["learning_rate"] == found["rows"][0]["learning_rate"]
+    assert kept["privacy"]["clip_norm"] == found["clip_norm"] == read_ledger(folder.ledger).plan.clip_norm
+    assert "auto" not in kept
+    assert read_ledger(folder.ledger).charges == 1  # rehearsals charge nobody
+    resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+    report = json.loads(folder.report.read_text("utf-8"))
+    assert report["method"]["choice"] == found
+    assert "public records in the place of private ones" in " ".join(
+        (folder.release / "report.html").read_text("utf-8").split()
+    )
+
+
+def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same is settled whatever the records are: they are not handed over."""
+    given: list[tuple[Any, ...]] = []
+    true = privlora.api.settle
+
+    def watched(*arguments: Any) -> Any:
+        given.append(arguments)
+        return true(*arguments)
+
+    monkeypatch.setattr(privlora.api, "settle", watched)
+    found = []
+    for i, records in enumerate((RECORDS, [{"text": f"other {i * i}"} for i in range(24)])):
+        run = settings(public, run={"output": str(tmp_path / f"run{i}")})
+        privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=records)
+        found.append((tmp_path / f"run{i}" / "release" / "choice.json").read_bytes())
+    assert found[0] == found[1]
+    assert [len(arguments) for arguments in given] == [5, 5]  # settings, plan, model, tokenizer, told
+
+
+@pytest.mark.parametrize("name", ["data.path", "data.evaluation"])
+def test_copies_of_private_or_evaluation_records_choose_nothing(
+    name: str, public: Path, tmp_path: Path
+) -> None:
+    """Whatever the file is called: records are compared, in their columns and as tokens."""
+    some = [json.loads(line) for line in public.read_text("utf-8").splitlines()][:24]
+    other = [{"text": f"{record['text']} "} for record in some] if name == "data.path" else some
+    held = tmp_path / "held.jsonl"
+    held.write_text("\n".join(json.dumps(record) for record in some), "utf-8")
+    more = {"evaluation": str(held)} if name == "data.evaluation" else {}
+    run = settings(public, data=more, run={"output": str(tmp_path / "run")})
+    given = RECORDS if name == "data.evaluation" else other
+    error = DataError if name == "data.evaluation" else PrivacyError
+    with pytest.raises(error, match=r"auto\.file"):
+        privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_trials_train_on_all_steps_and_are_scored_on_what_they_did_not_see(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored, trained, steps, meant = [], [], [], []
+    losses, many, norms = trials.record_losses, Step.take_many, settling.sequential_batches
+
+    def of(examples: Any) -> set[tuple[int, ...]]:
+        return {tuple(int(i) for i in example.input_ids) for example in examples}
+
+    monkeypatch.setattr(trials, "record_losses", lambda m, e: (scored.append(of(e)), losses(m, e))[1])
+    monkeypatch.setattr(
+        Step,
+        "take_many",
+        lambda self, count: (trained.append(of(self.examples)), steps.append(count), many(self, count))[2],
+    )
+    monkeypatch.setattr(
+        settling, "sequential_batches", lambda e, **more: (meant.append(of(e)), norms(e, **more))[1]
+    )
+    chosen = settings(public, privacy={"clip_norm": "auto"}, auto={"limit": 40})
+    found = settled(chosen)
+    texts = settling.public_texts(chosen, tiny_tokenizer(), lambda *_: None)
+    assert len(texts.records) + len(texts.held) == 40  # of 48
+    assert scored == [of(texts.held)] * (1 + len(found.facts["rows"]))  # the first before any training
+    assert trained == [of(texts.records)] * len(found.facts["rows"])
+    assert set(steps) == {chosen.privacy.steps}
+    assert meant == [of(texts.records)]
+    assert found.facts["untrained"] != found.facts["rows"][0]["loss"]
+
+
+def test_the_median_is_no_mean(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from privlora.coordinates import TangentCoordinates
+
+    def squares(self: Any, captured: Any) -> Any:
+        found = torch.ones_like(true(self, captured))
+        found[0] = 1e6
+        return found
+
+    true = TangentCoordinates.norms_squared
+    monkeypatch.setattr(TangentCoordinates, "norms_squared", squares)
+    assert (
+        settled(settings(public, privacy={"clip_norm": "auto"}, method={"learning_rate": 0.1})).facts[
+            "median_norm"
+        ]
+        == 1.0
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"clip_norm": 99.0},
+        {"row": "dp-zo"},
+        {"held_out": 10**101},
+        {"drawn": 8.0},
+        {"untrained": 1.12345678901234567},
+        {"rows": "longer"},
+        {"rows": "other rate"},
+    ],
+    ids=str,
+)
+def test_a_choice_that_is_not_the_runs_is_refused(
+    changed: dict[str, Any], public: Path, tmp_path: Path
+) -> None:
+    run = settings(public, privacy={"clip_norm": "auto"}, run={"output": str(tmp_path / "run")})
+    privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+    folder = RunFolder(tmp_path / "run")
+    report = json.loads(folder.report.read_text("utf-8"))
+    true = report["method"]["choice"]
+    if changed.get("rows") == "longer":
+        changed = {"rows": true["rows"] * 60}
+    elif "rows" in changed:
+        changed = {"rows": [{**true["rows"][0], "learning_rate": 5.0}, *true["rows"][1:]]}
+    assert _is_settled(true, report)
+    assert not _is_settled({**true, **changed}, report)
+
+
+def test_a_choice_without_numbers_is_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.release.mkdir()
+    folder.choice.write_text('{"row": "prism", "rows": [], "clip_norm": NaN, "median_norm": 1}', "utf-8")
+    with pytest.raises(RunError, match=r"choice\.json' is damaged"):
+        read_choice(folder)
+
+
+def test_too_few_public_records_are_told(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(json.dumps({"text": f"dog {i}"}) for i in range(8)), "utf-8")
+    with pytest.raises(DataError, match=r"auto\.file holds 8 records"):
+        settled(settings(few))
+
+
+def test_held_out_records_are_none_of_those_that_train(public: Path) -> None:
+    from privlora.data.records import load_records
+    from privlora.training.inputs import tokenise
+
+    chosen = settings(public)
+    records = tokenise(load_records(str(public)), chosen.data, tiny_tokenizer())
+    texts, held = settling._split(records, 3)
+    assert len(texts) + len(held) == 48
+    ids = [{tuple(record.input_ids) for record in part} for part in (texts, held)]
+    assert not ids[0] & ids[1]
