@@ -218,12 +218,13 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     from privlora.methods import find_row, uses_lora_alpha
 
     privacy = settings.privacy
+    default = find_row(settings.method.name).rate_of(privacy.steps, private=privacy.private)
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
         "method": settings.method.name,
         "releases": find_row(settings.method.name).called,
         "hyperparameters": hyper.to_dict(),
-        "times_default_rate": hyper.learning_rate / find_row(settings.method.name).learning_rate,
+        "times_default_rate": hyper.learning_rate / default,
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,

@@ -1,0 +1,293 @@
+"""How steps, batch, learning rate and clip norm move the loss of a private run at one epsilon.
+
+    python benchmarks/study_data.py --assets ASSETS --out study-data
+    python benchmarks/sizes.py --data study-data --out benchmarks/results/sizes.jsonl
+    python benchmarks/sizes.py --out benchmarks/results/sizes.jsonl --tables
+
+Runs of PRISM at rank 8 on a Llama of 260,000 parameters, epsilon 3, delta 1e-5, texts of 48 tokens. The records are
+public and noise follows from a public seed, so nothing is charged: steps, clipping and noise are those of
+`privlora train`. A row of the file is one run; rows that are there are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from privlora.config.auto import run_sizes
+
+TASKS: dict[str, dict[str, Any]] = {
+    "math": {"file": "math", "units": 9400, "text": "instruction"},
+    "pubmed": {"file": "pubmed", "units": 4300, "text": "text"},
+    "biorxiv": {"file": "biorxiv", "units": 2300, "text": "text"},
+    "solutions": {
+        "file": "math",
+        "units": 9400,
+        "prompt": "{instruction}\n",
+        "completion": "output",
+        "loss_on": "completion",
+        "max_length": 80,
+    },
+    "sst2": {
+        "file": "sst2",
+        "units": 20000,
+        "prompt": "Review: {sentence1}\nIt is ",
+        "completion": "label_text",
+        "loss_on": "completion",
+    },
+}
+COMBINATIONS = tuple(
+    (model, task, units, epsilon)
+    for model, most in (("stories260K", 4000), ("reviews1M", 1000), ("babyllama105", 1000))
+    for task in ("math", "pubmed", "biorxiv")
+    for units, epsilon in ((1000, 6), (4000, 1), (1000, 1))
+    if units <= most and (task != "biorxiv" or units < 2300)
+)
+"""Numbers of records, and a model, that played no part in finding the defaults; two passes, as auto divides them."""
+PUBLIC = {"math": "math-public", "pubmed": "biorxiv-heldout"}
+"""What a rate is rehearsed on, of the same kind and of a neighbouring one."""
+POWERS = {"stories260K": range(-2, 3), "reviews1M": range(-2, 7), "babyllama105": range(-5, 2)}
+"""Rates, as powers of the root of two times the default."""
+OF_RATE = (0.0138, 0.0196, 0.0277)  # rate * sqrt(steps)
+
+
+def grid() -> Iterator[dict[str, Any]]:
+    """All runs."""
+    for task in ("math", "pubmed"):
+        for gradients in (1536, 6144):
+            for steps in (12, 24, 48, 96, 192):
+                batch = gradients // steps
+                if batch < 32:
+                    continue
+                for c in OF_RATE:
+                    rate = float(f"{c / math.sqrt(steps):.3g}")
+                    yield {"part": "sizes", "task": task, "steps": steps, "batch": batch, "rate": rate}
+    for steps, batch, rates in (
+        (96, 256, (0.002, 0.004)),
+        (384, 64, (0.001, 0.002, 0.004)),
+        (24, 1024, (0.004, 0.008)),
+        (48, 512, (0.004, 0.008)),
+    ):
+        for rate in rates:
+            yield {"part": "sizes", "task": "math", "steps": steps, "batch": batch, "rate": rate}
+    for task in ("math", "pubmed", "sst2", "solutions", "biorxiv"):
+        for steps, own in ((24, (0.002, 0.0028, 0.004, 0.0056)), (96, (0.001, 0.002, 0.0028, 0.004))):
+            for rate in own:
+                clip = 10 if task == "sst2" else 1
+                row = {"part": "rates", "task": task, "steps": steps, "batch": 64, "rate": rate}
+                yield {**row, "clip_norm": clip}
+    for task in ("math", "sst2", "pubmed"):
+        for clip in (0.03, 0.1, 0.3, 1, 3, 10, 30):
+            row = {"part": "clip norms", "task": task, "steps": 24, "batch": 64, "rate": 0.004}
+            yield {**row, "clip_norm": clip}
+    for model, task, units, epsilon in COMBINATIONS:
+        steps, batch = run_sizes(units, 2)
+        for power in sorted(POWERS[model], key=abs):
+            rate = float(f"{0.004 * math.sqrt(24 / steps) * 2 ** (power / 2):.3g}")
+            row = {"part": "combinations", "task": task, "steps": steps, "batch": batch, "rate": rate}
+            yield {**row, "model": model, "units": units, "epsilon": epsilon}
+    for model, task, units, epsilon in COMBINATIONS:
+        if task in PUBLIC and units == 1000:
+            steps, batch = run_sizes(units, 2)
+            row = {"part": "rehearsed", "task": task, "steps": steps, "batch": batch, "public": PUBLIC[task]}
+            yield {**row, "model": model, "units": units, "epsilon": epsilon}
+
+
+class Runs:
+    """One model, and the records of each task, read once."""
+
+    def __init__(self, data: Path) -> None:
+        self.data, self.kept = data, dict[str, Any]()
+        self.model, self.name = None, ""
+
+    def settings(self, row: dict[str, Any]) -> Any:
+        from privlora.config import settings_from
+
+        task = dict(TASKS[row["task"]])
+        name, units = task.pop("file"), row.get("units", task.pop("units"))
+        return settings_from(
+            {
+                "model": {"name": str(self.data / "models" / row.get("model", "stories260K"))},
+                "data": {"max_length": 48, "path": str(self.data / f"{name}-train.jsonl"), **task},
+                "adapter": {"r": 8},
+                "privacy": {
+                    "target_epsilon": row.get("epsilon", 3),
+                    "delta": 1e-5,
+                    "steps": row["steps"],
+                    "expected_batch_size": row["batch"],
+                    "public_dataset_size": units,
+                    "clip_norm": row.get("clip_norm", 1),
+                },
+                "method": {"name": "prism", "learning_rate": row.get("rate", "auto")},
+                **({} if "rate" in row else {"auto": {"file": str(self.data / f"{row['public']}.jsonl")}}),
+            }
+        )
+
+    def records(self, task: str, settings: Any) -> tuple[Any, Any]:
+        """In training, all that there are, and every second one held out."""
+        from privlora.data.records import load_records
+        from privlora.training.inputs import tokenise
+
+        if task not in self.kept:
+            train = tokenise(load_records(settings.data.path), settings.data, self.tokenizer)
+            usable = [x for x, count in zip(train, train.label_counts, strict=True) if count]
+            place = settings.data.path.replace("-train", "-heldout")
+            held = tokenise(load_records(place), settings.data, self.tokenizer)
+            self.kept[task] = train.like(usable), held.like(list(held)[::2][:200])
+        return self.kept[task]
+
+    def run(self, row: dict[str, Any]) -> dict[str, float]:
+        """sigma, and the loss before and after."""
+        from privlora.evaluation.next_token import record_losses
+        from privlora.rehearsals.settling import settle
+        from privlora.rehearsals.trials import Noise, trial_step
+        from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+        from privlora.training.models import given_or_loaded, unchanged_afterwards
+
+        settings = self.settings(row)
+        if self.name != settings.model.name:
+            self.name, self.kept = settings.model.name, {}
+            self.model, self.tokenizer = given_or_loaded(settings.model, None, None)
+        train, held = self.records(row["task"], settings)
+        train = train.like(list(train)[: round(settings.privacy.n)])
+        plan, _ = plan_privacy(settings)
+        sigma, more = plan.event.noise_multiplier, dict[str, float]()
+        if "rate" not in row:
+            began = time.process_time()
+            chosen = settle(settings, plan, self.model, self.tokenizer)
+            settings = chosen.settings
+            more = {
+                "rate": settings.method.learning_rate,
+                "trials": len(chosen.facts["rows"]),
+                "drawn": chosen.facts["drawn"],
+                "cpu_seconds_of_rehearsals": round(time.process_time() - began, 1),
+            }
+        began = time.process_time()
+        with unchanged_afterwards(self.model):
+            parts = build_parts(settings, self.model, PublicStart(self.tokenizer))
+            with parts.adapter:
+                before = float(record_losses(self.model, held).mean())
+                noise = Noise(sigma, settings.privacy, settings.privacy.n)
+                trial_step(parts, train, noise, draw=0).take_many(settings.privacy.steps)
+                if more:
+                    more["cpu_seconds_of_run"] = round(time.process_time() - began, 1)
+                parts.install_result()
+                loss = float(record_losses(self.model, held).mean())
+                return {"sigma": sigma, "before": before, "loss": loss, **more}
+
+
+def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(rows, key=lambda row: row["loss"])
+
+
+def head(*names: str) -> tuple[str, str]:
+    """The first two lines of a table."""
+    return f"| {' | '.join(names)} |", "|---" * len(names) + "|"
+
+
+def line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """As docs/choosing.md has them."""
+    sizes = defaultdict(list)
+    for row in rows:
+        if row["part"] == "sizes":
+            sizes[row["task"], row["steps"] * row["batch"], row["steps"]].append(row)
+    yield from head(
+        "task", "gradients", "steps x batch", "sigma", "noise of the run", "rate x sqrt(steps)", "gain"
+    )
+    for (task, gradients, steps), of in sorted(sizes.items()):
+        row = best(of)
+        noise = row["sigma"] / (row["batch"] * math.sqrt(steps))
+        c = row["rate"] * math.sqrt(steps)
+        gain = row["before"] - row["loss"]
+        size, sigma = f"{steps} x {row['batch']}", f"{row['sigma']:.3f}"
+        yield line(task, f"{gradients:,}", size, sigma, f"{noise:.2g}", f"{c:.3f}", f"{gain:.3f}")
+    yield ""
+    yield from head("task", "steps", "best rate", "its rate x sqrt(steps)", "gain at best", "at the default")
+    rates = defaultdict(list)
+    for row in rows:
+        if row["batch"] == 64 and row["part"] != "clip norms" and row["steps"] in (24, 96):
+            rates[row["task"], row["steps"]].append(row)
+    for (task, steps), of in sorted(rates.items()):
+        row = best(of)
+        default = min(of, key=lambda one: abs(one["rate"] - 0.004 * math.sqrt(24 / steps)))
+        own, plain = (one["before"] - one["loss"] for one in (row, default))
+        c = row["rate"] * math.sqrt(steps)
+        yield line(task, steps, row["rate"], f"{c:.3f}", f"{own:.3f}", f"{plain / own:.1%}")
+    combinations = defaultdict(list)
+    for row in rows:
+        if row["part"] == "combinations":
+            combinations[row["model"], row["task"], row["units"], row["epsilon"]].append(row)
+    yield ""
+    yield from head(
+        "model",
+        "task",
+        "N",
+        "epsilon",
+        "steps x batch",
+        "best rate x sqrt(steps)",
+        "gain at best",
+        "at the default",
+        "at the rehearsed rate",
+    )
+    rehearsed = {
+        (row["model"], row["task"], row["units"], row["epsilon"]): row
+        for row in rows
+        if row["part"] == "rehearsed"
+    }
+    for (model, task, units, epsilon), of in sorted(combinations.items()):
+        row, plain = best(of), of[0]
+        own, kept = (one["before"] - one["loss"] for one in (row, plain))
+        c = row["rate"] * math.sqrt(row["steps"])
+        size = f"{row['steps']} x {row['batch']:g}"
+        auto = rehearsed.get((model, task, units, epsilon))
+        found = "" if auto is None else f"{(auto['before'] - auto['loss']) / own:.1%}"
+        yield line(model, task, units, epsilon, size, f"{c:.3f}", f"{own:.3f}", f"{kept / own:.1%}", found)
+    yield ""
+    yield from head("clip_norm", "math", "sst2", "pubmed")
+    clips = {(row["task"], row["clip_norm"]): row for row in rows if row["part"] == "clip norms"}
+    for clip in sorted({clip for _, clip in clips}):
+        cells = [clips.get((task, clip)) for task in ("math", "sst2", "pubmed")]
+        yield line(f"{clip:g}", *("" if one is None else f"{one['loss']:.3f}" for one in cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("study-data"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--tables", action="store_true", help="print the tables of what is there; run nothing"
+    )
+    parser.add_argument("--most", type=int, help="stop after so many runs")
+    args = parser.parse_args()
+    found = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    if args.tables:
+        print("\n".join(tables(found)))
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    runs = Runs(args.data)
+    wanted = list(grid())[: args.most]
+    for number, row in enumerate(wanted, 1):
+        if any(row.items() <= one.items() for one in found):
+            continue
+        found.append({**row, **runs.run(row)})
+        with args.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(found[-1]) + "\n")
+        print(f"{number} of {len(wanted)}: {json.dumps(found[-1])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
