@@ -93,7 +93,7 @@ def test_peft_loads_the_release_with_our_logits(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded = loaded_by_peft(tiny_model(family), result.release)
-    torch.testing.assert_close(logits(loaded), peek.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(loaded), peek.logits, rtol=0, atol=3e-5)
     assert float((peek.logits - before).abs().max()) > 0.01
 
 

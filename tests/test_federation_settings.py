@@ -10,6 +10,7 @@ import pytest
 
 from privlora.config import ModelSettings, PrivacySettings, Settings, load_settings, settings_from
 from privlora.config.federation import RULE_NAMES, FederationSettings
+from privlora.config.groups import MethodSettings
 from privlora.config.other_names import OTHER_NAMES
 from privlora.config.reading import _INNER
 from privlora.errors import ConfigError, DataError, named
@@ -208,7 +209,8 @@ def test_names_of_other_tools(group: str, name: str) -> None:
         content = own({"name": "a", "path": "a.jsonl", name: 1}, {"name": "b", "path": "b.jsonl"})
     else:
         home, _, setting = here.rpartition(".")
-        assert setting in {"federation": FederationSettings, "model": ModelSettings}[home].model_fields
+        homes = (FederationSettings, ModelSettings, MethodSettings, PrivacySettings)
+        assert setting in dict(zip(("federation", "model", "method", "privacy"), homes, strict=True))[home].model_fields
         spelt = name.upper().replace("_", "-")
         content = settings(**{group: {spelt: 1}}) if group else {**settings(), spelt: {"a": 1}}
     with pytest.raises(ConfigError, match=f"Fix: it is called {here} here"):

@@ -25,6 +25,7 @@ COMMANDS = [
     "federate",
     "resume",
     "plan",
+    "recommend",
     "evaluate",
     "compare",
     "diagnose",

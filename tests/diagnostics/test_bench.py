@@ -14,6 +14,7 @@ from privlora.coordinates import FactorCoordinates, Vector
 from privlora.diagnostics.bench import Contender, Workbench, open_workbench, snapshot
 from privlora.errors import ConfigError, DataError
 from privlora.mechanisms import Release
+from privlora.methods import METHODS
 from privlora.optimizers import Optimizer
 
 
@@ -136,7 +137,7 @@ def test_a_method_of_the_run_keeps_its_settings() -> None:
     with tiny_bench(method={"name": "prism", "optimizer": "scalar", "learning_rate": 0.5}) as bench:
         prism, baseline = bench.tangent_contender(bench.start), bench.factor_contender(bench.start)
         assert (prism.name, prism.hyper.learning_rate) == ("prism scalar", 0.5)
-        assert baseline.hyper.learning_rate == 3e-3
+        assert baseline.hyper.learning_rate == METHODS["dp-adamw"].rate_of(bench.settings.privacy.steps)
     with tiny_bench(method={"name": "dp-adamw", "learning_rate": 0.5, "beta2": 0.9}) as bench:
         baseline = bench.factor_contender(bench.start)
         assert (baseline.hyper.learning_rate, baseline.hyper.settings["beta2"]) == (0.5, 0.9)

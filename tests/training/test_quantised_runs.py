@@ -53,7 +53,7 @@ def train(folder: Path, output: Path, packing: Any, **more: Any) -> Any:
         loading=loading,
         output=output,
         run=SHORT,
-        **more,
+        **{"method": {"name": "prism", "learning_rate": 3e-3}, **more},
     )
 
 

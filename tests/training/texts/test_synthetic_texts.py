@@ -380,7 +380,7 @@ def test_a_generated_text_that_is_a_record_changes_nothing(
 
     class Guessing(Notes):
         def random(self, count: int) -> list[str]:
-            return [RECORDS[4]["text"], "My code is 4711, do not tell.", *super().random(count - 2)]
+            return [RECORDS[4]["text"], "My code is heron-4711, do not tell.", *super().random(count - 2)]
 
     model = tiny_model()
     with caplog.at_level("DEBUG"):
@@ -389,7 +389,7 @@ def test_a_generated_text_that_is_a_record_changes_nothing(
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
     seen = [path.read_bytes().decode(errors="replace") for path in folder.release.iterdir()]
     for text in (*seen, *capfd.readouterr(), caplog.text):
-        assert "4711" not in text
+        assert "heron-4711" not in text
         assert RECORDS[4]["text"] not in text
 
 
