@@ -126,6 +126,11 @@ ANSWERS = {
     "method.mu": "method.perturbation",
     "method.eps": "method.perturbation here: of the row dp-zo",
     "privacy.eps": "privacy.target_epsilon",
+    "auto.path": "auto.file here: PUBLIC records",
+    "auto.public": "auto.file here: PUBLIC records",
+    "auto.public_file": "auto.file here: PUBLIC records",
+    "auto.records": "auto.file here: PUBLIC records",
+    "auto.Public-Records": "auto.file here: PUBLIC records",
 }
 
 

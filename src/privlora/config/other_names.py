@@ -52,6 +52,10 @@ OTHER_NAMES: Final[Mapping[str, Mapping[str, Here]]] = {
         **dict.fromkeys(("eps", "mu"), Here("method.perturbation", _DP_ZO)),
     },
     "privacy": {**_OF_LOADING, "mechanism": Here("privacy.bands", _BANDS)},
+    "auto": dict.fromkeys(
+        ("path", "paths", "files", "records", "public", "public_file", "public_path", "public_records"),
+        Here("auto.file", "PUBLIC records of the form of the private ones, never private ones"),
+    ),
     "federation": {
         "aggregation": Here("federation.rule"),
         "strategy": Here("federation.rule"),
