@@ -63,22 +63,32 @@ def loading() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def counted(what: str) -> Iterator[Callable[[int, int], None]]:
     """Shows how far long work is, by calls with (done, all): a bar on a terminal, a line for each tenth elsewhere."""
+    with phased(what) as tell:
+        yield lambda done, total: tell(what, done, total)
+
+
+@contextlib.contextmanager
+def phased(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """``counted`` for work of several phases, by calls with (phase, done, all). what: the first one."""
     console = err()
     if console.is_terminal:
         from rich.progress import Progress
 
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            yield lambda phase, done, total: bar.update(task, description=phase, completed=done, total=total)
         return
     console.print(what)
-    shown = 0
+    shown = what, 0
 
-    def tell(done: int, total: int) -> None:
+    def tell(phase: str, done: int, total: int) -> None:
         nonlocal shown
-        if (tenth := 10 * done // total) > shown:
-            shown = tenth
-            console.print(f"{what}: {done} of {total}")
+        if phase != shown[0]:
+            shown = phase, 0
+            console.print(phase)
+        if (tenth := 10 * done // total) > shown[1]:
+            shown = phase, tenth
+            console.print(f"{phase}: {done} of {total}")
 
     yield tell
 

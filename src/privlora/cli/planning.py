@@ -15,6 +15,7 @@ from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries, saying
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
+from privlora.config.auto import of_few
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.randomness import aes_instructions
 from privlora.sizes import in_one_unit
@@ -235,6 +236,9 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         and not uses_lora_alpha(settings.method.name),
         "aes_instructions": aes_instructions(),
         "rehearsed": [] if settings.auto is None else list(settings.auto.choose),
+        "few": None
+        if settings.auto is None
+        else of_few(privacy.n, settings.auto.passes, privacy.steps, privacy.b),
     }
     if planned is None:
         return facts
@@ -348,6 +352,8 @@ def _show(
         names = " and ".join(content["rehearsed"])
         words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"
         rows.insert(1, ("auto", f"{names}: {words}"))
+    if content["few"] is not None:
+        rows.append(("sizes", f"auto: {content['few']}"))
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privlora.cli.console import JsonOption, counted, emit, loading, out, quiet_libraries
+from privlora.cli.console import JsonOption, emit, loading, out, phased, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
@@ -59,8 +59,8 @@ def recommend(
             model, tokenizer = given_or_loaded(settings.model, None, None)
             settings = fitted(settings, model)
             check_model(settings, model, tokenizer)
-        with counted("sizes of runs") as tell:
-            found = run(settings, model, tokenizer, lambda _, done, total: tell(done, total))
+        with phased("sizes of runs") as tell:
+            found = run(settings, model, tokenizer, tell)
         if page is not None:
             from privlora.rehearsals.page import write
 

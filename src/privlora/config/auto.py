@@ -75,6 +75,31 @@ def run_sizes(
     return steps, batch
 
 
+def of_few(units: float, passes: float, steps: int, batch: float) -> str | None:
+    """In a sentence what the bounds of ``run_sizes`` made of few gradients.
+
+    None where they bound nothing, and of sizes that are not its own.
+
+    >>> of_few(10_000, 5, 67, 746.0)
+    >>> of_few(200, 5, 10, 100.0)
+    'passes 5 over 200 units would make 9 steps: a run has at least 10, so it is 10 steps of 100, passes 5'
+    """
+    if (steps, batch) != run_sizes(units, passes):
+        return None
+    wanted, taken = max(1, round(_BALANCE * math.sqrt(passes * units))), steps * batch / units
+    bounds = [f"a run has at least {_FEWEST_STEPS}"] if wanted < _FEWEST_STEPS else []
+    if taken < 0.9 * passes:
+        bounds.append("no batch has more than half of the units")
+    elif taken > 1.1 * passes:
+        bounds.append("no batch has less than one unit")
+    if not bounds:
+        return None
+    return (
+        f"passes {passes:g} over {units:g} units would make {wanted} steps: {', and '.join(bounds)}, so it is "
+        f"{steps} steps of {batch:g}, passes {taken:.2g}"
+    )
+
+
 def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a file, in which no size is auto any more, and auto.choose names what is to be rehearsed.
 

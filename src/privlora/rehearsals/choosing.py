@@ -18,6 +18,7 @@ from privlora.errors import ConfigError, PrivloraError
 from privlora.methods import CHOICES, find_method
 from privlora.pages.numbers import finite
 from privlora.rehearsals.kept import Chosen
+from privlora.rehearsals.rates import paired_error
 from privlora.rehearsals.settling import refuse_unrehearsed
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_texts
@@ -184,8 +185,7 @@ def verdict(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         ahead = ranked[1].losses - ranked[0].losses
         lead = float(ahead.mean())
         if min(ahead.shape) > 1:
-            over = [ahead.mean(dim).var() / ahead.shape[1 - dim] for dim in (0, 1)]
-            error = float((over[0] + over[1]).sqrt())
+            error = paired_error(ahead)
     rows = [{"name": o.row, "learning_rate": o.learning_rate, "loss": o.loss} for o in ranked]
     found: dict[str, Any] = finite({"rows": rows, "lead": lead, "standard_error": error})
     return found

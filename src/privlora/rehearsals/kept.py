@@ -57,15 +57,11 @@ def _why_settings(facts: Mapping[str, Any]) -> str:
             f"{facts['median_norm']:.3g}"
         )
     if facts["rows"]:
-        best, *others = facts["rows"]
-        beside = ", ".join(
-            f"{_loss(one['loss'])} at {one['learning_rate']:.3g}"
-            for one in sorted(others, key=lambda one: float(one["learning_rate"]))
-        )
+        best = facts["rows"][0]
         words = (
-            f"learning rate {best['learning_rate']:.3g}, because with {facts['in_place_of_records']} public records "
-            f"in the place of private ones the loss on {facts['held_out']} others was {_loss(best['loss'])} after all "
-            f"steps at the run's noise, against {beside}; {facts['drawn']:g} records a step"
+            f"learning rate {best['learning_rate']:.3g}, because with {facts['in_place_of_records']} public records in "
+            f"the place of private ones, for all steps at the run's noise and {facts['drawn']:g} records a step, on "
+            f"{facts['held_out']} others {of_rates(facts)}"
         )
         if best["loss"] is None or best["loss"] >= facts["untrained"]:
             words += (
@@ -74,6 +70,33 @@ def _why_settings(facts: Mapping[str, Any]) -> str:
             )
         said.append(words)
     return "; and ".join(said)
+
+
+def of_rates(facts: Mapping[str, Any]) -> str:
+    """The loss at each rate that was tried, the one that was taken first, and which ones their draws do not tell apart.
+
+    facts: with "rows", "equal_from" and "equal_to".
+    """
+    best, *others = facts["rows"]
+    others.sort(key=lambda one: float(one["learning_rate"]))
+    beside = ", ".join(f"{_with_spread(one)} at {one['learning_rate']:.3g}" for one in others)
+    words = f"the loss was {_with_spread(best)} at {best['learning_rate']:.3g}"
+    words += f", against {beside}" if beside else ""
+    low, high = facts.get("equal_from"), facts.get("equal_to")
+    if low is None or high is None:
+        return words
+    words += (
+        f" (± the standard deviation of {max(row['draws'] for row in facts['rows'])} draws of batches and noise at "
+        "most, which rates have in common); "
+    )
+    if low == high:
+        return f"{words}no other rate is as good within what draws differ by"
+    return f"{words}rates {low:.3g} to {high:.3g} are equal within what draws differ by"
+
+
+def _with_spread(row: Mapping[str, Any]) -> str:
+    spread = row.get("spread")
+    return _loss(row["loss"]) + ("" if spread is None else f" ± {spread:.4f}")
 
 
 def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:

@@ -11,14 +11,14 @@ divided by b). More passes over N units lower it towards a limit that N and epsi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from privlora.config import Settings
-from privlora.config.auto import PASSES, run_sizes
+from privlora.config.auto import PASSES, of_few, run_sizes
 from privlora.errors import ConfigError
 from privlora.methods import find_method
 from privlora.rehearsals.settling import public_texts, refuse_unrehearsed, try_rates
@@ -28,6 +28,7 @@ from privlora.training.assembly import plan_privacy
 _PASSES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _EPSILONS = (0.5, 1.0, 2.0, 3.0, 6.0, 8.0)
 _NOISE = "finding the noise of each size"
+_REHEARSING = "rehearsing sizes on public records"
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,17 @@ class Size:
 class Recommendation:
     """by_passes: at the settings' epsilon, divided into steps and batch as ``auto`` does, and the settings' own.
     by_epsilon: at their steps and batch. untrained: the loss of the same public records before; None where nothing was
-    rehearsed. public: how many public records stood for private ones."""
+    rehearsed. public: how many public records stood for private ones. rates: which ones were rehearsed for the
+    settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences."""
 
     units: float
     delta: float
     by_passes: Sequence[Size]
     by_epsilon: Sequence[Size]
-    untrained: float | None
+    untrained: float | None = None
     public: int = 0
+    rates: Mapping[str, Any] | None = None
+    bounds: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -92,35 +96,41 @@ def recommend(
     if settings.auto is not None and "learning_rate" in settings.auto.choose:
         texts = public_texts(settings, tokenizer, told)  # first, since they may be none
     asked = PASSES if settings.auto is None else settings.auto.passes
-    found, total = [_sized(settings, privacy.target_epsilon, own=True)], len(_PASSES) + len(_EPSILONS) + 3
-    for count in sorted({*_PASSES, asked}):
+    counts = sorted({*_PASSES, asked})
+    found, total = [_sized(settings, privacy.target_epsilon, own=True)], len(counts) + len(_EPSILONS) + 2
+    for count in counts:
         steps, batch = run_sizes(privacy.n, count)
-        if (steps, batch) != (privacy.steps, privacy.b):
+        if (steps, batch) not in {(size.steps, size.batch) for size in found}:  # bounds make some the same
             found.append(_sized(settings, privacy.target_epsilon, steps, batch))
         told(_NOISE, len(found), total)
     found.sort(key=lambda size: (size.passes, size.steps))
+    bounded = [of_few(privacy.n, count, *run_sizes(privacy.n, count)) for count in (asked, counts[-1])]
     epsilons = []
     for epsilon in sorted({*_EPSILONS, privacy.target_epsilon}):
         epsilons.append(_sized(settings, epsilon, own=epsilon == privacy.target_epsilon))
         told(_NOISE, len(found) + len(epsilons), total)
-    untrained, count = None, 0
+    told(_NOISE, total, total)
+    rehearsed: dict[str, Any] = {}
     if texts is not None:
         assert model is not None
         settings = settings.model_copy(update={"auto": None})
-        untrained, count = float(start_losses(model, texts).mean()), len(texts.records)
+        untrained = float(start_losses(model, texts).mean())
         first = next(size for size in found if size.own)
-        best, *_ = try_rates(settings, first.noise_multiplier, texts, model, tokenizer, told)
+        best = try_rates(settings, first.noise_multiplier, texts, model, tokenizer, told, untrained)
         every = [*found, *epsilons]
         for number, size in enumerate(every):
-            told("rehearsing sizes on public records", number, len(every))
+            told(_REHEARSING, number, len(every))
             rate = float(f"{best.learning_rate * math.sqrt(first.steps / size.steps):.3g}")
             at = _of_size(settings, replace(size, learning_rate=rate))
-            outcome, *_ = try_rates(at, size.noise_multiplier, texts, model, tokenizer, _unheard)
-            loss = outcome.loss if math.isfinite(outcome.loss) else None
-            every[number] = replace(size, learning_rate=rate, loss=loss)
+            loss = try_rates(at, size.noise_multiplier, texts, model, tokenizer, _unheard, untrained).loss
+            every[number] = replace(size, learning_rate=rate, loss=loss if math.isfinite(loss) else None)
+        told(_REHEARSING, len(every), len(every))
         found, epsilons = every[: len(found)], every[len(found) :]
+        facts = best.to_dict(settings.method.name, untrained)
+        rehearsed = {"public": len(texts.records), "untrained": facts.pop("untrained"), "rates": facts}
     assert privacy.delta is not None
-    return Recommendation(privacy.n, privacy.delta, found, epsilons, untrained, count)
+    bounds = list(dict.fromkeys(note for note in bounded if note is not None))
+    return Recommendation(privacy.n, privacy.delta, found, epsilons, bounds=bounds, **rehearsed)
 
 
 def _unheard(what: str, done: int, total: int) -> None:

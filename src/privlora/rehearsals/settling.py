@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.config import Settings
@@ -24,7 +27,8 @@ from privlora.methods import find_row
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
 from privlora.rehearsals.kept import Chosen
-from privlora.rehearsals.trials import Noise, Outcome, Texts, Told, best_rate, start_losses
+from privlora.rehearsals.rates import equal_rates, settle_rate
+from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
@@ -37,9 +41,9 @@ _FEWEST = 16  # records in the place of private ones, and held out
 _MOST_HELD = 256
 _NORMS = 128  # records whose norms are taken
 _OF_MEDIAN = 0.25
-_WIDTHS: Final = (2.0, math.sqrt(2))
 _SMALLEST_BATCH = 8
-_USUAL_TRIALS = 6
+_USUAL_TRIALS = 8
+_MEASURING: Final = "measuring gradient norms of public records"
 _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
 
 
@@ -54,7 +58,7 @@ def settle(
 
     The clip norm is a quarter of the median norm of public records at the start, to two digits: what matters is that
     most records are clipped, since rules divide by the noise, which is in proportion to it (docs/clipping.md). The
-    learning rate is the row's default, doubled or halved as long as that is better, then once more by the root of two.
+    learning rate is found from the row's default on (``settle_rate``).
 
     Raises DataError where there are too few public records.
     """
@@ -71,22 +75,15 @@ def settle(
         "held_out": len(texts.held),
     }
     if "clip_norm" in auto.choose:
-        median = float(f"{_median_norm(settings, texts.records, model, tokenizer):.4g}")
+        median = float(f"{_median_norm(settings, texts.records, model, tokenizer, told):.4g}")
         facts |= {"median_norm": median, "clip_norm": float(f"{_OF_MEDIAN * median:.2g}")}
         privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
         settings = settings.model_copy(update={"privacy": privacy})
     if "learning_rate" in auto.choose:
         untrained = float(start_losses(model, texts).mean())
-        outcomes = try_rates(settings, sigma, texts, model, tokenizer, told)
-        rows = [
-            {"name": one.row, "learning_rate": one.learning_rate, "loss": round(one.loss, 6)}
-            for one in outcomes
-        ]
-        found: dict[str, Any] = finite(
-            {"untrained": round(untrained, 6), "drawn": outcomes[0].drawn, "rows": rows}
-        )
-        facts |= found
-        method = settings.method.model_copy(update={"learning_rate": outcomes[0].learning_rate})
+        tried = try_rates(settings, sigma, texts, model, tokenizer, told, untrained)
+        facts |= {"drawn": tried.drawn, **tried.to_dict(settings.method.name, untrained)}
+        method = settings.method.model_copy(update={"learning_rate": tried.learning_rate})
         settings = settings.model_copy(update={"method": method})
     return Chosen(settings, facts)
 
@@ -127,27 +124,78 @@ def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
     )
 
 
+@dataclass(frozen=True)
+class Tried:
+    """learning_rate: to take. losses: of each rate that was tried, (draws, held). drawn: records in a step."""
+
+    learning_rate: float
+    losses: Mapping[float, Tensor]
+    drawn: int
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses[self.learning_rate].mean())
+
+    def to_dict(self, row: str, untrained: float) -> dict[str, Any]:
+        """As a report keeps it: the rate that is taken first, the others from the best on; and the rates that draws do
+        not tell from it. untrained: the loss before."""
+        order = sorted(self.losses, key=lambda rate: (rate != self.learning_rate, self.losses[rate].mean()))
+        equal = equal_rates(self.learning_rate, self.losses, untrained)
+        found: dict[str, Any] = finite(
+            {
+                "untrained": round(untrained, 6),
+                "rows": [
+                    {"name": row, "learning_rate": rate, **_of_draws(self.losses[rate])} for rate in order
+                ],
+                "equal_from": None if equal is None else equal[0],
+                "equal_to": None if equal is None else equal[1],
+            }
+        )
+        return found
+
+
+def _of_draws(losses: Tensor) -> dict[str, Any]:
+    """Mean over (draws, held), and the standard deviation of the draws' means; None of a single one."""
+    means = losses.mean(1)
+    spread = round(float(means.std()), 6) if len(means) > 1 else None
+    return {"loss": round(float(means.mean()), 6), "spread": spread, "draws": len(means)}
+
+
 def try_rates(
-    settings: Settings, sigma: float, texts: Texts, model: torch.nn.Module, tokenizer: Any, told: Told
-) -> list[Outcome]:
-    """How a run of these sizes does at each rate that was tried, the best first; at method.learning_rate alone where it
-    is given."""
-    done = 0
+    settings: Settings,
+    sigma: float,
+    texts: Texts,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told,
+    untrained: float,
+) -> Tried:
+    """How a run of these sizes does at each rate that was tried; at method.learning_rate alone where it is given.
+
+    untrained: the loss of the held-out texts before.
+    """
+    done, what = 0, f"rehearsing learning rates of {settings.method.name} on public records"
 
     def tick() -> None:
         nonlocal done
         done += 1
-        what = f"rehearsing learning rates of {settings.method.name} on public records"
         told(what, done, max(done, _USUAL_TRIALS))
 
+    told(what, 0, _USUAL_TRIALS)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             privacy = settings.privacy
             drawn = trial_batch(privacy.b, sigma, parts.coordinates.dimension)
             noise = Noise(sigma, privacy, privacy.n, drawn=drawn)
-            outcomes = best_rate(parts, parts.states(), texts, noise, 1, tick, widths=_WIDTHS)
-    return sorted(outcomes, key=lambda outcome: outcome.loss)
+            start = parts.hyper.learning_rate
+            attempt = trials_of(parts, parts.states(), texts, noise, tick)
+            if settings.method.learning_rate is None:
+                rate, losses = settle_rate(start, attempt, untrained)
+            else:
+                rate, losses = start, {start: attempt(start, 0)[None]}
+    told(what, done, done)
+    return Tried(rate, losses, drawn)
 
 
 def trial_batch(batch: float, noise_multiplier: float, dimension: int) -> int:
@@ -180,10 +228,13 @@ def _split(records: Examples, seed: int) -> tuple[Examples, Examples]:
 _SPLIT: Final = 2**63 + 2**61 + 2**59  # a stream of the public seed: apart from those of trials
 
 
-def _median_norm(settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any) -> float:
+def _median_norm(
+    settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told
+) -> float:
     """Of gradients at the start, before they are clipped."""
     some = texts.like(list(texts)[:_NORMS])
-    norms = []
+    norms: list[Tensor] = []
+    told(_MEASURING, 0, len(some))
     generator = counter_generator(settings.run.seed)  # there is no dropout, so nothing is drawn
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -199,6 +250,7 @@ def _median_norm(settings: Settings, texts: Examples, model: torch.nn.Module, to
                 captured, _ = micro_batch_gradients(adapter, batch, public=True)
                 squares = coordinates.norms_squared(coordinates.encode(captured))
                 norms.append(squares.clamp_min(0).sqrt().cpu())
+                told(_MEASURING, sum(map(len, norms)), len(some))
     found = torch.cat(norms)
     found = found[torch.isfinite(found) & (found > 0)]
     if not len(found):

@@ -25,6 +25,7 @@ from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_method
 from privlora.randomness import counter_generator, private_generator
+from privlora.rehearsals.rates import Attempt
 from privlora.synthesis.population import Population, deduplicate
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
@@ -34,7 +35,7 @@ from privlora.training.texts.warm_start import warm_start
 Told = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and all of it; public."""
 
-_WIDTH: Final = 3.0  # of the grid of learning rates, where none is given: powers of it times a row's own
+_WIDTH: Final = 3.0  # of the grid of learning rates: powers of it times a row's own
 _FARTHEST: Final = 4  # powers up or down
 _FEWEST = 8  # texts of each of the three kinds
 _STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of texts and from warm starts
@@ -73,13 +74,11 @@ class Noise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one row at one rate. losses: (draws of noise, held-out texts), in nats per token. drawn: of its steps, where
-    they had fewer records than the run's."""
+    """Of one row at one rate. losses: (draws of noise, held-out texts), in nats per token."""
 
     row: str
     learning_rate: float
     losses: Tensor
-    drawn: int | None = None
 
     @property
     def loss(self) -> float:
@@ -162,7 +161,7 @@ def try_rows(
                 warm_start(parts)
                 states = parts.states()
                 for outcomes, noise in zip(found, noises, strict=True):
-                    outcomes[name], *_ = best_rate(parts, states, texts, noise, draws, tick)
+                    outcomes[name] = best_rate(parts, states, texts, noise, draws, tick)
     return found
 
 
@@ -173,48 +172,59 @@ def best_rate(
     noise: Noise,
     draws: int,
     tick: Callable[[], None],
-    *,
-    widths: Sequence[float] = (_WIDTH,),
-) -> list[Outcome]:
-    """What was tried: the best rate first, with ``draws`` draws of noise, then the others, with one.
+) -> Outcome:
+    """The best rate, with ``draws`` draws of noise: found with one, up or else down as long as that is better.
 
-    parts: attached, and left in another state. states: of the start. widths: by how much the rate goes up, else down,
-    as long as that is better, from the best of the width before. A rate of the settings is the only one that is tried.
+    parts: attached, and left in another state. states: of the start. A rate of the settings is the only one that is
+    tried.
     """
-    hyper = parts.hyper
     tried: dict[float, list[Tensor]] = {}
+    trial = trials_of(parts, states, texts, noise, tick)
 
     def attempt(rate: float, draw: int) -> None:
-        parts.take_states(states)
-        parts.hyper = replace(hyper, learning_rate=rate)
-        tried.setdefault(rate, []).append(_held_losses(parts, texts, noise, draw))
-        parts.hyper = hyper
-        tick()
+        tried.setdefault(rate, []).append(trial(rate, draw))
 
     def first(rate: float) -> float:
         if rate not in tried:
             attempt(rate, 0)
         return float(tried[rate][0].mean())
 
-    best = hyper.learning_rate
+    best = parts.hyper.learning_rate
     first(best)
-    for width in widths if parts.settings.method.learning_rate is None else ():
-        for factor in (width, 1 / width):
-            before = best
-            for _ in range(_FARTHEST):
-                astray = factor < 1 and math.isinf(
-                    first(best)
-                )  # of which a smaller rate may be no better yet
-                further = float(f"{best * factor:.3g}")
-                if first(further) >= first(best) and not astray:
-                    break
-                best = further
-            if best != before:
+    for factor in (_WIDTH, 1 / _WIDTH) if parts.settings.method.learning_rate is None else ():
+        before = best
+        for _ in range(_FARTHEST):
+            astray = factor < 1 and math.isinf(first(best))  # of which a smaller rate may be no better yet
+            further = float(f"{best * factor:.3g}")
+            if first(further) >= first(best) and not astray:
                 break
+            best = further
+        if best != before:
+            break
     for draw in range(1, draws):
         attempt(best, draw)
-    order = sorted(tried, key=lambda rate: rate != best)
-    return [Outcome(parts.method.name, rate, torch.stack(tried[rate]), noise.drawn) for rate in order]
+    return Outcome(parts.method.name, best, torch.stack(tried[best]))
+
+
+def trials_of(
+    parts: Parts,
+    states: Mapping[str, Mapping[str, Tensor]],
+    texts: Texts,
+    noise: Noise,
+    tick: Callable[[], None],
+) -> Attempt:
+    """Trials from ``states`` on, which leave the parts in another state. Draws are the same for all rates."""
+
+    def attempt(rate: float, draw: int) -> Tensor:
+        hyper = parts.hyper
+        parts.take_states(states)
+        parts.hyper = replace(hyper, learning_rate=rate)
+        losses = _held_losses(parts, texts, noise, draw)
+        parts.hyper = hyper
+        tick()
+        return losses
+
+    return attempt
 
 
 def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step:

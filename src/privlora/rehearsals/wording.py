@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from privlora.rehearsals.kept import of_rates
+
 if TYPE_CHECKING:
     from privlora.rehearsals.recommending import Recommendation, Size
 
@@ -31,9 +33,20 @@ def advice(found: Recommendation) -> list[str]:
             f"In as many passes or fewer, {_named(best)} would have {_less(best, own)} less noise than "
             f"{_named(own)}: larger batches, fewer steps."
         )
+    lines += found.bounds
     more = next((size for size in found.by_passes if size.passes >= 1.9 * own.passes), None)
-    if more is not None:
-        share = 1 - more.noise / own.noise
+    by_heart = _learnt_by_heart(found)
+    if by_heart is not None:
+        best, worse = by_heart
+        lines.append(
+            f"More passes than {best.passes:.2g} made the loss on public records higher, {worse.loss:.4f} after "
+            f"{_named(worse)} and {best.loss:.4f} after {_named(best)}. Noise is not the cause, since it is "
+            f"less: long rehearsals learn the {found.public} public records by heart. More passes are not advised on "
+            "their account; more public records would tell."
+        )
+    share = 0.0 if more is None else 1 - more.noise / own.noise
+    told_otherwise = by_heart is not None and more is not None and more.passes > by_heart[0].passes
+    if more is not None and not (told_otherwise and share > _WORTH):
         lines.append(
             f"{more.passes / own.passes:.2g} times the passes ({_named(more)}) take away {share:.0%} of the noise"
             + (
@@ -50,6 +63,8 @@ def advice(found: Recommendation) -> list[str]:
         )
         words += f" at learning rate {best.learning_rate:.3g}; {found.untrained:.4f} without training."
         lines.append(words)
+        if found.rates is not None:
+            lines.append(f"Of {_named(own)}: {of_rates(found.rates)}.")
         if best.loss is not None and best.loss >= found.untrained:
             lines.append(
                 "No size did better than no training, so these records hardly tell: give some that the base model does "
@@ -70,6 +85,24 @@ def advice(found: Recommendation) -> list[str]:
         )
     )
     return lines
+
+
+def _learnt_by_heart(found: Recommendation) -> tuple[Size, Size] | None:
+    """The size of least loss, and the worst of more passes, where draws do not account for its lead.
+
+    Noise does not, since more passes have less of it. None where no size did better than no training.
+    """
+    rehearsed = [size for size in found.by_passes if size.loss is not None]
+    if not rehearsed or found.untrained is None:
+        return None
+    spread = 0.0 if found.rates is None else found.rates["rows"][0]["spread"] or 0.0
+    best = min(rehearsed, key=lambda size: size.loss or 0.0)
+    longer = [size for size in rehearsed if size.passes > best.passes and size.noise < best.noise]
+    worst = max(longer, key=lambda size: size.loss or 0.0, default=best)
+    assert best.loss is not None
+    assert worst.loss is not None
+    told = best.loss < found.untrained and worst.loss - best.loss > spread
+    return (best, worst) if told else None
 
 
 def _named(size: Size) -> str:

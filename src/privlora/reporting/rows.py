@@ -29,6 +29,7 @@ _OF_EVALUATIONS: Final = {
 _MOST_TRIALS, _MOST_PUBLIC = 40, 10**7
 _NAMES: Final = frozenset(("asked", "row"))
 _OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
+_OF_RATE: Final = _OF_TRIAL | {"spread", "draws"}
 _OF_CHOICE: Final = _NAMES | {
     "untrained",
     "spanning",
@@ -40,6 +41,8 @@ _OF_CHOICE: Final = _NAMES | {
     "draws",
     "lead",
     "standard_error",
+    "equal_from",
+    "equal_to",
 }
 _OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
 _FINITE: Final = frozenset(("step", "accuracy", "examples", "tokens"))  # whatever the model computes
@@ -100,7 +103,8 @@ def _is_known(evaluations: list[dict[str, Any]], choice: dict[str, Any] | None) 
     known = all(row.keys() <= _OF_EVALUATIONS for row in evaluations)
     if choice is not None:
         rows, top = choice["rows"], {name: value for name, value in choice.items() if name != "rows"}
-        known = known and top.keys() <= _OF_CHOICE and all(row.keys() == _OF_TRIAL for row in rows)
+        of_trial = _OF_TRIAL if "asked" in top else _OF_RATE
+        known = known and top.keys() <= _OF_CHOICE and all(row.keys() == of_trial for row in rows)
         names = [*(row["name"] for row in rows), *(top[name] for name in _NAMES & top.keys())]
         known = known and all(name in METHODS or name in VOTE_METHODS or name in CHOICES for name in names)
         numbers += [value for name, value in top.items() if name not in _NAMES]
@@ -143,7 +147,10 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     """Whether what rehearsals settled is what the run did, in numbers as short as a run writes them."""
     method, rows = report["method"], found["rows"]
     counts = [found[name] for name in ("in_place_of_records", "held_out", "drawn") if name in found]
-    losses = [*(row["loss"] for row in rows), *([found["untrained"]] if rows else [])]
+    counts += [row["draws"] for row in rows]
+    losses = [*(row[name] for row in rows for name in ("loss", "spread"))]
+    losses += [found["untrained"]] if rows else []
+    rates = {None, *(row["learning_rate"] for row in rows)}
     names = {found["row"], *(row["name"] for row in rows)}
     return (
         names == {method["name"]}
@@ -153,6 +160,7 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
         and all(loss is None or loss == round(loss, 6) for loss in losses)
         and all(row["learning_rate"] == float(f"{row['learning_rate']:.3g}") for row in rows)
+        and {found.get("equal_from"), found.get("equal_to")} <= rates
         and all(
             found[name] == float(f"{found[name]:.4g}")
             for name in ("median_norm", "clip_norm")
