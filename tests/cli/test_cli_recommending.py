@@ -109,10 +109,74 @@ def test_a_folder_is_no_page(config: Path, folder: Path, capsys: pytest.CaptureF
     refuses(capsys, folder, ["recommend", config, "--page", folder], "is a folder")
 
 
-def test_what_rehearsals_cannot_tell_is_said() -> None:
-    def size(passes: float, noise: float, loss: float, *, own: bool = False) -> Size:
-        return Size(3.0, passes, 10, 100.0, 1.0, noise, 0.01, loss, own)
+def size(passes: float, noise: float, loss: float, *, own: bool = False) -> Size:
+    return Size(3.0, passes, round(10 * passes), 100.0, 1.0, noise, 0.01, loss, own)
 
+
+def test_no_more_passes_are_advised_where_longer_rehearsals_learn_by_heart() -> None:
+    rates = {
+        "rows": [{"name": "prism", "learning_rate": 0.01, "loss": 1.5, "spread": 0.02, "draws": 2}],
+        "equal_from": 0.01,
+        "equal_to": 0.01,
+    }
+
+    def told(*losses: float) -> str:
+        sizes = [size(2**i, 0.2 / 2**i, loss, own=i == 1) for i, loss in enumerate(losses)]
+        found = Recommendation(2000.0, 1e-5, sizes, sizes, 2.0, 20, rates)
+        return " ".join(advice(found))
+
+    worse = told(1.6, 1.5, 1.6, 1.7)
+    assert "More passes than 2 made the loss on public records higher, 1.7000 after 80 steps of 100" in worse
+    assert "Noise is not the cause" in worse
+    assert "More passes are not advised" in worse
+    assert "times the passes" not in worse
+    better = told(1.6, 1.5, 1.4, 1.3)
+    assert "2 times the passes (40 steps of 100) take away 50% of the noise." in better
+    assert "by heart." not in better.replace("which learn them by heart", "")
+    later = told(1.6, 1.5, 1.4, 1.6)  # the next size is better yet
+    assert "2 times the passes" in later
+    assert "More passes than 4 made" in later
+    assert "not advised" not in told(1.6, 1.5, 1.51, 1.515)  # no more than draws differ by
+    assert "not advised" not in told(2.2, 2.1, 2.2, 2.3)  # worse than no training: these records hardly tell
+    assert "Of 20 steps of 100: the loss was 1.5000 ± 0.0200 at 0.01" in worse
+
+
+def test_phases_are_named(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_records(tmp_path / "public.jsonl", 40, first=100)
+    words = ["privacy.steps=1", "privacy.expected_batch_size=10", "auto.passes=0.02"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recommending, "_PASSES", (0.02,))
+        patch.setattr(recommending, "_EPSILONS", (3.0,))
+        told = call(capsys, "recommend", config, *words, "--public", tmp_path / "public.jsonl").err
+    phases = (
+        "finding the noise of each size",
+        "rehearsing learning rates of prism on public records",
+        "rehearsing sizes on public records",
+    )
+    assert all(f"\n{phase}\n" in told for phase in phases)
+    assert [told.index(phase) for phase in phases] == sorted(told.index(phase) for phase in phases)
+    assert "rehearsing sizes on public records: 3 of 3" in told
+
+
+def test_what_few_units_make_of_sizes_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["privacy.public_dataset_size=100", "privacy.steps=auto", "privacy.expected_batch_size=auto"]
+    own = (
+        "passes 5 over 100 units would make 7 steps: a run has at least 10, so it is 10 steps of 50, passes 5"
+    )
+    told = call(capsys, "recommend", config, *words)
+    assert own in told.out
+    assert "no batch has more than half of the units, so it is 13 steps of 50, passes 6.5" in told.out
+    found = call(capsys, "recommend", config, *words, "--json").json
+    sizes = [(size["steps"], size["batch"]) for size in found["by_passes"]]
+    assert len(sizes) == len(set(sizes))  # 10 passes are 5 here
+    assert found["bounds"][0] == own
+    assert f"auto: {own}" in call(capsys, "plan", config, *words).out
+    assert call(capsys, "plan", config, *words, "--json").json["few"] == own
+    assert "would make" not in call(capsys, "recommend", config).out
+    assert call(capsys, "plan", config, "--json").json["few"] is None
+
+
+def test_what_rehearsals_cannot_tell_is_said() -> None:
     sizes = [size(1, 0.2, 2.1, own=True), size(2, 0.19, 2.2)]
     told = " ".join(advice(Recommendation(2000.0, 1e-5, sizes, sizes, 2.0, 20)))
     assert "more compute hardly helps" in told

@@ -17,12 +17,12 @@ import privlora.api
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, settings_from
-from privlora.config.auto import run_sizes
+from privlora.config.auto import of_few, run_sizes
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.methods import METHODS, RATE_STEPS, find_row
 from privlora.rehearsals import settling, trials
 from privlora.rehearsals.choosing import plan_run
-from privlora.rehearsals.kept import because, read_choice
+from privlora.rehearsals.kept import because, of_rates, read_choice
 from privlora.rehearsals.settling import settle, trial_batch
 from privlora.reporting.rows import _is_settled
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
@@ -192,6 +192,98 @@ def test_the_best_rate_is_taken_and_refined(public: Path, monkeypatch: pytest.Mo
     assert "because with" in because(found.facts)
 
 
+def test_a_rate_of_the_settings_is_the_only_one_that_is_tried(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def losses(parts: Parts, texts: Any, noise: Any, draw: int) -> Any:
+        asked.append((parts.hyper.learning_rate, draw))
+        return torch.full((4,), 1.5, dtype=torch.float64)
+
+    monkeypatch.setattr(trials, "_held_losses", losses)
+    open_, model = settings(public), tiny_model()
+    texts = settling.public_texts(open_, tiny_tokenizer(), lambda *_: None)
+    given = settings(None, method={"learning_rate": 0.3})
+    found = settling.try_rates(given, 1.0, texts, model, tiny_tokenizer(), lambda *_: None, 2.0)
+    assert asked == [(0.3, 0)]
+    assert (found.learning_rate, found.loss) == (0.3, 1.5)
+    assert found.to_dict("prism", 2.0)["equal_from"] is None
+
+
+def test_rates_are_told_with_the_spread_of_their_draws() -> None:
+    rows = [
+        {"name": "prism", "learning_rate": 0.002, "loss": 2.5, "spread": 0.01, "draws": 3},
+        {"name": "prism", "learning_rate": 0.004, "loss": None, "spread": None, "draws": 2},
+        {"name": "prism", "learning_rate": 0.001, "loss": 2.75, "spread": None, "draws": 1},
+    ]
+    facts = {"rows": rows, "equal_from": 0.002, "equal_to": 0.004}
+    told = of_rates(facts)
+    assert told.startswith(
+        "the loss was 2.5000 ± 0.0100 at 0.002, against 2.7500 at 0.001, not finite at 0.004"
+    )
+    assert "the standard deviation of 3 draws" in told
+    assert told.endswith("rates 0.002 to 0.004 are equal within what draws differ by")
+    assert of_rates({**facts, "equal_to": 0.002}).endswith(
+        "no other rate is as good within what draws differ by"
+    )
+    assert of_rates({**facts, "equal_from": None, "equal_to": None}).endswith("not finite at 0.004")
+
+
+def test_what_is_kept_has_the_spread_of_draws(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses of draws differ by 0.2, as much at each rate, and rates by less than a thousandth."""
+    own = find_row("prism").rate_of(2)
+
+    def losses(parts: Parts, texts: Any, noise: Any, draw: int) -> Any:
+        apart = 1e-4 * abs(math.log2(parts.hyper.learning_rate / own)) * (1 + torch.arange(4) % 2)
+        return 2.0 + 0.2 * draw + apart.double()
+
+    monkeypatch.setattr(trials, "_held_losses", losses)
+    facts = settled(settings(public)).facts
+    first = facts["rows"][0]
+    assert first["learning_rate"] == pytest.approx(own, rel=1e-2)
+    assert (first["draws"], first["spread"]) == (2, pytest.approx(0.2 / math.sqrt(2), rel=1e-3))
+    assert facts["equal_from"] == facts["equal_to"] == first["learning_rate"]
+    assert {row["spread"] for row in facts["rows"] if row["draws"] == 1} == {None}
+
+
+def test_phases_are_named_and_end(public: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    chosen = settings(public, privacy={"clip_norm": "auto"})
+    settle(
+        chosen,
+        plan_privacy(chosen, tiny_model())[0],
+        tiny_model(),
+        tiny_tokenizer(),
+        lambda *what: told.append(what),
+    )
+    for name, begins in (
+        ("measuring gradient norms of public records", 32),
+        ("rehearsing learning rates of prism", 8),
+    ):
+        phase = [(done, total) for what, done, total in told if what.startswith(name)]
+        assert phase[0] == (0, begins)
+        assert phase[-1][0] == phase[-1][1] > 0
+        assert [done for done, _ in phase] == sorted(done for done, _ in phase)
+    norms = [number for number, (what, *_) in enumerate(told) if "norms" in what]
+    assert max(norms) < min(number for number, (what, *_) in enumerate(told) if "rates" in what)
+
+
+def test_what_few_units_make_of_sizes_is_said() -> None:
+    for units in (10, 100, 150, 1000, 10_000):
+        for passes in (0.5, 1, 5, 10, 20):
+            steps, batch = run_sizes(units, passes)
+            said = of_few(units, passes, steps, batch)
+            short = round(0.3 * math.sqrt(passes * units)) < 10
+            other = abs(steps * batch / units / passes - 1) > 0.1
+            assert (said is not None) == (short or other)
+            assert said is None or f"so it is {steps} steps of {batch:g}" in said
+            assert said is None or ("has at least 10," in said) == short
+            assert of_few(units, passes, steps + 1, batch) is None
+    assert "no batch has more than half of the units" in str(of_few(100, 20, *run_sizes(100, 20)))
+    assert "no batch has less than one unit" in str(of_few(10, 0.5, *run_sizes(10, 0.5)))
+
+
 def test_the_clip_norm_is_a_quarter_of_the_median_norm(public: Path) -> None:
     found = settled(settings(public, privacy={"clip_norm": "auto"}, method={"learning_rate": 0.1}))
     assert found.facts["rows"] == []
@@ -357,6 +449,10 @@ def test_the_median_is_no_mean(public: Path, monkeypatch: pytest.MonkeyPatch) ->
         {"untrained": 1.12345678901234567},
         {"rows": "longer"},
         {"rows": "other rate"},
+        {"rows": "other draws"},
+        {"rows": "other spread"},
+        {"equal_from": 0.123},
+        {"equal_to": 7.0},
     ],
     ids=str,
 )
@@ -371,7 +467,9 @@ def test_a_choice_that_is_not_the_runs_is_refused(
     if changed.get("rows") == "longer":
         changed = {"rows": true["rows"] * 60}
     elif "rows" in changed:
-        changed = {"rows": [{**true["rows"][0], "learning_rate": 5.0}, *true["rows"][1:]]}
+        other = {"other rate": {"learning_rate": 5.0}, "other draws": {"draws": 2.0}}
+        row = other.get(changed["rows"], {"spread": 0.12345678901234567})
+        changed = {"rows": [{**true["rows"][0], **row}, *true["rows"][1:]]}
     assert _is_settled(true, report)
     assert not _is_settled({**true, **changed}, report)
 
