@@ -85,6 +85,25 @@ def test_smaller_rates_are_tried_where_larger_ones_are_better_than_the_start() -
     assert table.settle()[0] == -3
 
 
+def test_below_a_plateau_of_broken_models_rates_are_tried_until_one_is_steady() -> None:
+    """From -2 up gains are 0.5 in the first draw, most at the start, and 0.1 in the next."""
+
+    def of(power: int, draw: int) -> float:
+        if power < -2:
+            return bowl(-4)(power, draw)
+        return (2.5 if draw == 0 else 2.9) + 0.01 * abs(power)
+
+    assert Table(of).settle()[0] == -4
+
+
+def test_rates_whose_draws_differ_erratically_are_left_downwards() -> None:
+    """The start leads the next by 0.6 in one draw and by 0.1 in the other, and is steady in both."""
+    of = {(0, 0): 2.0, (0, 1): 2.35, (-2, 0): 2.6, (-2, 1): 2.45, (2, 0): 2.5, (1, 0): 2.9}
+    table = Table(lambda power, draw: of[power, draw])
+    assert table.settle()[0] == -2
+    assert set(table.asked) == set(of)
+
+
 @pytest.mark.parametrize("broken", [math.inf, math.nan, UNTRAINED, 2.7])
 def test_a_rate_that_broke_in_one_draw_loses(broken: float) -> None:
     """Also where its mean is far better, and 2.7 keeps less than half of the gain of the other draw."""

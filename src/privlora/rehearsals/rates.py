@@ -24,6 +24,7 @@ _STEP = 2  # powers of the root of two between rates, until the best lies betwee
 _FARTHEST: Final = 4 * _STEP  # powers up or down from the start
 _DRAWS: Final = 2  # of the rates that are compared at last
 _MORE: Final = 3  # where so many cannot tell them apart
+_TOLD = 0.2  # of a rate's gain, which the error of its lead may be: where models break, draws tell little
 _STEADY = 0.5  # of the gain in a rate's best draw, which its worst one has to keep
 
 
@@ -32,20 +33,23 @@ def settle_rate(start: float, attempt: Attempt, untrained: float) -> tuple[float
 
     start: tried with its double and its half, and so on with the neighbours of the best, with one draw each, until two
     worse ones lie around it; then a root of two beside the best, towards the better neighbour. Then, from the best
-    downwards, each rate and the next smaller one are tried with more draws, until the larger is steady and does better
-    in their mean. It is taken where it leads by more than the lead's standard error, and else the smaller one. No more
-    than MOST_TRIALS.
+    downwards, each rate and the next smaller one are tried with more draws, until the larger is steady, does better in
+    their mean, and the standard error of its lead is a small part of its gain. It is taken where it leads by more than
+    that error, and else the smaller one. No more than MOST_TRIALS.
     """
     tried = _Tried(start, attempt)
     _bracket(tried)
     top = tried.best()
-    while (lower := tried.below(top)) is not None:
+    while (lower := tried.below(top, untrained)) is not None:
         enough = tried.draw((top, lower), _DRAWS)
+        if lower not in tried.all:
+            break
         lead, error = tried.lead(top, lower)
         if enough and tried.steady(top, untrained) and abs(lead) <= error:
             tried.draw((top, lower), _MORE)
             lead, error = tried.lead(top, lower)
-        if not tried.steady(top, untrained) or (enough and lead < 0):
+        erratic = enough and error > _TOLD * tried.gain(top, untrained)
+        if erratic or not tried.steady(top, untrained) or (enough and lead < 0):
             top = lower
             continue
         if enough and lead <= error and tried.steady(lower, untrained):
@@ -152,6 +156,9 @@ class _Tried:
     def steady(self, power: int, untrained: float) -> bool:
         return steady(self.losses(power), untrained)
 
+    def gain(self, power: int, untrained: float) -> float:
+        return untrained - float(self.losses(power).mean())
+
     def lead(self, power: int, other: int) -> tuple[float, float]:
         return paired_lead(self.losses(power), self.losses(other))
 
@@ -166,8 +173,12 @@ class _Tried:
         """By the first draw; of equal ones the smallest."""
         return min(sorted(self.all), key=self.first)
 
-    def below(self, power: int) -> int | None:
-        return max((other for other in self.all if other < power), default=None)
+    def below(self, power: int, untrained: float) -> int | None:
+        """The next smaller one that was tried; else one to try, where this is not steady; else None."""
+        smaller = [other for other in self.all if other < power]
+        if not smaller and power > -_FARTHEST and not self.steady(power, untrained):
+            return power - _STEP
+        return max(smaller, default=None)
 
     def draw(self, powers: Iterable[int], draws: int) -> bool:
         """Try each with so many draws in all; nothing, and False, where that would be too many trials."""
