@@ -164,7 +164,7 @@ class Runs:
             settings = chosen.settings
             more = {
                 "rate": settings.method.learning_rate,
-                "trials": len(chosen.facts["rows"]),
+                "trials": sum(row["draws"] for row in chosen.facts["rows"]),
                 "drawn": chosen.facts["drawn"],
                 "cpu_seconds_of_rehearsals": round(time.process_time() - began, 1),
             }
