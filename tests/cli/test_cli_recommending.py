@@ -136,7 +136,7 @@ def test_no_more_passes_are_advised_where_longer_rehearsals_learn_by_heart() -> 
     later = told(1.6, 1.5, 1.4, 1.6)  # the next size is better yet
     assert "2 times the passes" in later
     assert "More passes than 4 made" in later
-    assert "not advised" not in told(1.6, 1.5, 1.51, 1.515)  # no more than draws differ by
+    assert "not advised" not in told(1.6, 1.5, 1.51, 1.535)  # no more than draws differ by
     assert "not advised" not in told(2.2, 2.1, 2.2, 2.3)  # worse than no training: these records hardly tell
     assert "Of 20 steps of 100: the loss was 1.5000 ± 0.0200 at 0.01" in worse
 

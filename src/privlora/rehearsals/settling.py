@@ -139,7 +139,9 @@ class Tried:
     def to_dict(self, row: str, untrained: float) -> dict[str, Any]:
         """As a report keeps it: the rate that is taken first, the others from the best on; and the rates that draws do
         not tell from it. untrained: the loss before."""
-        order = sorted(self.losses, key=lambda rate: (rate != self.learning_rate, self.losses[rate].mean()))
+        order = sorted(
+            self.losses, key=lambda rate: (rate != self.learning_rate, float(self.losses[rate].mean()))
+        )
         equal = equal_rates(self.learning_rate, self.losses, untrained)
         found: dict[str, Any] = finite(
             {

@@ -10,6 +10,7 @@ from privlora.rehearsals.kept import of_rates
 if TYPE_CHECKING:
     from privlora.rehearsals.recommending import Recommendation, Size
 
+_APART = 2.0  # standard deviations of a draw, by which two losses have to differ
 _WORTH = 0.1  # of the noise, that twice the passes or more have to take away to be advised
 
 
@@ -101,7 +102,7 @@ def _learnt_by_heart(found: Recommendation) -> tuple[Size, Size] | None:
     worst = max(longer, key=lambda size: size.loss or 0.0, default=best)
     assert best.loss is not None
     assert worst.loss is not None
-    told = best.loss < found.untrained and worst.loss - best.loss > spread
+    told = best.loss < found.untrained and worst.loss - best.loss > _APART * spread
     return (best, worst) if told else None
 
 
