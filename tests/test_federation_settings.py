@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from privlora.config import ModelSettings, PrivacySettings, Settings, load_settings, settings_from
+from privlora.config import (
+    AutoSettings,
+    ModelSettings,
+    PrivacySettings,
+    Settings,
+    load_settings,
+    settings_from,
+)
 from privlora.config.federation import RULE_NAMES, FederationSettings
 from privlora.config.groups import MethodSettings
 from privlora.config.other_names import OTHER_NAMES
@@ -209,11 +216,14 @@ def test_names_of_other_tools(group: str, name: str) -> None:
         content = own({"name": "a", "path": "a.jsonl", name: 1}, {"name": "b", "path": "b.jsonl"})
     else:
         home, _, setting = here.rpartition(".")
-        homes = (FederationSettings, ModelSettings, MethodSettings, PrivacySettings)
-        assert (
-            setting
-            in dict(zip(("federation", "model", "method", "privacy"), homes, strict=True))[home].model_fields
-        )
+        homes = {
+            "federation": FederationSettings,
+            "model": ModelSettings,
+            "method": MethodSettings,
+            "privacy": PrivacySettings,
+            "auto": AutoSettings,
+        }
+        assert setting in homes[home].model_fields
         spelt = name.upper().replace("_", "-")
         content = settings(**{group: {spelt: 1}}) if group else {**settings(), spelt: {"a": 1}}
     with pytest.raises(ConfigError, match=f"Fix: it is called {here} here"):
