@@ -168,7 +168,7 @@ def called_here(
 
     >>> called_here("federation", "num-rounds")
     'it is called federation.rounds here'
-    >>> called_here("method", "epochs", 3, {"privacy": {"public_dataset_size": 10000, "expected_batch_size": 64}})[-32:]
+    >>> called_here("method", "epochs", 3, {"privacy": {"public_dataset_size": 10000, "expected_batch_size": 64}})[-31:]
     'says how many; here steps = 469'
     """
     found: Here | Refused | None = OTHER_NAMES.get(group, {}).get(plain(name))
