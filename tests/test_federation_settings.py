@@ -210,7 +210,10 @@ def test_names_of_other_tools(group: str, name: str) -> None:
     else:
         home, _, setting = here.rpartition(".")
         homes = (FederationSettings, ModelSettings, MethodSettings, PrivacySettings)
-        assert setting in dict(zip(("federation", "model", "method", "privacy"), homes, strict=True))[home].model_fields
+        assert (
+            setting
+            in dict(zip(("federation", "model", "method", "privacy"), homes, strict=True))[home].model_fields
+        )
         spelt = name.upper().replace("_", "-")
         content = settings(**{group: {spelt: 1}}) if group else {**settings(), spelt: {"a": 1}}
     with pytest.raises(ConfigError, match=f"Fix: it is called {here} here"):
