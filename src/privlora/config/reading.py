@@ -31,6 +31,8 @@ _INNER: Final = {
 _HELD: Final[Mapping[str, type[BaseModel]]] = {"model.quantization": QuantizationSettings}
 """Groups of which a setting holds one."""
 _INDEX = re.compile(r"\[\d+\]")
+_BRANCH = re.compile(r"constrained-|literal\[")
+"""One of the kinds of value that a setting may be, as pydantic calls it."""
 
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
@@ -363,7 +365,7 @@ def _options(problem: Mapping[str, Any]) -> list[str]:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Group, setting, and of a list of groups which one and what of it; branches of a union say nothing to a user."""
-    where = ".".join(str(part) for part in location[:2])
+    where = ".".join(str(part) for part in location[:2] if not _BRANCH.match(str(part)))
     if where in _HELD:
         return ".".join((where, *(str(part) for part in location[2:3])))
     for at, part in enumerate(location[2:], start=2):
