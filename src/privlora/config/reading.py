@@ -151,7 +151,6 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
                 unknown[f"setting {named(f'{group}.{key}', longest=80)}"] = fix
     if unknown:
         raise _unknown_names(unknown, source)
-    _refuse_other_row(merged.get("method") or {}, source)
 
 
 _SHOWN: Final = 8
@@ -172,14 +171,6 @@ def _unknown_names(mended: Mapping[str, str], source: str) -> ConfigError:
         alike.setdefault(mended[what], []).append(what.partition(" ")[2])
     fixes = "; ".join(f"{', '.join(names)}: {fix}" for fix, names in alike.items())
     return ConfigError(f"{source}: unknown {', '.join(shown)}{more}", why=why, fix=fixes)
-
-
-def _refuse_other_row(method: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError for what other tools call a method, which is a row of another name or a setting here."""
-    name = method.get("name")
-    mended = OTHER_VALUES["method.name"].get(str(name).lower().replace("_", "-"))
-    if mended is not None:
-        raise ConfigError(f"{source}: method.name: unknown method {named(name)}", fix=mended)
 
 
 def _group_here(group: object, values: Any, merged: Mapping[str, Any]) -> str | None:
