@@ -377,7 +377,8 @@ def _judge(
                 judged,
             )
         )
-    return max(found, key=lambda audit: audit.epsilon_lower)
+    best = max(found, key=lambda audit: audit.epsilon_lower)
+    return replace(best, epsilon_most=max(audit.epsilon_most for audit in found))
 
 
 def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:
