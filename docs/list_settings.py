@@ -29,7 +29,8 @@ All of the group `{group}`. Other names are refused, and so are settings of anot
 TOP = f"""# Settings
 
 Every setting of a run's YAML, from the words that stand beside it in the source. The same in a terminal:
-`privlora settings`, `privlora settings privacy`, `privlora settings privacy.delta`. A name that is not listed here is
+`privlora settings`, `privlora settings privacy`, `privlora settings privacy.delta`; by words of what one means,
+`privlora settings gradient checkpointing`. A name that is not listed here is
 refused; one that another tool uses is answered with what it is called here. `null` leaves a setting to the method.
 
 Editors complete and explain them by [{FILE}]({FILE}) (JSON Schema): put it beside your YAML, as

@@ -93,4 +93,4 @@ def public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from privlora.training.assembly import build_parts
 
-    monkeypatch.setattr("privlora.api.build_parts", partial(build_parts, texts=lambda _: PUBLIC_TEXTS))
+    monkeypatch.setattr("privlora.running.build_parts", partial(build_parts, texts=lambda _: PUBLIC_TEXTS))

@@ -13,7 +13,8 @@ import torch
 import yaml
 from tiny_models import loaded_by_peft, set_checkpointing, tiny_model, tiny_tokenizer
 
-import privlora.api
+import privlora.calling
+import privlora.running
 import privlora.training.step
 from privlora.accounting import epsilon, read_ledger
 from privlora.api import Result, fine_tune, resume_run, train_run
@@ -49,7 +50,7 @@ class Peek:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.logits = torch.zeros(0)
-        write = privlora.api.publish
+        write = privlora.running.publish
 
         def peek(folder: Any, parts: Any, *rest: Any) -> None:
             model = parts.adapter.model.eval()
@@ -58,7 +59,7 @@ class Peek:
             self.logits = logits(model)
             write(folder, parts, *rest)
 
-        monkeypatch.setattr(privlora.api, "publish", peek)
+        monkeypatch.setattr(privlora.running, "publish", peek)
 
 
 def _exported(parts: Any) -> Any:
@@ -322,7 +323,7 @@ def test_arguments_that_are_none(tmp_path: Path) -> None:
 
 def test_a_dtype_may_be_torchs() -> None:
     groups = {"columns": None, "run": None, "loading": {"dtype": torch.bfloat16}, "privacy": PRIVACY}
-    found = privlora.api.settings_of_call("x", {"path": "x.jsonl"}, groups, "runs/x", source="fine_tune")
+    found = privlora.calling.settings_of_call("x", {"path": "x.jsonl"}, groups, "runs/x", source="fine_tune")
     assert found.model.dtype == "bfloat16"
 
 

@@ -58,8 +58,11 @@ def test_clients_by_name_in_memory_and_in_files(model: Path, tmp_path: Path) -> 
     assert weights.read_bytes() == whole
     with pytest.raises(ConfigError, match="clients without a path: north"):
         privlora.resume_federation(run)
-    with pytest.raises(PrivacyError, match="records"):
-        privlora.resume_federation(run, records={"north": north[1:]})
+    for others in (north[1:], north[:1], [record(number) for number in range(90)]):  # however many they are
+        with pytest.raises(
+            PrivacyError, match="the private records of client north are not those that the run"
+        ):
+            privlora.resume_federation(run, records={"north": others})
     with pytest.raises(RunError, match="use resume_federation"):
         privlora.resume_run(run)
 
@@ -73,6 +76,23 @@ def test_one_source_is_cut(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="records were in memory"):
         privlora.resume_federation(tmp_path / "run")
     assert privlora.resume_federation(tmp_path / "run", records=records) == done
+    with pytest.raises(PrivacyError, match="the private records are not those that the run began with"):
+        privlora.resume_federation(tmp_path / "run", records=records[:5])
+
+
+def test_no_record_moves_to_another_client(model: Path, tmp_path: Path) -> None:
+    """Else it takes part in the rounds of two, and neither ledger counts them all."""
+    north, south = ([record(first + number) for number in range(16)] for first in (0, 50))
+    start(model, {"north": north, "south": south}, tmp_path / "own")
+    start(model, [*north, *south], tmp_path / "cut", federation={**ROUNDS, "clients": 2})
+    for name, moved in (
+        ("own", {"north": south, "south": north}),
+        ("own", {"north": [*north[1:], south[0]], "south": [*south[1:], north[0]]}),
+        ("cut", [*south, *north]),
+    ):
+        with pytest.raises(PrivacyError, match="divided among clients otherwise than when the run began"):
+            privlora.resume_federation(tmp_path / name, records=moved)
+    assert privlora.resume_federation(tmp_path / "own", records={"north": north[::-1], "south": south}).rounds
 
 
 def test_what_contradicts_itself(model: Path, tmp_path: Path) -> None:

@@ -193,3 +193,69 @@ def test_tokens_of_a_micro_batch_are_a_number_or_auto() -> None:
     ):
         with pytest.raises(ConfigError, match=f"tokens_per_micro_batch.*{fix}"):
             settings_from({**GOOD, "run": {"tokens_per_micro_batch": bad}}, source="test")
+
+
+def without(*names: str) -> dict[str, dict[str, Any]]:
+    return {
+        group: {name: value for name, value in values.items() if f"{group}.{name}" not in names}
+        for group, values in GOOD.items()
+    }
+
+
+def test_all_that_is_missing_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_from(without("model.name", "data.path", "privacy.delta", "privacy.steps"), source="run.yaml")
+    told = str(caught.value)
+    assert told.startswith(
+        "run.yaml: model.name, data.path, privacy.steps and privacy.delta are missing. Fix: "
+    )
+    for added in (
+        "add model.name: a local",
+        "data.path: records.jsonl",
+        "privacy.steps: 200",
+        "privacy.delta: 1e-5",
+    ):
+        assert added in told
+
+
+@pytest.mark.parametrize(
+    ("left_out", "told"),
+    [
+        (["target_epsilon", "delta"], "privacy.target_epsilon and privacy.delta are"),
+        (["delta", "public_dataset_size"], "privacy.delta and privacy.public_dataset_size are"),
+        (["delta", "expected_batch_size"], "privacy.delta and privacy.expected_batch_size are"),
+    ],
+)
+def test_what_the_promise_lacks_is_told_at_once(left_out: list[str], told: str) -> None:
+    content = without(*(f"privacy.{name}" for name in left_out))
+    with pytest.raises(ConfigError, match=f"^settings: {told} missing. Fix: add "):
+        settings_from(content)
+    for name in left_out:  # what is given later counts
+        content["privacy"][name] = GOOD["privacy"][name]
+    assert settings_from(content) == settings_from(GOOD)
+
+
+def test_a_run_that_protects_nobody_lacks_no_epsilon() -> None:
+    content = without("privacy.target_epsilon", "privacy.delta", "privacy.steps", "model.name")
+    content["privacy"]["private"] = False
+    with pytest.raises(ConfigError, match=r"settings: model.name and privacy.steps are missing"):
+        settings_from(content)
+
+
+def test_all_that_is_unknown_is_told_at_once() -> None:
+    wrong = {**GOOD, "data": {**GOOD["data"], "pth": 1}, "privcy": {}}
+    with pytest.raises(ConfigError) as caught:
+        settings_from(wrong, ["privacy.foo=1", "privacy.bar=2", "privacy.clipnorm=3"], source="run.yaml")
+    told = str(caught.value)
+    assert told.startswith(
+        "run.yaml: unknown setting 'data.pth', setting 'privacy.foo', setting 'privacy.bar', "
+        "setting 'privacy.clipnorm', group 'privcy'. A setting that is ignored"
+    )
+    assert "'data.pth': did you mean 'path'?" in told
+    assert "'privacy.foo', 'privacy.bar': known: private, target_epsilon" in told  # the list once
+    assert "'privacy.clipnorm': did you mean 'clip_norm'?; 'privcy': did you mean 'privacy'?" in told
+
+
+def test_a_file_of_other_settings_is_no_page_of_names() -> None:
+    with pytest.raises(ConfigError, match=r"setting 'run.none7' and 5 more\. "):
+        settings_from({**GOOD, "run": {f"none{number}": 1 for number in range(13)}})

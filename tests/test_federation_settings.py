@@ -89,7 +89,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "neither clients nor rounds": (
         of(clients=None, rounds=None),
-        ["federation.clients is missing", "Fix: add clients: 3", "and rounds: 20"],
+        ["federation.clients and federation.rounds are missing", "Fix: add clients: 3", "and rounds: 20"],
     ),
     "neither federation nor path": (
         settings(data={"path": None, "text": "note"}, federation=None, privacy={"steps": 3}),

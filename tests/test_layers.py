@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 
 # From the bottom to the top; rooms of one layer do not know each other.
 LAYERS = (
-    {"disk", "errors", "names", "randomness", "sizes", "stages", "version"},
+    {"consoles", "disk", "errors", "names", "randomness", "sizes", "stages", "version"},
     {"ranges"},
     {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
@@ -24,7 +24,8 @@ LAYERS = (
     {"rehearsals", "starting"},
     {"profiling", "reporting", "stacked"},
     {"federated"},
-    {"auditing", "result", "screen"},
+    {"auditing", "calling", "result", "screen"},
+    {"running"},
     {"api", "diagnostics", "studies"},
     {"api_synthesis", "demo", "trainer"},
     {"cli"},

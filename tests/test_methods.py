@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from privlora.api import Result, fine_tune, resume_run
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, load_settings
 from privlora.coordinates import OneFactorCoordinates
 from privlora.errors import ConfigError
-from privlora.methods import METHODS, SPACES, build, find_method
+from privlora.methods import METHODS, SPACES, build, find_method, find_row
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3}
@@ -339,3 +340,31 @@ def test_dense_updates_are_not_averaged(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot average"):
         tune(tmp_path / "run", {"name": name, "averaging": 0.9}, **PRIVATE)
     assert not (tmp_path / "run").exists()
+
+
+ELSEWHERE = {
+    **dict.fromkeys(("dp-bandmf", "band-mf", "BandMF", "dp-ftrl"), "set privacy.bands"),
+    **dict.fromkeys(("zo", "zo_sgd", "mezo", "dp-mezo"), "write dp-zo"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_other_tools_are_answered(name: str) -> None:
+    for call in (find_row, find_method):
+        with pytest.raises(
+            ConfigError, match=rf"^method\.name: unknown method '{name}'. Fix: .*{ELSEWHERE[name]}"
+        ):
+            call(name)
+
+
+@pytest.mark.parametrize("name", ["mezo", "bandmf"])
+def test_a_row_that_a_user_adds_has_its_own_name(
+    name: str, tmp_path: Path, quick_reports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another tool calls something else so, which is answered with what it is here."""
+    row = replace(METHODS["dp-sgd"], name=name)
+    monkeypatch.setitem(METHODS, name, row)
+    assert find_row(name) is find_method(name) is row
+    _, result = tune(tmp_path / "run", name, **PRIVATE)
+    assert load_settings(tmp_path / "run/private/config.resolved.yaml").method.name == name
+    assert result.epsilon is not None

@@ -20,10 +20,11 @@ from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer, with_lora
 
 from privlora.api import Result, fine_tune, resume_run
 from privlora.config import PrivacySettings
+from privlora.consoles import err
 from privlora.data.examples import Template
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, RunError
-from privlora.screen import console, tell_records
+from privlora.screen import tell_records
 from privlora.training.model_names import refuse_unknown_model
 
 SECRET = "karim vance has 4815 fevers"
@@ -551,7 +552,7 @@ def test_a_number_to_one_digit_is_as_init_proposes_it(capsys: pytest.CaptureFixt
         privacy = PrivacySettings(
             target_epsilon=3, delta=1e-5, steps=4, public_dataset_size=said, expected_batch_size=50
         )
-        tell_records(console(), DataSummary(1200, 1200, *[0.0] * 6), privacy)
+        tell_records(err(), DataSummary(1200, 1200, *[0.0] * 6), privacy)
         assert ("times the" in capsys.readouterr().err) is told
 
 

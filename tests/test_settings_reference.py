@@ -74,10 +74,25 @@ def test_a_group_a_setting_and_what_there_is_not() -> None:
         "privacy.stepss": "did you mean 'privacy.steps'?",
         "max_grad_norm": "privacy.clip_norm",
         "modell": "did you mean 'model'?",
+        "no such": "no setting has all of these words: no, such. Fix: give fewer of them",
+        ".": "known: model",
     }.items():
         with pytest.raises(ConfigError) as error:
             find_settings(place)
         assert words in str(error.value)
+
+
+def test_settings_are_found_by_words_of_what_they_mean() -> None:
+    assert [each.place for each in find_settings("gradient checkpointing")] == [
+        "model.gradient_checkpointing"
+    ]
+    for words in ("held-out", "held out", "Out held"):
+        found = find_settings(words)
+        assert "data.evaluation" in {each.place for each in found}
+        assert len(found) < 10
+        for each in found:
+            said = f"{each.place} {each.kind} {each.meaning}".lower()
+            assert all(re.search(rf"(?<![a-z0-9]){word}", said) for word in ("held", "out"))
 
 
 def test_pages_are_those_of_the_source(pages: ModuleType) -> None:

@@ -137,7 +137,11 @@ def test_forms_that_differ_are_translated() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ({"num_train_epochs": 2}, r"num_train_epochs=2.*set max_steps=10 and leave num_train_epochs out"),
+        (
+            {"num_train_epochs": 2, "max_steps": None},
+            r"num_train_epochs=2.*set max_steps=10 and leave num_train_epochs out",
+        ),
+        ({"num_train_epochs": 2, "max_steps": -1}, r"num_train_epochs=2.*set max_steps=10 and leave"),
         ({"max_steps": None}, r"has no max_steps.*set max_steps=15"),
         ({"packing": True}, "packing is set.*could not be told apart"),
         ({"group_by_length": True}, "one probability"),
@@ -239,6 +243,14 @@ def test_batch_arguments_that_say_what_privacy_says_are_taken() -> None:
     plain = TrainingArguments(output_dir="x", use_cpu=True, max_steps=4)
     with pytest.raises(ConfigError, match=r"how many records a step takes.*default counts as not given"):
         groups_of(plain, promise, None)
+
+
+def test_steps_count_above_epochs_as_in_transformers() -> None:
+    for given in (arguments(num_train_epochs=2), PrivateConfig(num_train_epochs=2, max_steps=4)):
+        assert groups_of(given, PROMISE, None).privacy["steps"] == 4
+    assert groups_of(arguments(num_train_epochs=2), {**PROMISE, "steps": 4}, None).privacy["steps"] == 4
+    with pytest.raises(ConfigError, match=r"TrainingArguments\.max_steps=4, and privacy has steps=5"):
+        groups_of(arguments(), {**PROMISE, "steps": 5}, None)
 
 
 def test_an_argument_of_a_group_is_answered_by_it() -> None:

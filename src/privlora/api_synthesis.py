@@ -10,18 +10,12 @@ from typing import Any
 
 import torch
 
-from privlora.api import (
-    Result,
-    Source,
-    ask_finished_run,
-    given_records,
-    settings_of_call,
-    train_run,
-    with_generator,
-)
+from privlora.api import Result, train_run
+from privlora.calling import Source, given_records, settings_of_call, with_generator
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.reporting.publication import read_report
+from privlora.running import ask_finished_run
 from privlora.training.files import RunFolder, no_run
 from privlora.training.loop import Observer
 from privlora.training.texts.final_texts import Progress

@@ -14,6 +14,7 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
+from privlora.config.other_names import OTHER_VALUES
 from privlora.coordinates import (
     Coordinates,
     DirectionCoordinates,
@@ -602,10 +603,11 @@ def find_row(name: str) -> Method:
             why="the choice is made on public texts before a run of `privlora train` or `synthesize` begins",
             fix=f"set method.name to one of {', '.join(among)}",
         )
-    if name not in rows:
+    if name not in rows:  # a row that a user adds may be called what another tool calls something else
+        elsewhere = OTHER_VALUES["method.name"].get(name.lower().replace("_", "-"))
         raise ConfigError(
             f"method.name: unknown method {named(name)}",
-            fix=f"{nearest(name, [*rows, *CHOICES])} (privlora methods)",
+            fix=elsewhere or f"{nearest(name, [*rows, *CHOICES])} (privlora methods)",
         )
     return rows[name]
 

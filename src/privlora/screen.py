@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from privlora.accounting import Plan
 from privlora.config import PrivacySettings, Settings
+from privlora.consoles import err
 from privlora.data.summary import DataSummary
 from privlora.starting.numbers import to_one_digit
 from privlora.training.files import RunFolder
@@ -24,11 +24,6 @@ VARIABLE: Final = "PRIVLORA_PROGRESS"
 
 _ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
 _MANY: Final = 0.1  # share of records that max_length cuts without a word
-
-
-def console() -> Console:
-    """For progress; nothing is wrapped or recoloured."""
-    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
 
 
 def is_wanted(asked: bool | None) -> bool:
@@ -107,5 +102,5 @@ def shown(asked: bool | None, observer: Observer | None) -> Iterator[dict[str, A
     if observer is not None or not is_wanted(asked):
         yield {"observer": observer}
         return
-    with Screen(console()) as screen:
+    with Screen(err()) as screen:
         yield {"observer": screen, "on_data": screen.on_data, "on_choice": screen.on_choice}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from privlora.auditing.canary_scores import (
     log_ratio,
 )
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
+from privlora.auditing.page import _verdict_of_canaries
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
 from privlora.config import settings_from
 from privlora.data.examples import Examples
@@ -33,6 +35,7 @@ from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
+from privlora.pages.numbers import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data
 from privlora.training.loop import Interrupted
@@ -140,6 +143,35 @@ def test_simulated_runs_are_judged_rightly() -> None:
     broken = judge_canaries(simulated(event, steps, 400, 0, noise=0.25), event, steps, delta, guesses=80)
     assert broken.violated
     assert broken.epsilon_lower > broken.epsilon_claimed
+
+
+@pytest.mark.parametrize(("guesses", "enough"), [(None, None), (20, 200)])
+def test_few_canaries_say_what_they_could_have_shown(guesses: int | None, enough: int | None) -> None:
+    """What is most is what all guesses right show; where that is no less than the claim, nothing is said."""
+    sampling, steps, delta = PoissonSampling(0.2), 20, 1e-3
+    event = StepEvent(sampling, 1.0)
+    few = judge_canaries(simulated(event, steps, 40, 0), event, steps, delta, guesses=guesses)
+    ideal = CanaryState(0, np.arange(40) < 20, -np.arange(40.0))
+    best = judge_canaries(ideal, event, steps, delta, guesses=guesses)
+    assert best.correct == best.guesses
+    assert best.epsilon_most == few.epsilon_most == best.epsilon_lower
+    assert few.epsilon_lower <= best.epsilon_lower < few.epsilon_claimed
+    assert not best.violated
+    many = judge_canaries(simulated(event, steps, 400, 0), event, steps, delta, guesses=enough)
+    assert many.epsilon_most is None
+
+
+def test_a_verdict_says_how_little_could_have_been_shown() -> None:
+    event = StepEvent(PoissonSampling(0.2), 1.0)
+    few = judge_canaries(simulated(event, 20, 40, 0), event, 20, 1e-3)
+    assert few.epsilon_most is not None
+    said = _verdict_of_canaries(few)
+    assert said.endswith(
+        f" Guesses on 40 canaries could show no more than ε ≥ {rounded_up(few.epsilon_most)}, had all been right, and "
+        "so could not refute the claim."
+    )
+    assert "had all been right" not in _verdict_of_canaries(replace(few, epsilon_most=None))
+    assert "had all been right" not in _verdict_of_canaries(replace(few, violated=True))
 
 
 def test_a_run_with_too_little_noise_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

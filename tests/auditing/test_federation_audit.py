@@ -80,6 +80,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     """Nothing in it is a fact about records, so nothing says that it is; what the caption names is in the picture."""
     found = audited(federation("joint"), 40)
     assert 0 < found.epsilon_lower <= found.epsilon_claimed
+    assert found.epsilon_lower <= found.strongest.epsilon_most
     view = replace(found.strongest, epsilon_lower=0.0)
     pages = [
         write_federation(audit, tmp_path / "audit")[0] for audit in (found, replace(found, views=(view,)))
@@ -90,6 +91,13 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
         assert "facts about private records" not in text
         assert 'role="alert"' not in text
         assert "shares of all 2 clients, of which the attacker knows none" in text
+    few = replace(found.strongest, epsilon_most=found.epsilon_claimed / 2)
+    weak = replace(found, views=(few,))
+    assert weak.epsilon_most == weak.to_dict()["epsilon_most"] == found.epsilon_claimed / 2
+    third = write_federation(weak, tmp_path / "audit")[0].read_text()
+    assert f"Guesses on {few.judged} rounds could show no more than ε ≥ " in third
+    able = replace(weak, views=(few, replace(few, epsilon_most=2 * found.epsilon_claimed)))
+    assert able.epsilon_most is None
     assert "dashed line" not in second
     assert ("dashed line" in first) == (found.epsilon_lower > 0)
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["private"]  # nothing is to be released

@@ -12,6 +12,7 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
+from privlora.auditing.bounds import one_run_epsilon
 from privlora.auditing.finished_run import audit_finished, read_secrets
 from privlora.auditing.page import Claim, roc_picture
 from privlora.config import settings_from
@@ -76,7 +77,15 @@ def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.Captur
     assert "<svg" in text
     assert "http" not in text.replace("http://www.w3.org", "")
     assert "came in" not in text  # no record
+    # Twelve members cannot refute what is claimed, and whoever reads that they did not is told so.
+    after, most = outcome.json["membership"]["after"], outcome.json["epsilon_most"]
+    assert after["epsilon_lower"] <= most == after["epsilon_most"] < outcome.json["epsilon"]
+    assert most == one_run_epsilon(
+        after["guesses"], after["guesses"], 24, outcome.json["delta"], outcome.json["confidence"]
+    )
+    assert "Guesses on 24 records could show no more than ε ≥ " in text
     shown = call(capsys, "audit", finished / "private", *options)
+    assert f"at most:     epsilon {most:.4f} could be shown by " in shown.out
     assert "claimed: epsilon" in shown.out
     assert "AUC" in shown.out
     assert "do not publish" in shown.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.bounds import Floats
+from privlora.auditing.page import write_shadows
 from privlora.auditing.shadows import KINDS, audit_shadows, judge_shadows
 from privlora.config import Settings, load_settings, settings_from
 from privlora.demo import model_path, private_records
@@ -57,6 +59,22 @@ def test_the_bound_is_below_the_claim_of_a_correct_run_and_above_that_of_a_wrong
     nothing = judge_shadows(one, "codes", EVENT, *scores(-1.0, 400, 0))
     assert nothing.epsilon_lower == 0
     assert not nothing.violated
+    assert right.epsilon_most is wrong.epsilon_most is None  # so many could have refuted the claim
+
+
+def test_few_adapters_say_what_they_could_have_shown(tmp_path: Path) -> None:
+    one = settings(
+        privacy={"noise_multiplier": 0.2, "delta": 1e-5, "steps": 1, "private": True},
+        method={"name": "dp-sgd"},
+    )
+    weak = StepEvent(PoissonSampling(1.0), 0.2)
+    few = judge_shadows(one, "codes", weak, *scores(1.0, 10, 0))
+    ideal = judge_shadows(one, "codes", weak, *scores(50.0, 10, 0))
+    assert few.epsilon_most == ideal.epsilon_most == ideal.epsilon_lower
+    assert few.epsilon_lower <= few.epsilon_most < few.epsilon_claimed  # type: ignore[operator]
+    page, series = write_shadows(few, tmp_path)
+    assert json.loads(series.read_text())["epsilon_most"] == few.epsilon_most
+    assert f"Guesses on {few.judged} adapters could show no more than ε ≥ " in page.read_text()
 
 
 def test_plain_training_gives_its_canary_away() -> None:

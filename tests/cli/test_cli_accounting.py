@@ -57,6 +57,75 @@ def test_a_cap_reaches_the_accountant(
     assert asked == [TruncatedPoissonSampling(0.1, 7, 40)]
 
 
+@pytest.mark.slow
+def test_bands_cost_and_leave_what_plan_says(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = {"target_epsilon": 3.0, "noise_multiplier": None, "steps": 8, "bands": 3}
+    config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
+    planned = call(capsys, "plan", config, "--json").json
+    request = ["--epsilon", 3, "--delta", planned["delta"], "--steps", 8]
+    for size in (["--sample-rate", 0.1], ["--expected-batch-size", 4, "--public-dataset-size", 40]):
+        found = call(capsys, "calibrate", *request, *size, "--bands", 3, "--json").json
+        for name in ("noise_multiplier", "bands", "noise_in_sums", "noise_in_sums_at_equal_epsilon"):
+            assert found[name] == planned[name]
+        assert found["event"]["sampling"] == {"kind": "cyclic_poisson", "sample_rate": 0.1 * 3, "classes": 3}
+    cycles = StepEvent(PoissonSampling(0.1 * 3), found["noise_multiplier"])
+    assert found["epsilon"] == epsilon([(cycles, 3)], planned["delta"]) <= 3
+    shown = call(capsys, "calibrate", *request, "--sample-rate", 0.1, "--bands", 3).out.splitlines()
+    assert shown[1].startswith("bands 3: in the sums of steps ")
+    assert "noise correlated in 3 bands" in shown[2]
+
+
+def test_bands_that_auto_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ["calibrate", "--epsilon", 2, "--delta", 1e-5]
+    few = ["--sample-rate", 0.6, "--steps", 3]
+    alone = call(capsys, *request, *few, "--bands", "auto")
+    assert alone.out.splitlines()[1] == "bands auto: 1 is best here"
+    plain = call(capsys, *request, *few, "--json").json
+    assert call(capsys, *request, *few, "--bands", "auto", "--json").json == {**plain, "bands_by_auto": 1}
+    assert call(capsys, *request, *few, "--bands", 1, "--json").json == plain
+    found = call(capsys, *request, "--sample-rate", 0.005, "--steps", 40, "--bands", "auto", "--json").json
+    assert found["bands"] == found["bands_by_auto"] == found["event"]["sampling"]["classes"] > 1
+    assert found["noise_in_sums_at_equal_epsilon"] < 1
+
+
+def test_bands_are_of_neighbours_as_said(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ["--epsilon", 2, "--delta", 1e-3, "--steps", 4, "--sample-rate", 0.1, "--bands", 2, "--json"]
+    plain = call(capsys, "calibrate", *request).json
+    replaced = call(capsys, "calibrate", *request, "--adjacency", "replace-one").json
+    assert replaced["noise_multiplier"] > plain["noise_multiplier"]
+    one = [*request[:-3], "--json"]
+    single, other = (
+        call(capsys, "calibrate", *one, "--adjacency", kind).json["noise_multiplier"]
+        for kind in ("add-or-remove-one", "replace-one")
+    )
+    for found, sigma in ((plain, single), (replaced, other)):  # each beside one band of its own adjacency
+        ratio = found["noise_multiplier"] / sigma * found["noise_in_sums"]
+        assert found["noise_in_sums_at_equal_epsilon"] == pytest.approx(ratio, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("bands", "more", "said"),
+    [
+        ("many", [], "--bands many is neither a whole number nor auto"),
+        ("0", [], "bands=0"),
+        ("9", [], "bands=9 is above steps=8"),
+        ("300", [], "bands=300: Input should be less than or equal to 256"),
+        ("6", ["--sample-rate", 0.2], "a class has 1/6 of all units"),
+        ("2", ["--projection", "4:64"], "correlated noise is of no projection"),
+        ("2", ["--public-dataset-size", 1000, "--max-batch-size", 200], "--max-batch-size"),
+    ],
+)
+def test_bands_that_no_run_could_have(
+    bands: str, more: list[object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = ["--epsilon", 2, "--delta", 1e-4, "--steps", 8, "--sample-rate", 0.1]
+    refused = call(capsys, "calibrate", *request, *more, "--bands", bands)
+    assert refused.code == 2
+    assert said in refused.err
+
+
 def test_projections_reach_the_accountant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,12 @@ def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert (found.code, found.json["verified"]) == (1, False)
 
 
+def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "annex", run / "release")
+    assert shown.code == 2
+    assert shown.err.endswith(f"is a part of a run. Fix: give the run's folder, {str(run)!r}\n")
+
+
 def _hung_up(*_: object, **__: object) -> None:
     raise typer.Abort
 

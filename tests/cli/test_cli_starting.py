@@ -486,6 +486,9 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = call(capsys, "settings", "--json").json["settings"]
     assert {each["place"].partition(".")[0] for each in found} == set(Settings.model_fields)
     assert yaml.safe_load(call(capsys, "settings", "--schema").out)["$defs"]["PrivacySettings"]
+    for words in (["gradient", "checkpointing"], ["gradient checkpointing"]):
+        (one,) = call(capsys, "settings", *words, "--json").json["settings"]
+        assert one["place"] == "model.gradient_checkpointing"
     check(call(capsys, "settings", "privacy.dela"), "did you mean 'privacy.delta'?")
     check(call(capsys, "settings", "privacy", "--schema"), "the schema is of a whole file")
 

@@ -362,6 +362,9 @@ def test_the_texts_are_audited_in_a_folder_of_their_own(
     assert re.search(
         r"^recited: +\d+ of \d+ canaries that were in, \d+ of \d+ that were not, in 20 texts", ended.out, re.M
     )
+    assert re.search(
+        r"^at most: +epsilon \d\.\d{4} could be shown by guesses on 24 canaries", ended.out, re.M
+    )
     assert "PRIVATE: these numbers are about the records" in ended.out
     assert not (folder / "run").exists()
     place = folder / "run-audit"

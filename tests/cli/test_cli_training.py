@@ -118,7 +118,7 @@ def test_an_interruption_before_the_start_leaves_nothing(
         raise KeyboardInterrupt
 
     config = write_config(folder, run_settings(model, folder))
-    monkeypatch.setattr("privlora.api.load_data", interrupt)
+    monkeypatch.setattr("privlora.running.load_data", interrupt)
     stopped = call(capsys, "train", config)
     assert stopped.code == 130
     assert stopped.err.splitlines()[-1] == "interrupted: before the run started; nothing was released"

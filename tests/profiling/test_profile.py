@@ -19,7 +19,7 @@ from cli_cases import call, run_settings, write_config, write_records
 from run_cases import PUBLIC, RECORDS, Bench, StopAt
 from safetensors.torch import load_file
 
-from privlora import api, stages
+from privlora import running, stages
 from privlora.profiling import watch as watching
 from privlora.profiling.facts import STAGES, fit
 from privlora.profiling.findings import findings
@@ -61,7 +61,7 @@ def twins(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what `plan` would tell, which takes a second."""
-    monkeypatch.setattr(api, "told_peak", lambda settings, model: "not here")
+    monkeypatch.setattr(running, "told_peak", lambda settings, model: "not here")
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_model, tiny_tokenizer
 
-import privlora.api
+import privlora.running
 from privlora.api import fine_tune
 
 PRIVACY = {
@@ -40,7 +40,7 @@ def test_nothing_that_is_chosen_by_follows_from_the_records(
         seen.append((settings.to_yaml(), multiplier, public))
         raise Chosen
 
-    monkeypatch.setattr(privlora.api, "choose", choose)
+    monkeypatch.setattr(privlora.running, "choose", choose)
     model, tokenizer = tiny_model(), tiny_tokenizer()
     for count, words in ((12, "came in with a cold."), (11, "left."), (13, "stayed.")):
         with pytest.raises(Chosen):

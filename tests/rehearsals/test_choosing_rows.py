@@ -15,6 +15,7 @@ from run_cases import StopAt
 from tiny_models import tiny_model, tiny_tokenizer
 
 import privlora.api
+import privlora.running
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, settings_from
@@ -166,7 +167,7 @@ def test_a_resume_goes_on_with_what_was_chosen(
     folder = RunFolder(tmp_path / "run")
     before = folder.choice.read_bytes()
     prefer(monkeypatch, "prism")
-    monkeypatch.setattr(privlora.api, "choose", lambda *_: pytest.fail("it chose again"))
+    monkeypatch.setattr(privlora.running, "choose", lambda *_: pytest.fail("it chose again"))
     resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
     assert folder.choice.read_bytes() == before
     assert json.loads(folder.report.read_text(encoding="utf-8"))["method"]["choice"] == json.loads(before)

@@ -14,6 +14,7 @@ from run_cases import StopAt
 from tiny_models import tiny_model, tiny_tokenizer
 
 import privlora.api
+import privlora.running
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, settings_from
@@ -357,13 +358,13 @@ def test_a_run_takes_what_was_settled_and_resumes_with_it(public: Path, tmp_path
 def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same is settled whatever the records are: they are not handed over."""
     given: list[tuple[Any, ...]] = []
-    true = privlora.api.settle
+    true = privlora.running.settle
 
     def watched(*arguments: Any) -> Any:
         given.append(arguments)
         return true(*arguments)
 
-    monkeypatch.setattr(privlora.api, "settle", watched)
+    monkeypatch.setattr(privlora.running, "settle", watched)
     found = []
     for i, records in enumerate((RECORDS, [{"text": f"other {i * i}"} for i in range(24)])):
         run = settings(public, run={"output": str(tmp_path / f"run{i}")})

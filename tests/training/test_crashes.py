@@ -29,7 +29,7 @@ from run_cases import (
 )
 
 import privlora.accounting.ledger
-import privlora.api
+import privlora.running
 import privlora.training.loop
 from privlora.accounting import Ledger, PoissonSampling, calibrate_noise_multiplier, read_ledger
 from privlora.errors import RunError
@@ -180,8 +180,8 @@ PLACES: list[tuple[Any, str, int]] = [
     (privlora.training.loop, "append_line", 3),
     (privlora.training.loop, "evaluate_held_out", 1),
     (privlora.training.loop, "evaluate_held_out", 2),
-    (privlora.api, "publish", 1),
-    (privlora.api, "write_atomically", 1),
+    (privlora.running, "publish", 1),
+    (privlora.running, "write_atomically", 1),
     (os, "replace", 1),
     (os, "replace", 3),
     (os, "fsync", 1),

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from privlora.errors import RunError
-from privlora.training.files import RunFolder, append_line, read_lines, set_times, write_atomically
+from privlora.training.files import (
+    RunFolder,
+    append_line,
+    no_run,
+    read_lines,
+    set_times,
+    write_atomically,
+)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -123,6 +130,20 @@ def test_a_folder_with_a_run_is_not_taken_again(tmp_path: Path) -> None:
     folder.ledger.write_text("")
     with pytest.raises(RunError, match="holds a run already"):
         folder.create()
+
+
+def test_a_part_of_a_run_names_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    assert no_run(folder.release).what.startswith("no run in")  # nothing began there yet
+    folder.ledger.write_text("{}\n")
+    for part in (folder.release, folder.private):
+        told = str(no_run(part))
+        assert told == f"{str(part)!r} is a part of a run. Fix: give the run's folder, {str(folder.root)!r}"
+    monkeypatch.chdir(folder.release)
+    assert no_run(Path()).fix == f"give the run's folder, {str(folder.root.resolve())!r}"
+    assert no_run(Path("../private")).fix == "give the run's folder, '..'"
+    assert no_run(tmp_path).what.startswith("no run in")
 
 
 def test_what_protects_nobody_lies_elsewhere(tmp_path: Path) -> None:

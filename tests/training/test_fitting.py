@@ -11,7 +11,7 @@ import torch
 from run_cases import Bench
 from tiny_models import tiny_llama
 
-import privlora.api
+import privlora.running
 from privlora.config import Settings, settings_from
 from privlora.errors import ConfigError
 from privlora.training import fitting
@@ -180,7 +180,7 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
     order, bench = list[str](), Bench()
-    load, fit = privlora.api.load_data, privlora.api.with_micro_batches
+    load, fit = privlora.running.load_data, privlora.running.with_micro_batches
 
     def noted(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
         def told(*args: Any, **options: Any) -> Any:
@@ -189,8 +189,8 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
 
         return told
 
-    monkeypatch.setattr(privlora.api, "load_data", noted("records", load))
-    monkeypatch.setattr(privlora.api, "with_micro_batches", noted("choice", fit))
+    monkeypatch.setattr(privlora.running, "load_data", noted("records", load))
+    monkeypatch.setattr(privlora.running, "with_micro_batches", noted("choice", fit))
     bench.start(tmp_path / "run", run={"tokens_per_micro_batch": "auto"})
     assert order == ["choice", "records"]
     kept = (tmp_path / "run/private/config.resolved.yaml").read_text()

@@ -20,7 +20,7 @@ from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, check_after_crash,
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 
-import privlora.api
+import privlora.running
 from privlora.accounting import PoissonSampling, read_ledger
 from privlora.accounting.events import StepEvent
 from privlora.adapters import LowRankAdapter
@@ -347,12 +347,12 @@ def test_one_process_reads_prepares_releases_and_moves(
     """The others get records and states from it, and do nothing after their part of a batch."""
     kind = METHODS["prism"].coordinates
     for owner, name in (
-        ("privlora.api.load_data", "load_data"),
+        ("privlora.running.load_data", "load_data"),
         (kind, "prepare"),
         (kind, "advance"),
         (GaussianMechanism, "release"),
     ):
-        do = getattr(privlora.api if isinstance(owner, str) else owner, name)
+        do = getattr(privlora.running if isinstance(owner, str) else owner, name)
 
         def noted(*args: Any, do: Any = do, name: str = name, **options: Any) -> Any:
             with (tmp_path / f"{name} by {os.environ['RANK']}").open("a") as file:

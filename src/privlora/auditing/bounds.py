@@ -58,6 +58,10 @@ class Errors:
     def correct(self) -> int:
         return self.absent + self.present - self.false_positives - self.false_negatives
 
+    def if_none(self) -> Errors:
+        """Of as many trials, all guesses right."""
+        return Errors(0, self.absent, 0, self.present)
+
 
 def rate_at_most(hits: int, trials: int, confidence: float) -> float:
     """Clopper-Pearson upper bound on a probability, from ``hits`` successes in ``trials`` independent draws."""

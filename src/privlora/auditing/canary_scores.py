@@ -15,7 +15,7 @@ on public numbers alone. Beside the guesses stand the signals of all canaries to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -184,8 +184,9 @@ class OneRunAudit:
     of the kind that was planned, with a noise multiplier that the audit finds: the larger of what the guesses refute
     and epsilon_signals, what the signals of all canaries together do; None without signals. epsilon_lower_plain:
     without any such assumption (Steinke et al. 2023), by guesses, at the same confidence. epsilon_claimed: of the
-    plan. violated: so many right guesses would be too lucky under the plan's own privacy curve, or such signals under
-    its noise. area: AUC of the scores; 0.5 is chance.
+    plan. epsilon_most: the largest epsilon_lower that guesses could have shown, had all been right; None where they
+    could have refuted the plan. violated: so many right guesses would be too lucky under the plan's own privacy curve,
+    or such signals under its noise. area: AUC of the scores; 0.5 is chance.
     """
 
     canaries: int
@@ -195,6 +196,7 @@ class OneRunAudit:
     epsilon_lower_plain: float
     epsilon_signals: float | None
     epsilon_claimed: float
+    epsilon_most: float | None
     delta: float
     confidence: float
     area: float
@@ -243,6 +245,10 @@ def judge_canaries(
     def epsilon_at(mu: float) -> float:
         return _epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0
 
+    claimed = epsilon([(event, steps)], delta)
+    most = _most(
+        [(2 * (guessed // 2), 1 - error * share) for guessed, share in games.items()], canaries, event, steps
+    )
     return OneRunAudit(
         canaries=canaries,
         guesses=best.counts[1],
@@ -253,7 +259,8 @@ def judge_canaries(
             for outcome, share in outcomes
         ),
         epsilon_signals=None if together is None else epsilon_at(signals),
-        epsilon_claimed=epsilon([(event, steps)], delta),
+        epsilon_claimed=claimed,
+        epsilon_most=None if most is None else min(epsilon_at(most), claimed),
         delta=delta,
         confidence=confidence,
         area=area_under_curve(members, others).value,
@@ -286,6 +293,16 @@ def _outcome(counts: tuple[int, int, int], event: StepEvent, steps: int, confide
     while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
         largest /= 0.8
     return _Outcome(counts, _largest_mu(event, steps, counts, confidence, largest), violated)
+
+
+def _most(games: Sequence[tuple[int, float]], canaries: int, event: StepEvent, steps: int) -> float | None:
+    """Largest 1 / noise_multiplier that guesses refute in any of the games, of (guesses, confidence), if all are right;
+    None if they refute the plan itself."""
+    best = [((guesses, guesses, canaries), confidence) for guesses, confidence in games]
+    if any(one_run_refutes(_floor(event, steps), *counts, confidence) for counts, confidence in best):
+        return None
+    largest = 1 / event.noise_multiplier
+    return max(_largest_mu(event, steps, counts, confidence, largest) for counts, confidence in best)
 
 
 def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:

@@ -66,11 +66,13 @@ _LINEAR = ("sgd", "lora-fa")
 @dataclass(frozen=True)
 class ViewAudit:
     """attacker: in words. view: what it sees. epsilon_lower: with the audit's confidence, epsilon is at least this.
-    statistic: which one gave it. scores: of judged trials without and with the canary, for pictures."""
+    epsilon_most: the largest that it could have been with so many guesses, had all been right. statistic: which one
+    gave it. scores: of judged trials without and with the canary, for pictures."""
 
     attacker: str
     view: str
     epsilon_lower: float
+    epsilon_most: float
     statistic: str
     correct: int
     judged: int
@@ -102,6 +104,13 @@ class FederationAudit:
         return self.strongest.epsilon_lower
 
     @property
+    def epsilon_most(self) -> float | None:
+        """The largest epsilon_lower that so many guesses could have shown, had all been right; None where they could
+        have refuted the claim."""
+        most = max(view.epsilon_most for view in self.views)
+        return most if most < self.epsilon_claimed else None
+
+    @property
     def violated(self) -> bool:
         """An attacker saw more than is claimed."""
         return self.epsilon_lower > self.epsilon_claimed
@@ -119,6 +128,7 @@ class FederationAudit:
             **content,
             "noise_multiplier": self.event.noise_multiplier,
             "epsilon_lower": self.epsilon_lower,
+            "epsilon_most": self.epsilon_most,
             "violated": self.violated,
             "attackers": views,
         }
@@ -352,20 +362,23 @@ def _judge(
     for name, (absent, present, pilot) in kept.worlds().items():
         threshold = kept.middle if name == "learnt" else None
         errors = judged_errors(absent, present, pilot, threshold=threshold)
-        bound = bound_of(event, releases, errors, delta, 1 - (1 - confidence) * _STATISTICS[name])
+        shared = 1 - (1 - confidence) * _STATISTICS[name]
+        bound, most = (bound_of(event, releases, each, delta, shared) for each in (errors, errors.if_none()))
         judged = (absent[pilot:], present[pilot:])
         found.append(
             ViewAudit(
                 stage.attackers[view],
                 view,
                 bound,
+                most,
                 name,
                 errors.correct,
                 errors.absent + errors.present,
                 judged,
             )
         )
-    return max(found, key=lambda audit: audit.epsilon_lower)
+    best = max(found, key=lambda audit: audit.epsilon_lower)
+    return replace(best, epsilon_most=max(audit.epsilon_most for audit in found))
 
 
 def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from privlora.accounting.events import describe_events
 from privlora.auditing.federation import FederationAudit
-from privlora.auditing.page import Claim, write_page
+from privlora.auditing.page import Claim, at_most, write_page
 from privlora.pages.numbers import number, rounded_up
 from privlora.training.files import RunFolder
 
@@ -70,4 +70,5 @@ def _verdict(audit: FederationAudit) -> str:
     bound = f"at {audit.confidence:.0%} confidence its ε is at least {number(audit.epsilon_lower)}"
     if audit.violated:
         return f"The canary refutes the claimed {claimed} of a round: {bound}. Do not run this federation."
-    return f"The canary agrees with the claimed {claimed} of a round: {bound}."
+    most = at_most(audit.epsilon_most, f"{audit.strongest.judged} rounds")
+    return f"The canary agrees with the claimed {claimed} of a round: {bound}.{most}"

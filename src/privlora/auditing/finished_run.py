@@ -54,11 +54,13 @@ class Membership:
     """Members against non-members by loss. members, non_members: scores, the higher the more like a member.
 
     epsilon_lower: by the bound for one run; it holds where a fair coin decided for each record of either file whether
-    it was trained on. correct of guesses: what it is made from.
+    it was trained on. epsilon_most: what it could have been at most, had all guesses been right. correct of guesses:
+    what it is made from.
     """
 
     result: MembershipResult
     epsilon_lower: float
+    epsilon_most: float
     correct: int
     guesses: int
     members: Floats
@@ -69,6 +71,7 @@ class Membership:
         return {
             **asdict(self.result),
             "epsilon_lower": self.epsilon_lower,
+            "epsilon_most": self.epsilon_most,
             "correct": self.correct,
             "guesses": self.guesses,
         }
@@ -90,6 +93,14 @@ class FinishedAudit:
     membership: tuple[Membership, Membership] | None
 
     @property
+    def epsilon_most(self) -> float | None:
+        """What guesses about members could have shown at most; None where they could have refuted the claim."""
+        if self.epsilon is None or self.membership is None:
+            return None
+        most = self.membership[1].epsilon_most
+        return most if most < self.epsilon else None
+
+    @property
     def violated(self) -> bool:
         """The run gave away more than it claims."""
         if self.epsilon is None or self.membership is None:
@@ -105,6 +116,7 @@ class FinishedAudit:
         return {
             **facts,
             "unit": self.unit,
+            "epsilon_most": self.epsilon_most,
             "violated": self.violated,
             "secrets": None
             if self.leakage is None
@@ -253,5 +265,7 @@ def _judge(members: Floats, non_members: Floats, delta: float, confidence: float
     half = max(1, round(_GUESSED * each))
     order = np.argsort(scores, kind="stable")
     correct = int((order[-half:] < each).sum() + (order[:half] >= each).sum())
-    epsilon = one_run_epsilon(correct, 2 * half, 2 * each, delta, confidence)
-    return Membership(result, epsilon, correct, 2 * half, members, non_members)
+    epsilon, most = (
+        one_run_epsilon(right, 2 * half, 2 * each, delta, confidence) for right in (correct, 2 * half)
+    )
+    return Membership(result, epsilon, most, correct, 2 * half, members, non_members)

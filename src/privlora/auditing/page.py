@@ -341,6 +341,17 @@ _NOTES_OF_TEXTS = (
 )
 
 
+def at_most(most: float | None, judged: str) -> str:
+    """A sentence of a verdict: what so few guesses could have shown. judged: on how many what. Empty for None, where
+    they could have refuted the claim."""
+    if most is None:
+        return ""
+    return (
+        f" Guesses on {judged} could show no more than ε ≥ {rounded_up(most)}, had all been right, and so could not "
+        "refute the claim."
+    )
+
+
 def _verdict_of_run(audit: FinishedAudit) -> str:
     if audit.membership is None:
         assert audit.leakage is not None
@@ -350,7 +361,10 @@ def _verdict_of_run(audit: FinishedAudit) -> str:
     if audit.epsilon is None:
         return f"The run claims nothing; {bound}."
     claimed = f"the claimed {rounded_up(audit.epsilon)} (δ = {number(audit.delta)})"
-    return f"The attack refutes {claimed}: {bound}." if audit.violated else f"Within {claimed}: {bound}."
+    if audit.violated:
+        return f"The attack refutes {claimed}: {bound}."
+    records = 2 * min(after.result.members, after.result.non_members)
+    return f"Within {claimed}: {bound}.{at_most(audit.epsilon_most, f'{records} records')}"
 
 
 def _verdict_of_secrets(before: Leakage, after: Leakage) -> str:
@@ -372,7 +386,8 @@ def _verdict_of_canaries(audit: OneRunAudit) -> str:
         return (
             f"The canaries refute the claimed {claimed}: {bound}. Do not publish runs of this configuration."
         )
-    return f"The canaries agree with the claimed {claimed}: {bound}."
+    most = at_most(audit.epsilon_most, f"{audit.canaries} canaries")
+    return f"The canaries agree with the claimed {claimed}: {bound}.{most}"
 
 
 def _verdict_of_texts(audit: TextAudit) -> str:
@@ -382,7 +397,8 @@ def _verdict_of_texts(audit: TextAudit) -> str:
     claimed = f"ε = {rounded_up(audit.epsilon_claimed)} (δ = {number(audit.delta)})"
     if audit.violated:
         return f"The texts refute the claimed {claimed}: {bound}. Do not publish texts of this configuration."
-    return f"The texts agree with the claimed {claimed}: {bound}."
+    most = at_most(audit.epsilon_most, f"{audit.canaries} canaries")
+    return f"The texts agree with the claimed {claimed}: {bound}.{most}"
 
 
 def _verdict_of_shadows(audit: ShadowAudit) -> str:
@@ -394,7 +410,8 @@ def _verdict_of_shadows(audit: ShadowAudit) -> str:
         return (
             f"The canary refutes the claimed {claimed}: {bound}. Do not publish runs of this configuration."
         )
-    return f"The canary agrees with the claimed {claimed}: {bound}."
+    most = at_most(audit.epsilon_most, f"{audit.judged} adapters")
+    return f"The canary agrees with the claimed {claimed}: {bound}.{most}"
 
 
 def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:

@@ -66,7 +66,8 @@ class TextAudit:
     exposure: mean bits of the canaries that were in, each ranked among those that were not; chance and ceiling: of a
     run that never saw them, and of one where all rank first. exposures: of each, highest first. recited: of those that
     were in, and of those that were not, how many a text repeats. epsilon_lower, epsilon_lower_plain, violated: as of
-    ``OneRunAudit``. epsilon_claimed: None where nothing is claimed; both bounds are then the plain one, at 1e-5.
+    ``OneRunAudit``, and so is epsilon_most. epsilon_claimed: None where nothing is claimed; both bounds are then the
+    plain one, at 1e-5.
     """
 
     canaries: int
@@ -83,6 +84,7 @@ class TextAudit:
     epsilon_lower: float
     epsilon_lower_plain: float
     epsilon_claimed: float | None
+    epsilon_most: float | None
     delta: float
     confidence: float
     violated: bool
@@ -291,6 +293,7 @@ def _judge(
         epsilon_lower=bound,
         epsilon_lower_plain=bound,
         epsilon_claimed=None,
+        epsilon_most=None,
         delta=_DELTA,
         confidence=confidence,
         violated=False,

@@ -67,8 +67,10 @@ class ShadowAudit:
     epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
     of the kind that was planned, with a noise multiplier that the audit finds (for a run that claims nothing: if it is
     mu-GDP for some mu). epsilon_lower_plain: the same without any such assumption. epsilon_claimed: of the plan, None
-    in the non-private mode. correct of judged: right guesses by a threshold that other adapters taught. members,
-    non_members: scores, the fall of the loss in nats per token. steps: of each adapter.
+    in the non-private mode. epsilon_most: the largest epsilon_lower that so many guesses could have shown, had all been
+    right; None where they could have refuted the plan, or nothing is claimed. correct of judged: right guesses by a
+    threshold that other adapters taught. members, non_members: scores, the fall of the loss in nats per token. steps:
+    of each adapter.
     """
 
     method: str
@@ -78,6 +80,7 @@ class ShadowAudit:
     epsilon_lower: float
     epsilon_lower_plain: float
     epsilon_claimed: float | None
+    epsilon_most: float | None
     delta: float
     confidence: float
     violated: bool
@@ -169,12 +172,15 @@ def judge_shadows(
     """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
     steps, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
     errors = _errors(members, non_members)
-    claimed = None if event is None else epsilon([(event, steps)], delta)
+    claimed, most = None if event is None else epsilon([(event, steps)], delta), None
     if event is None:
         lower, violated = gaussian_epsilon(accuracy_mu(errors, confidence), delta), False
     else:
         violated = _refuted(event, steps, errors, confidence)
         lower = epsilon_of_errors(event, steps, errors, delta, confidence)
+        best = errors.if_none()
+        if not _refuted(event, steps, best, confidence):
+            most = min(epsilon_of_errors(event, steps, best, delta, confidence), claimed or 0.0)
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
@@ -183,6 +189,7 @@ def judge_shadows(
         epsilon_lower=lower,
         epsilon_lower_plain=threshold_epsilon(errors, delta, confidence),
         epsilon_claimed=claimed,
+        epsilon_most=most,
         delta=delta,
         confidence=confidence,
         violated=violated,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privlora.accounting import (
     Adjacency,
+    CyclicPoissonSampling,
     PoissonSampling,
     Sampling,
     TruncatedPoissonSampling,
@@ -19,6 +20,9 @@ from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, emit, out
 from privlora.errors import ConfigError, PrivacyError
 from privlora.training.files import RunFolder
+
+if TYPE_CHECKING:
+    from privlora.config import PrivacySettings
 
 _DEFAULT_ADJACENCY: Adjacency = "add-or-remove-one"
 
@@ -53,6 +57,14 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    bands: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|auto",
+            help="Of correlated noise, as privacy.bands (DP-BandMF).",
+            show_default=False,
+        ),
+    ] = None,
     adjacency: Annotated[
         Adjacency, typer.Option(help="Which data sets are neighbours.")
     ] = _DEFAULT_ADJACENCY,
@@ -67,14 +79,74 @@ def calibrate(
         )
     sampling = _sampling(sample_rate, expected_batch_size, public_dataset_size, max_batch_size)
     projections = tuple(_projection(text) for text in projection or ())
+    found_of_bands: dict[str, Any] = {}
+    if bands not in (None, "1"):
+        if max_batch_size is not None:
+            raise ConfigError(
+                "--bands does not go with --max-batch-size",
+                why="what a cap costs is not known for batches of one class",
+                fix="leave one of them out",
+            )
+        asked = {"target_epsilon": epsilon, "delta": delta, "steps": steps}
+        sampling, found_of_bands = _with_bands(bands, sampling, asked, adjacency)
     found = calibrate_noise_multiplier(
         sampling, steps, epsilon, delta, adjacency=adjacency, projections=projections
     )
     if as_json:
-        emit({"noise_multiplier": found.noise_multiplier, **found.to_dict()})
+        emit({"noise_multiplier": found.noise_multiplier, **found_of_bands, **found.to_dict()})
         return
     out().print(f"noise_multiplier {found.noise_multiplier:.7g}")
+    if found_of_bands:
+        out().print(f"bands {words_of_bands(found_of_bands)}")
     out().print(found.describe())
+
+
+def _with_bands(
+    bands: str, plain: Sampling, asked: dict[str, Any], adjacency: Adjacency
+) -> tuple[Sampling, dict[str, Any]]:
+    """How a run of the settings ``asked`` with so many bands draws its batches, and what its noise is."""
+    from privlora.config import PrivacySettings, checked
+    from privlora.training.cycles import planned_sampling
+
+    if not (bands.isdecimal() or bands == "auto"):
+        raise ConfigError(
+            f"--bands {bands} is neither a whole number nor auto", fix="give --bands 8, or --bands auto"
+        )
+    # The noise multiplier is of any batch size at this rate, so 1 unit will do.
+    sizes = {"sample_rate": plain.sample_rate, "expected_batch_size": 1}
+    given = int(bands) if bands != "auto" else bands
+    privacy = checked(PrivacySettings, {**asked, **sizes, "bands": given}, "calibrate")
+    sampling = planned_sampling(privacy, plain, adjacency)
+    number = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
+    return sampling, facts_of_bands(privacy, plain, number, adjacency)
+
+
+def facts_of_bands(
+    privacy: PrivacySettings, plain: Sampling, bands: int, adjacency: Adjacency = _DEFAULT_ADJACENCY
+) -> dict[str, Any]:
+    """JSON-ready: how many there are, whether auto chose them, and `training.cycles.noise_of_bands`. Nothing of one
+    band that nobody asked for by auto. plain: how batches would be drawn with one band."""
+    from privlora.training.cycles import noise_of_bands
+
+    chosen = {"bands_by_auto": bands} if privacy.bands == "auto" else {}
+    if bands == 1:
+        return chosen
+    return {"bands": bands, **chosen, **noise_of_bands(privacy, plain, bands, adjacency)}
+
+
+def words_of_bands(facts: dict[str, Any]) -> str:
+    """How much noise so many bands leave in steps and in their sums."""
+    if "bands" not in facts:
+        return "auto: 1 is best here"
+    chosen, equal = "auto: " if "bands_by_auto" in facts else "", facts["noise_in_sums_at_equal_epsilon"]
+    text = f"{chosen}{facts['bands']}: in the sums of steps "
+    if equal is not None:
+        text += f"{equal:.3g} times the noise of 1 band at the same epsilon, and "
+    text += f"{facts['noise_in_sums']:.3g} times that of 1 band with this sigma"
+    text += "" if equal is not None else ", whose epsilon would be another"
+    return (
+        f"{text}; in a step up to {facts['largest_row']:.3g} times as much as independent noise of this sigma"
+    )
 
 
 def _projection(text: str) -> tuple[int, int]:

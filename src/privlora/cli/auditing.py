@@ -210,6 +210,9 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
         if claimed is None
         else f"claimed: epsilon {claimed:.4f}, delta {content['delta']:g}"
     )
+    if content["epsilon_most"] is not None:
+        guesses = content["membership"]["after"]["guesses"]
+        yield at_most(content["epsilon_most"], f"{guesses} guesses about members")
     if content["violated"]:
         yield "VIOLATED: the attack shows more than the run claims"
 
@@ -275,6 +278,8 @@ def _one_run(
     if found.epsilon_signals is not None:
         out().print(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
     out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
+    if found.epsilon_most is not None:
+        out().print(at_most(found.epsilon_most, f"guesses on {found.canaries} canaries"))
     out().print(
         f"exposure:    {exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
     )
@@ -325,6 +330,8 @@ def _shadows(
     out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
     out().print(f"AUC:         {area.value:.3f} ({area.low:.3f} to {area.high:.3f})")
     out().print(f"guesses:     {found.correct} right of {found.judged}")
+    if found.epsilon_most is not None:
+        out().print(at_most(found.epsilon_most, f"guesses on {found.judged} adapters"))
     if found.violated:
         out().print("VIOLATED: the configuration leaks more than it claims")
     close(page)
@@ -373,6 +380,8 @@ def _federation(
         f"guesses:     of {2 * found.trials} rounds, half of them with the canary; {taught} taught the attack, and "
         "are not guessed"
     )
+    if found.epsilon_most is not None:
+        out().print(at_most(found.epsilon_most, f"guesses on {found.strongest.judged} rounds"))
     out().print(
         "VIOLATED: the federation leaks more than it claims"
         if found.violated
@@ -423,6 +432,11 @@ def stoppable(words: str) -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt):
         raise Stopped(words) from None
+
+
+def at_most(most: float, guesses: str) -> str:
+    """What so few guesses could have shown, which is less than the claim."""
+    return f"at most:     epsilon {most:.4f} could be shown by {guesses}, all of them right: less than is claimed"
 
 
 def close(page: Path) -> None:

@@ -12,23 +12,25 @@ from logging import ERROR, getLogger
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from privlora.consoles import err, out
 from privlora.pages.numbers import finite
+
+__all__ = [
+    "JsonOption",
+    "accounting",
+    "counted",
+    "emit",
+    "err",
+    "loading",
+    "out",
+    "quiet_libraries",
+    "saying",
+]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 
 _MANY = 5000  # steps whose noise may take more than a few seconds to find
-
-
-def out() -> Console:
-    """For results; nothing is wrapped or recoloured, so that paths and numbers can be copied and piped."""
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
-
-
-def err() -> Console:
-    """For progress."""
-    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

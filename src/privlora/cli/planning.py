@@ -12,6 +12,7 @@ import typer
 
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
+from privlora.cli.accounting import facts_of_bands, words_of_bands
 from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries, saying
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
@@ -260,25 +261,11 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
 
 
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:
-    """Of correlated noise: its bands, and by how much it is larger in single steps and smaller in their sums: at one
-    noise multiplier, and at one epsilon, to which a smaller multiplier leads where noise is independent."""
-    from privlora.mechanisms import band_coefficients, prefix_error, row_norms
-    from privlora.training.cycles import bands_of, noise_beside_one_band
+    """Of correlated noise: its bands, and by how much it is larger in single steps and smaller in their sums."""
+    from privlora.training.cycles import bands_of
     from privlora.training.inputs import sampler
 
-    privacy = settings.privacy
-    bands = bands_of(planned)
-    if bands == 1:
-        return {"bands_by_auto": 1} if privacy.bands == "auto" else {}
-    c = band_coefficients(bands, planned.steps)
-    alone = prefix_error((1.0,), planned.steps)
-    found = {
-        "rate_of_a_class": planned.event.sampling.sample_rate,
-        "largest_row": float(row_norms(c, planned.steps).max()),
-        "noise_in_sums": (prefix_error(c, planned.steps) / alone) ** 0.5,
-        "noise_in_sums_at_equal_epsilon": noise_beside_one_band(privacy, sampler(privacy, 0).sampling, bands),
-    }
-    return {"bands": bands, **({"bands_by_auto": bands} if privacy.bands == "auto" else {}), **found}
+    return facts_of_bands(settings.privacy, sampler(settings.privacy, 0).sampling, bands_of(planned))
 
 
 def _overflow(settings: Settings) -> float | None:
@@ -371,7 +358,7 @@ def _show(
         if "bands" in content:
             rows.append(("bands", _bands_line(content, memory)))
         elif "bands_by_auto" in content:
-            rows.append(("bands", "auto: 1 is best here"))
+            rows.append(("bands", words_of_bands(content)))
         if content["clip_quantile"] is not None:
             text = "of the norms is where clip_norm moves, by noisy counts; they are in sigma"
             rows.append(("quantile", f"{content['clip_quantile']:g} {text}"))
@@ -409,14 +396,7 @@ def _show(
 
 def _bands_line(content: dict[str, Any], memory: MemoryEstimate | None) -> str:
     """What correlated noise does in steps and in their sums, what of it is kept, and what is known of such a row."""
-    chosen = "auto: " if "bands_by_auto" in content else ""
-    equal = content["noise_in_sums_at_equal_epsilon"]
-    text = f"{chosen}{content['bands']}: in the sums of steps "
-    if equal is not None:
-        text += f"{equal:.3g} times the noise of 1 band at the same epsilon, and "
-    text += f"{content['noise_in_sums']:.3g} times that of 1 band with this sigma"
-    text += "" if equal is not None else ", whose epsilon would be another"
-    text += f"; in a step up to {content['largest_row']:.3g} times as much as independent noise of this sigma"
+    text = words_of_bands(content)
     if memory is not None:
         kept = 8 * (content["bands"] - 1) * memory.trained_numbers
         text += f"; kept noise {in_one_unit(kept)(kept)}"

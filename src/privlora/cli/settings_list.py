@@ -15,9 +15,11 @@ _WIDTH = 100
 
 def settings(
     place: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="[GROUP[.NAME]]", help="A group or one setting; else all.", show_default=False
+            metavar="[GROUP[.NAME] | WORD...]",
+            help="A group, one setting, or words of what it means; else all.",
+            show_default=False,
         ),
     ] = None,
     schema: Annotated[
@@ -30,13 +32,13 @@ def settings(
     from privlora.config.reference import find_settings, groups, purpose
 
     if schema:
-        if place is not None:
+        if place:
             raise ConfigError("the schema is of a whole file", fix="leave out the group, or --schema")
         from privlora.config.schema import written
 
         print(written(), end="")
         return
-    found = find_settings(place)
+    found = find_settings(" ".join(place) if place else None)
     if as_json:
         emit({"settings": [each.to_dict() for each in found]})
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privlora.cli.auditing import close, stoppable
+from privlora.cli.auditing import at_most, close, stoppable
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
 from privlora.cli.training import (
     WRITING,
@@ -178,5 +178,7 @@ def _lines(found: TextAudit) -> Iterator[str]:
         f"were not, in {found.texts} texts"
     )
     yield f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries"
+    if found.epsilon_most is not None:
+        yield at_most(found.epsilon_most, f"guesses on {found.canaries} canaries")
     if claimed is not None:
         yield "VIOLATED: the texts leak more than the run claims" if found.violated else "within the claim"

@@ -511,11 +511,25 @@ class PrivacySettings(Group):
     insecure_noise_seed: int | None = None
     """For tests: repeatable noise. The run is stamped NOT PRIVATE."""
 
+    @staticmethod
+    def lacks(given: Mapping[str, Any]) -> list[str]:
+        """Of the settings that a group must have in one form or another, those of which ``given`` has none."""
+        has = {name for name, value in given.items() if value is not None}
+        found = []
+        if given.get("private", True):
+            found += [] if has & {"target_epsilon", "noise_multiplier"} else ["target_epsilon"]
+            found += [] if "delta" in has else ["delta"]
+        sizes = has & {"expected_batch_size", "sample_rate"}
+        found += [] if sizes else ["expected_batch_size"]
+        found += [] if "public_dataset_size" in has or len(sizes) == 2 else ["public_dataset_size"]
+        return found
+
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:
+        lacking = self.lacks(vars(self))
         if (self.unit == "user") != (self.user_column is not None):
-            lacking = "user_column: the column that names the user" if self.unit == "user" else "unit: user"
-            raise ValueError(f"unit=user and user_column go together. Fix: add {lacking}")
+            other = "user_column: the column that names the user" if self.unit == "user" else "unit: user"
+            raise ValueError(f"unit=user and user_column go together. Fix: add {other}")
         n = self.public_dataset_size
         if n is not None and self.delta is not None and self.delta >= 1 / n:
             raise ValueError(
@@ -528,27 +542,26 @@ class PrivacySettings(Group):
                 raise ValueError(f"private=false contradicts {given[0]}. Fix: remove one of them")
             if self.clip_quantile is not None:
                 raise ValueError("private=false clips nothing. Fix: remove clip_quantile")
-        elif (self.target_epsilon is None) == (self.noise_multiplier is None):
+        elif "target_epsilon" in lacking or None not in (self.target_epsilon, self.noise_multiplier):
             raise ValueError(
                 "the noise follows from target_epsilon or from noise_multiplier. Fix: give exactly one of "
                 "target_epsilon and noise_multiplier"
             )
-        elif self.delta is None:
+        elif "delta" in lacking:
             raise ValueError(
                 "delta is missing. Fix: set it well below 1 / number of records, for example 1e-5"
             )
-        known = [self.expected_batch_size is not None, self.sample_rate is not None]
-        if self.public_dataset_size is None and not all(known):
+        if "public_dataset_size" in lacking:
             raise ValueError(
                 "public_dataset_size is missing: dividing by the private number of records would reveal it. "
                 "Fix: give expected_batch_size and public_dataset_size (a rounded figure will do), or "
                 "sample_rate with either"
             )
-        if self.public_dataset_size is not None and not any(known):
+        if "expected_batch_size" in lacking:
             raise ValueError(
                 "how many units a step takes is missing. Fix: give expected_batch_size or sample_rate"
             )
-        if self.public_dataset_size is not None and all(known):
+        if None not in (self.public_dataset_size, self.expected_batch_size, self.sample_rate):
             raise ValueError(
                 "sample_rate follows from expected_batch_size and public_dataset_size. Fix: give two of the three"
             )

@@ -15,7 +15,7 @@ from privlora.config.auto import AUTO, OrAuto
 from privlora.config.base import group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.foreign_names import GROUPS_ELSEWHERE
-from privlora.config.groups import QuantizationSettings, Settings
+from privlora.config.groups import PrivacySettings, QuantizationSettings, Settings
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here, plain
 from privlora.errors import ConfigError, named, nearest
 
@@ -31,6 +31,8 @@ _INNER: Final = {
 _HELD: Final[Mapping[str, type[BaseModel]]] = {"model.quantization": QuantizationSettings}
 """Groups of which a setting holds one."""
 _INDEX = re.compile(r"\[\d+\]")
+_BRANCH = re.compile(r"constrained-|literal\[")
+"""One of the kinds of value that a setting may be, as pydantic calls it."""
 
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
@@ -101,7 +103,7 @@ def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Ch
     try:
         return kind(**values)
     except ValidationError as error:
-        raise _readable(error, source, federated=values.get("federation") is not None) from None
+        raise _readable(error, source, values) from None
 
 
 def _apply(merged: dict[str, Any], override: str) -> None:
@@ -124,11 +126,13 @@ def _apply(merged: dict[str, Any], override: str) -> None:
 
 
 def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
-    groups = Settings.model_fields
+    """Raise ConfigError for names of groups and settings that nothing is called here, all in one."""
+    groups, unknown = Settings.model_fields, dict[str, str]()
     for group, values in merged.items():
         if group not in groups:
             fix = NO_GROUPS.get(str(group)) or _group_here(group, values, merged) or nearest(group, groups)
-            raise ConfigError(f"{source}: unknown group {named(group)}", fix=fix)
+            unknown[f"group {named(group)}"] = fix
+            continue
         annotation = groups[group].annotation
         kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
         assert issubclass(kind, BaseModel)
@@ -143,22 +147,30 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
             )
         for key in values:
             if key not in kind.model_fields:
-                raise ConfigError(
-                    f"{source}: unknown setting {named(f'{group}.{key}', longest=80)}",
-                    why="a setting that is ignored may be one that privacy rests on",
-                    fix=called_here(group, key, values[key], merged)
-                    or _homes(key)
-                    or _near(group, key, kind),
-                )
-    _refuse_other_row(merged.get("method") or {}, source)
+                fix = called_here(group, key, values[key], merged) or _homes(key) or _near(group, key, kind)
+                unknown[f"setting {named(f'{group}.{key}', longest=80)}"] = fix
+    if unknown:
+        raise _unknown_names(unknown, source)
 
 
-def _refuse_other_row(method: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError for what other tools call a method, which is a row of another name or a setting here."""
-    name = method.get("name")
-    mended = OTHER_VALUES["method.name"].get(str(name).lower().replace("_", "-"))
-    if mended is not None:
-        raise ConfigError(f"{source}: method.name: unknown method {named(name)}", fix=mended)
+_SHOWN: Final = 8
+
+
+def _unknown_names(mended: Mapping[str, str], source: str) -> ConfigError:
+    """mended: how, by what is unknown: a group or a setting, and its name."""
+    why = "a setting that is ignored may be one that privacy rests on"
+    if len(mended) == 1:
+        ((what, fix),) = mended.items()
+        return ConfigError(
+            f"{source}: unknown {what}", why=why if what.startswith("setting") else None, fix=fix
+        )
+    shown = list(mended)[:_SHOWN]
+    more = f" and {len(mended) - _SHOWN} more" if len(mended) > _SHOWN else ""
+    alike: dict[str, list[str]] = {}  # by fix, which for some is the list of all that is known
+    for what in shown:
+        alike.setdefault(mended[what], []).append(what.partition(" ")[2])
+    fixes = "; ".join(f"{', '.join(names)}: {fix}" for fix, names in alike.items())
+    return ConfigError(f"{source}: unknown {', '.join(shown)}{more}", why=why, fix=fixes)
 
 
 def _group_here(group: object, values: Any, merged: Mapping[str, Any]) -> str | None:
@@ -208,9 +220,9 @@ def _near(group: str, key: object, kind: type[BaseModel]) -> str:
     return near if near.startswith("did") else f"known: {', '.join(kind.model_fields)}"
 
 
-def _readable(error: ValidationError, source: str, *, federated: bool) -> ConfigError:
-    """The first problem. Of a value that may be several things, the one that was read furthest. federated: whether the
-    settings are of a federation, whose steps follow from its rounds."""
+def _readable(error: ValidationError, source: str, values: Mapping[str, Any]) -> ConfigError:
+    """The first problem; if that is a setting that is missing, then all that are missing, so that they are added at
+    once. Of a value that may be several things, the one that was read furthest. values: what was read."""
     errors = error.errors()
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     where = _place(first["loc"])
@@ -222,12 +234,9 @@ def _readable(error: ValidationError, source: str, *, federated: bool) -> Config
         other = next(extra, None)
         if other is not None and len(other["loc"]) > 2:
             return _unknown(other, source)
-        # All that the group lacks, so that they are added at once.
-        alike = [e["loc"] for e in errors if e["type"] == "missing" and e["loc"][:-1] == first["loc"][:-1]]
-        added = ", and ".join(map(_to_add, alike))
-        return ConfigError(
-            f"{prefix} is missing", fix=f"add {added.replace(' steps,', '') if federated else added}"
-        )
+    lacking = _lacking(errors, first, values)
+    if first["type"] == "missing" or len(lacking) > 1:
+        return _missing(lacking, source, federated=values.get("federation") is not None)
     if first["type"] == "extra_forbidden":
         return _unknown(first, source)
     if first["type"] in ("model_type", "model_attributes_type"):
@@ -244,6 +253,34 @@ def _readable(error: ValidationError, source: str, *, federated: bool) -> Config
     return ConfigError(f"{prefix}{shown}: {message}", fix="".join([_to_mend(first) or "", *words]))
 
 
+def _lacking(
+    errors: list[Any], first: Mapping[str, Any], values: Mapping[str, Any]
+) -> list[tuple[int | str, ...]]:
+    """Places of what is missing: groups, their settings, what stands beside ``first``; none if it is something else."""
+    privacy = values.get("privacy")
+    several = PrivacySettings.lacks(privacy) if isinstance(privacy, Mapping) else []
+    among = first["loc"] == ("privacy",) and first["type"] == "value_error" and bool(several)
+    if first["type"] != "missing" and not among:
+        return []
+    missing = [error["loc"] for error in errors if error["type"] == "missing"]
+    found = [place for place in missing if len(place) <= 2 or place[:-1] == first["loc"][:-1]]
+    found += [("privacy", name) for name in several]
+    groups = list(Settings.model_fields)
+    return sorted(found, key=lambda place: groups.index(str(place[0])) if place[0] in groups else 0)
+
+
+def _missing(places: list[tuple[int | str, ...]], source: str, *, federated: bool) -> ConfigError:
+    """federated: whether the settings are of a federation, whose steps follow from its rounds."""
+    *others, last = map(_place, places)
+    names = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    apart = len({place[:-1] for place in places}) > 1
+    added = [f"{_place(place[:-1])}." * (apart and len(place) > 1) + _to_add(place) for place in places]
+    told = ", and ".join(added)
+    return ConfigError(
+        f"{source}: {names} missing", fix=f"add {told.replace(' steps,', '') if federated else told}"
+    )
+
+
 _SEVERAL_OWNERS: Final = " (or, of several owners, the group federation with a path for each client)"
 _MISSING: Final = {
     "model": "the group model with name: a local folder or a hub name",
@@ -251,6 +288,10 @@ _MISSING: Final = {
     "data": f"the group data with path: records.jsonl{_SEVERAL_OWNERS}",
     "data.path": f"path: records.jsonl{_SEVERAL_OWNERS}",
     "privacy": "the group privacy with target_epsilon, delta, steps, expected_batch_size and public_dataset_size",
+    "privacy.target_epsilon": "target_epsilon: 3, or a noise_multiplier",
+    "privacy.delta": "delta: 1e-5, or another number well below 1 / number of records",
+    "privacy.expected_batch_size": "expected_batch_size: 64, or a sample_rate",
+    "privacy.public_dataset_size": "public_dataset_size: your number of units as you are willing to publish it",
     "privacy.steps": "steps: 200, or as many as the optimizer shall take",
     "federation.clients": "clients: 3 to cut data.path into, or one line “- {name: north, path: north.jsonl}” for each",
     "federation.rounds": "rounds: 20",
@@ -315,7 +356,7 @@ def _options(problem: Mapping[str, Any]) -> list[str]:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Group, setting, and of a list of groups which one and what of it; branches of a union say nothing to a user."""
-    where = ".".join(str(part) for part in location[:2])
+    where = ".".join(str(part) for part in location[:2] if not _BRANCH.match(str(part)))
     if where in _HELD:
         return ".".join((where, *(str(part) for part in location[2:3])))
     for at, part in enumerate(location[2:], start=2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -70,7 +71,8 @@ def settings_in(kind: type[Group], place: str) -> Iterator[Setting]:
 
 
 def find_settings(place: str | None = None) -> list[Setting]:
-    """Those of a group, one of them with what it holds, or all. Raises ConfigError for what there is not."""
+    """Those of a group, one of them with what it holds, or all; else those in whose name, kind and meaning all words of
+    ``place`` begin a word. Raises ConfigError for what there is not, and for what has another name elsewhere."""
     every = [setting for name, kind in groups().items() for setting in settings_in(kind, name)]
     if place is None:
         return every
@@ -78,13 +80,28 @@ def find_settings(place: str | None = None) -> list[Setting]:
     if not found:
         # A name without its group.
         found = [each for each in every if each.place.split(".")[1] == place and each.place.count(".") == 1]
+    elsewhere = None if found else whereabouts(place) or GROUPS_ELSEWHERE.get(plain(place))
+    if not found and elsewhere is None:
+        words = _words(place)
+        found = [each for each in every if words and words <= _beginnings(each)]
     if not found:
         known = [*groups(), *(each.place for each in every)] if "." in place else list(groups())
-        raise ConfigError(
-            f"there is no setting or group {named(place)}",
-            fix=whereabouts(place) or GROUPS_ELSEWHERE.get(plain(place)) or nearest(place, known),
-        )
+        what = f"there is no setting or group {named(place)}"
+        if len(place.split()) > 1:
+            what, known = f"no setting has all of these words: {', '.join(place.split())}", []
+        raise ConfigError(what, fix=elsewhere or (nearest(place, known) if known else "give fewer of them"))
     return found
+
+
+def _words(text: str) -> set[str]:
+    """Those of a name or a sentence, in small letters; parts of a name are words."""
+    return set(re.findall(r"[^\W_]+", text.lower()))
+
+
+def _beginnings(setting: Setting) -> set[str]:
+    """Of all words that are said of it."""
+    said = _words(f"{setting.place} {setting.kind} {setting.meaning}")
+    return {word[:length] for word in said for length in range(1, len(word) + 1)}
 
 
 @cache

@@ -328,7 +328,9 @@ def prepare(
     loaded, tokenizer, settings = workplace.loaded
     own = records_of(settings, records)
     _warn_of_counts(settings, own)
-    data = load_clients(settings, tokenizer, own, evaluation, model=loaded)
+    sizes = {name: len(given) for name, given in own.items()}
+    whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))
+    data = load_clients(settings, tokenizer, own, evaluation, model=loaded, whose=whose)
     here = _opened(folder, workplace, own, data, fresh=fresh)
     _refuse_forgotten(folder, here.run)
     return here

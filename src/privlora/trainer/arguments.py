@@ -270,9 +270,16 @@ def _add_batch(found: Groups, given: dict[str, Any], source: str) -> None:
 
 
 def _add_steps(found: Groups, given: dict[str, Any], source: str) -> None:
-    """max_steps; epochs are refused with the number of steps that they would be."""
+    """max_steps, which counts above epochs as in transformers; epochs alone are refused with the number of steps that
+    they would be."""
     epochs, steps = given.pop("num_train_epochs", None), given.get("max_steps")
-    if steps is not None and steps > 0 and epochs is None:
+    if steps is not None and steps > 0:
+        if found.privacy.get("steps", steps) != steps:
+            raise ConfigError(
+                f"{source}.max_steps={steps:g}, and privacy has steps={found.privacy['steps']!r}",
+                why="epsilon counts on one number of steps",
+                fix="leave one of them out",
+            )
         return
     if "steps" in found.privacy and epochs is None and (steps is None or steps <= 0):
         given.pop("max_steps", None)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from privlora.api import fine_tune, given_records, refuse_no_mapping, resume_run, settings_of_call
+from privlora.api import fine_tune, resume_run
+from privlora.calling import given_records, refuse_no_mapping, settings_of_call
 from privlora.config import IN_MEMORY
 from privlora.config.reading import whereabouts
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-from privlora.accounting import Ledger, Plan
+from privlora.accounting import Adjacency, Ledger, Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import CyclicPoissonSampling, Sampling
 from privlora.config import PrivacySettings
 from privlora.data.sampling import classes_of
 from privlora.errors import ConfigError, PrivacyError
-from privlora.mechanisms import band_coefficients, prefix_error
+from privlora.mechanisms import band_coefficients, prefix_error, row_norms
 from privlora.randomness import private_key
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
@@ -87,7 +87,9 @@ def kept_cycles(
     return cycles
 
 
-def planned_sampling(privacy: PrivacySettings, plain: Sampling) -> Sampling:
+def planned_sampling(
+    privacy: PrivacySettings, plain: Sampling, adjacency: Adjacency = "add-or-remove-one"
+) -> Sampling:
     """How a run's batches are drawn. plain: where noise is independent.
 
     Of bands=auto the number with which the noise in the sums of releases is expected to be smallest, at the target
@@ -97,11 +99,11 @@ def planned_sampling(privacy: PrivacySettings, plain: Sampling) -> Sampling:
         return plain if privacy.bands == 1 else _cyclic(privacy, privacy.bands)
     assert privacy.target_epsilon is not None
     assert privacy.delta is not None
-    best, least = plain, _error(privacy, plain, 1)
+    best, least = plain, _error(privacy, plain, 1, adjacency)
     for bands in _CANDIDATES:
         if bands > privacy.steps or bands * privacy.q > 1:
             break
-        error = _error(privacy, _cyclic(privacy, bands), bands)
+        error = _error(privacy, _cyclic(privacy, bands), bands, adjacency)
         if error < least:
             best, least = _cyclic(privacy, bands), error
     return best
@@ -111,19 +113,32 @@ def _cyclic(privacy: PrivacySettings, bands: int) -> CyclicPoissonSampling:
     return CyclicPoissonSampling(bands * privacy.q, bands)
 
 
-def noise_beside_one_band(privacy: PrivacySettings, plain: Sampling, bands: int) -> float | None:
-    """Expected root mean square of the noise in sums of releases, as a multiple of what it is with independent noise at
-    the same epsilon, and so at a smaller noise multiplier. None where no target_epsilon is given."""
-    if privacy.target_epsilon is None:
-        return None
-    return (_error(privacy, _cyclic(privacy, bands), bands) / _error(privacy, plain, 1)) ** 0.5
+def noise_of_bands(
+    privacy: PrivacySettings, plain: Sampling, bands: int, adjacency: Adjacency = "add-or-remove-one"
+) -> dict[str, float | None]:
+    """What correlated noise is beside independent noise, in root mean squares: as a multiple of it in the step that has
+    most, and in the sums of releases, both at one noise multiplier; and in the sums at the same epsilon, to which a
+    smaller multiplier leads where noise is independent. The last is None where no target_epsilon is given."""
+    c = band_coefficients(bands, privacy.steps)
+    sampling = _cyclic(privacy, bands)
+    equal = None
+    if privacy.target_epsilon is not None:
+        equal = (_error(privacy, sampling, bands, adjacency) / _error(privacy, plain, 1, adjacency)) ** 0.5
+    return {
+        "rate_of_a_class": sampling.sample_rate,
+        "largest_row": float(row_norms(c, privacy.steps).max()),
+        "noise_in_sums": (prefix_error(c, privacy.steps) / prefix_error((1.0,), privacy.steps)) ** 0.5,
+        "noise_in_sums_at_equal_epsilon": equal,
+    }
 
 
-def _error(privacy: PrivacySettings, sampling: Sampling, bands: int) -> float:
+def _error(privacy: PrivacySettings, sampling: Sampling, bands: int, adjacency: Adjacency) -> float:
     """The expected square of the noise in sums of releases, in units of C^2."""
     assert privacy.target_epsilon is not None
     assert privacy.delta is not None
-    found = calibrate_noise_multiplier(sampling, privacy.steps, privacy.target_epsilon, privacy.delta)
+    found = calibrate_noise_multiplier(
+        sampling, privacy.steps, privacy.target_epsilon, privacy.delta, adjacency=adjacency
+    )
     return found.noise_multiplier**2 * prefix_error(band_coefficients(bands, privacy.steps), privacy.steps)
 
 

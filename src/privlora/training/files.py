@@ -199,8 +199,13 @@ class RunFolder:
 
 
 def no_run(root: Path) -> RunError:
-    """The error where a folder holds no run."""
+    """The error where a folder holds no run. It names the run's folder where ``root`` is a part of it, as release/."""
     made = "`privlora train` or `privlora federate` made"
+    above = root.resolve().parent if root.name in ("", "..") else root.parent
+    run = RunFolder(above)
+    parts = ("release", "not-private", "private")
+    if root.resolve().name in parts and (run.settings.exists() or run.ledger.exists() or run.report.exists()):
+        return RunError(f"{str(root)!r} is a part of a run", fix=f"give the run's folder, {str(above)!r}")
     return RunError(f"no run in {str(root)!r}", fix=f"give the folder that {made}, which run.output names")
 
 

@@ -73,6 +73,12 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
             why="its statement speaks of one set of records, and what was private then could be published now",
             fix="resume with the same records, units and tokenizer, or start a new run",
         )
+    if kept.clients and kept.clients != identity.clients:
+        raise PrivacyError(
+            "the private records are divided among clients otherwise than when the run began",
+            why="a record that moves takes part in the rounds of two clients, and each ledger counts those of one",
+            fix="give each client its own records again; a list that is cut into clients, in its first order",
+        )
     if kept.evaluation and kept.evaluation != identity.evaluation:
         raise PrivacyError(
             "the evaluation records are not those that the run began with",

@@ -278,15 +278,17 @@ def load_clients(
     evaluation: Any = None,
     *,
     model: torch.nn.Module | None = None,
+    whose: Callable[[Data], None] | None = None,
 ) -> Data:
-    """`load_data` of all clients of a federation together, in their order. records: of each client, by its name.
+    """`load_data` of all clients of a federation together, in their order. records: of each client, by its name. whose:
+    as there.
 
     Raises what `load_data` does; a DataError that is true of one owner's records alone names the client, and counts its
     records from its own first.
     """
     union = [record for own in records.values() for record in own]
     try:
-        return load_data(settings, tokenizer, union, evaluation, model=model)
+        return load_data(settings, tokenizer, union, evaluation, model=model, whose=whose)
     except DataError:
         if settings.federation is None or isinstance(
             settings.federation.clients, int

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 from torch import Tensor
 
-import privlora.api
+import privlora.running
 import privlora.training.assembly
 import privlora.training.loop
 from privlora.accounting import Ledger, read_ledger
@@ -65,7 +65,7 @@ PHASES: list[tuple[Any, str]] = [
     (SpanOptimizer, "_update"),
     (privlora.training.loop, "save_checkpoint"),
     (Ledger, "finish"),
-    (privlora.api, "publish"),
+    (privlora.running, "publish"),
 ]
 # Between these the step is charged, and what it released is not yet stored.
 LOST = ["charge>", "standard_normal<", "standard_normal>", "_update<", "_update>", "save_checkpoint<"]

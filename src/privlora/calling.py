@@ -1,0 +1,227 @@
+"""Arguments of a call in Python, as settings and as records; and what is said of names that other trainers have."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
+from privlora.config.reading import whereabouts
+from privlora.data.records import as_records
+from privlora.errors import ConfigError, DataError, RunError
+from privlora.names import UNNAMED
+from privlora.training.inputs import check_sources
+
+Source = str | Path | Iterable[Path] | Iterable[Mapping[str, Any]] | Iterable[str]
+"""A file or several, or records."""
+
+
+EXAMPLES = {
+    "federation": "dict(rule='tan', rounds=20, local_steps=4)",
+    "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
+    "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
+    "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
+    "run": "dict(seed=0, label='notes')",
+    "auto": "dict(passes=5, file='public.jsonl')",
+    "columns": "dict(text='note', max_length=256)",
+    "loading": "dict(dtype='bfloat16')",
+    "synthesis": "dict(generator='model', preset='clinical-note')",
+}
+"""Of each argument that holds settings."""
+
+OTHER_NAMES: Final = {
+    "eval_dataset": "it is called evaluation here; its records are PUBLIC, since their loss is published",
+    "train_dataset": "it is called data here",
+    "processing_class": "it is called tokenizer here",
+    "peft_config": "it is called adapter here",
+    "output_dir": "it is called output here",
+    "args": "give privacy, method, columns and run; or use PrivateTrainer, which takes args",
+}
+"""Arguments of other trainers, and how to mend them in a call that begins a run."""
+
+IN_GROUPS: Final = (
+    "{here}. In Python groups are arguments, as privacy=dict(target_epsilon=3, …); columns is the group data, loading "
+    "the group model"
+)
+AS_BEGUN: Final = "leave it out: a run goes on with the settings that it began with"
+TO_RESUME: Final = {
+    **dict.fromkeys(("data", "train_dataset"), "it is called records here: this run's own, as they are now"),
+    "eval_dataset": "it is called evaluation here",
+    "processing_class": "it is called tokenizer here",
+    **dict.fromkeys(("output", "output_dir"), "the run's folder is the first argument, root"),
+    **dict.fromkeys(("args", "peft_config", *EXAMPLES), AS_BEGUN),
+}
+"""The same in a call that goes on with a run."""
+
+IN_MEMORY_GENERATOR = "in_memory:generator"
+"""In settings, as the place of a generator that was handed over."""
+
+
+def refuse_no_mapping(name: str, group: Any) -> None:
+    """Raise ConfigError for an argument that holds settings and is no mapping; what it is instead is not shown."""
+    if group is not None and not isinstance(group, Mapping):
+        raise ConfigError(
+            f"{name} is of type {type(group).__name__}, not a mapping of settings",
+            fix=f"pass {EXAMPLES[name]}",
+        )
+
+
+def refuse_other_names(
+    function: str, others: Mapping[str, Any], known: Mapping[str, str], of_settings: str
+) -> None:
+    """Raise ConfigError for an argument that means something here by another name, TypeError for others.
+
+    known: how to mend each such name. of_settings: how to mend the name of a setting, which is at home {here}.
+    """
+    for name in others:
+        fix = known.get(name)
+        if fix is None and (here := whereabouts(name)) is not None:
+            fix = of_settings.format(here=here)
+        if fix is None:
+            raise TypeError(f"{function}() has no argument {name!r}")
+        raise ConfigError(f"{function} has no argument {name}", fix=fix)
+
+
+def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
+    """Paths for the settings, or the mark that stands for records in memory and those records.
+
+    Files are a string by itself and whatever is a ``Path``. Strings in a list are records, whatever they say.
+    """
+    if isinstance(data, str | Path):
+        return str(data), None
+    items = data if isinstance(data, list | tuple) else ()
+    files = [str(item) for item in items if isinstance(item, Path)]
+    if files and len(files) < len(items):
+        raise ConfigError(f"{name} mixes files and records", fix="give either, not both")
+    if files:
+        return files, None
+    try:
+        return IN_MEMORY, as_records(data)
+    except DataError as error:
+        raise error.of(name) from None
+
+
+def with_generator(synthesis: Any, generator: Any) -> Any:
+    """The group ``synthesis`` of a call that may hand over a generator. Raises ConfigError for one of another kind."""
+    if generator is None:
+        return synthesis
+    given = {} if synthesis is None else synthesis
+    refuse_no_mapping("synthesis", given)
+    if given.get("generator", "callable") != "callable" or "callable" in given:
+        raise ConfigError(
+            "generator is given, and synthesis names another one",
+            fix="remove synthesis['generator'] and synthesis['callable'], or the argument generator",
+        )
+    return {**given, "generator": "callable", "callable": IN_MEMORY_GENERATOR}
+
+
+def settings_of_call(
+    model: str | Path | torch.nn.Module,
+    data: Mapping[str, Any],
+    groups: Mapping[str, Any],
+    output: str | Path,
+    *,
+    source: str,
+) -> Settings:
+    """Settings from the arguments of a call. data: where the records are. Raises ConfigError."""
+    if not isinstance(model, str | Path | torch.nn.Module):
+        raise ConfigError(
+            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
+        )
+    if isinstance(model, torch.nn.Module) and not hasattr(model, "config"):
+        raise ConfigError(
+            f"the model is a {type(model).__name__}, and no language model of transformers",
+            fix="give what AutoModelForCausalLM.from_pretrained returns, a folder or a hub name",
+        )
+    if not isinstance(output, str | Path) or not str(output):
+        raise ConfigError(
+            f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
+            fix="give the folder of the run, or leave it out for runs/run",
+        )
+    groups = {**groups, "adapter": _adapter(groups)}
+    for name, group in groups.items():
+        refuse_no_mapping(name, group)
+    columns = groups["columns"] or {}
+    for name in ("path", "evaluation"):
+        if name in columns:
+            raise ConfigError(
+                f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
+            )
+    name = _name_of(model) if isinstance(model, torch.nn.Module) else str(model)
+    content = {
+        "model": {"name": name, **{key: _plain(value) for key, value in (groups["loading"] or {}).items()}},
+        "data": {**data, **columns},
+        "run": {"output": str(output), **(groups["run"] or {})},
+    }
+    more = {
+        name: groups.get(name) for name in ("privacy", "adapter", "method", "synthesis", "federation", "auto")
+    }
+    return settings_from(
+        content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A dtype by its name, which is what settings hold."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def _adapter(groups: Mapping[str, Any]) -> Any:
+    columns = groups.get("columns")
+    labelled = isinstance(columns, Mapping) and columns.get("label") is not None
+    return adapter_settings(groups.get("adapter"), classifies=labelled)
+
+
+def _name_of(model: torch.nn.Module) -> str:
+    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or UNNAMED)
+
+
+def of_memory(settings: Settings) -> dict[str, bool]:
+    """What a caller handed over that is in no file."""
+    synthesis = settings.synthesis
+    return {
+        "records": settings.data.path == IN_MEMORY,
+        "evaluation": settings.data.evaluation == IN_MEMORY,
+        "generator": synthesis is not None and synthesis.callable == IN_MEMORY_GENERATOR,
+    }
+
+
+def refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
+    """Raise RunError for what is not given. given: records, evaluation, generator."""
+    names = zip(of_memory(settings).items(), given, strict=True)
+    missing = [name for (name, was_there), value in names if was_there and value is None]
+    if missing:
+        raise RunError(
+            f"this run's {' and '.join(missing)} {'were' if missing != ['generator'] else 'was'} in memory",
+            fix=f"call resume_run(root, {', '.join(f'{name}=...' for name in missing)})",
+        )
+
+
+def refuse_moved(root: Path, settings: Settings, records: Any, evaluation: Any) -> None:
+    """Raise DataError for a file that is no longer there, with the call that says where the records lie now."""
+    why, place = (
+        "a run goes on with the records that it began with",
+        "resume in the folder in which it was started",
+    )
+    try:
+        check_sources(settings, [], [])  # what no call takes from another place
+    except DataError as error:
+        raise DataError(error.what, why=why, fix=place) from None
+    try:
+        check_sources(settings, records, evaluation)
+    except DataError as error:
+        in_memory = of_memory(settings)
+        files = {"records": "--data FILE"} | (
+            {} if settings.data.evaluation is None else {"evaluation": "--evaluation FILE"}
+        )
+        given = "".join(f", {name}={'...' if in_memory[name] else 'FILE'}" for name in files)
+        ways = [f"resume_run({str(root)!r}{given})"]
+        if not any(in_memory.values()):
+            ways.insert(0, f"`privlora resume {shlex.quote(str(root))} {' '.join(files.values())}`")
+        raise DataError(
+            error.what, why=why, fix=f"{place}, or say where they lie now: {', or in Python '.join(ways)}"
+        ) from None

@@ -1,0 +1,234 @@
+"""A run from its settings to its release: what `privlora.train_run` and `privlora.resume_run` do once they have read
+their arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from privlora.accounting import LedgerSummary, Plan, read_ledger
+from privlora.calling import of_memory
+from privlora.config import Settings
+from privlora.data.summary import DataSummary
+from privlora.methods import CHOICES
+from privlora.profiling.run import profiled, told_peak
+from privlora.rehearsals.choosing import Chosen, choose
+from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice
+from privlora.rehearsals.settling import settle
+from privlora.reporting import publish
+from privlora.reporting.facts import gather
+from privlora.reporting.finished import texts_of_finished_run
+from privlora.reporting.texts import publish_texts
+from privlora.result import Result
+from privlora.synthesis.embeddings import base_alone
+from privlora.training.assembly import Parts, PublicStart, build_parts
+from privlora.training.callbacks import watching
+from privlora.training.checkpoint import NO_RUN
+from privlora.training.classifier import head_of, padded_as
+from privlora.training.files import RunFolder, read_lines, write_atomically
+from privlora.training.fitting import Fitted, with_micro_batches
+from privlora.training.identity import (
+    Identity,
+    identify,
+    keep_identity,
+    refuse_others,
+    refuse_unlike_processes,
+)
+from privlora.training.inputs import Data, fitted, load_data
+from privlora.training.loggers import Service, loggers
+from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
+from privlora.training.models import (
+    check_model,
+    given_or_loaded,
+    refuse_other_logits,
+    unchanged_afterwards,
+)
+from privlora.training.public_rows import public_rows, steps_shown
+from privlora.training.ranks import Ranks
+from privlora.training.sharding import load_sharded, refuse_in_several
+from privlora.training.takeover import make_room
+from privlora.training.texts.final_texts import Progress, final_texts
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a caller hands over beside settings, and what it wants to be told: see ``train_run``."""
+
+    model: torch.nn.Module | None
+    tokenizer: Any
+    records: Any
+    evaluation: Any
+    generator: Any
+    observer: Observer | None
+    callbacks: Sequence[Any]
+    on_data: Callable[[DataSummary, Settings], None] | None
+    on_choice: Callable[[str], None] | None
+    on_profile: Callable[[Path], None] | None
+    progress: Progress | None
+
+
+_ON_PAPER: Final = "steps on paper, for their memory"
+
+
+def train_and_publish(
+    settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
+) -> Result:
+    """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
+    if ranks.size > 1:
+        refuse_in_several(settings, given=given.model is not None)
+    if settings.model.fully_shard and ranks.size > 1:
+        model, own = load_sharded(settings.model, ranks)
+        tokenizer = own if given.tokenizer is None else given.tokenizer
+    else:
+        model, tokenizer = ranks.each(
+            lambda: given_or_loaded(settings.model, given.model, given.tokenizer, head_of(settings))
+        )
+    refuse_unlike_processes(model, ranks)
+    settings = fitted(settings, model)
+    folder = RunFolder(Path(settings.run.output))
+    ranks.each(lambda: check_model(settings, model, tokenizer))
+    refuse_other_logits(settings, model, ranks)
+    asked = settings.run.tokens_per_micro_batch
+    told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
+
+    def split() -> tuple[Settings, Fitted | None]:
+        device = next(model.parameters()).device
+        # Without a GPU they share the machine's memory.
+        sharing = ranks.size if device.type == "cpu" else 1
+        if asked != "auto":
+            return settings, None
+        told(_ON_PAPER, 0, 1)
+        found = with_micro_batches(settings, model, device, sharing=sharing)
+        told(_ON_PAPER, 1, 1)
+        return found
+
+    # Before the records are read, so that nothing of them is in what is free.
+    settings, micro_batches = ranks.same(split)
+    if micro_batches is not None and given.on_choice is not None:
+        given.on_choice(micro_batches.why)
+
+    def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
+        # A fresh run has no folder yet.
+        cache = None if fresh else folder.tokens
+        whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
+        sources = given.records, given.evaluation
+        data = load_data(settings, tokenizer, *sources, model=model, cache=cache, whose=whose)
+        if given.on_data is not None:
+            given.on_data(data.summary, settings)
+        identity = identify(data, model)
+        if not (fresh and plan is not None and leaves_a_choice(settings)):
+            return settings, plan, data, None, identity
+        if settings.method.name in CHOICES:
+            chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
+        else:
+            chosen = settle(settings, plan, model, tokenizer, told)
+        if given.on_choice is not None:
+            given.on_choice(because(chosen.facts))
+        named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)
+        return chosen.settings, named, data, chosen, identity
+
+    settings, plan, data, chosen, identity = ranks.same(prepare)
+    peak = told_peak(settings, model) if ranks.first and given.on_profile is not None else ""
+    with unchanged_afterwards(model):
+        if settings.data.label is not None:
+            padded_as(model, tokenizer)
+        # In all of them before the folder exists.
+        parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
+        with parts.adapter:
+            if not ranks.first:
+                train_beside(parts, data, ranks)
+                return ranks.same(_by_the_first)
+            if fresh:
+                make_room(folder)
+                folder.create(protects=settings.privacy.protects)
+                keep_identity(folder, identity)  # first: whatever can be resumed has it
+                keep_choice(folder, chosen)
+                kept = _as_asked(settings, asked)
+                write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
+                data.keep_tokens(folder.tokens)
+                write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
+            known = plan
+            if settings.privacy.private and known is None:
+                known = read_ledger(folder.ledger).plan
+            reported = loggers(settings.run.report_to, folder, settings.run.label)
+            if (begin := getattr(given.observer, "on_run", None)) is not None:
+                begin(known, settings)
+            with (
+                _resumable(settings, given),
+                watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
+                profiled(parts, folder, peak, ranks.size, given.on_profile) as pages,
+            ):
+                finish_training(parts, data, folder, plan, observer=observer, ranks=ranks)
+            rows = _rows(parts, folder, known) if reported else []
+            services = [one for one in reported if isinstance(one, Service)]
+            for logger in reported:
+                if logger not in services:
+                    logger.end(rows)
+            summary = read_ledger(folder.ledger) if settings.privacy.private else None
+            folder.hide_settings()
+            if settings.synthesis is not None and settings.synthesis.publish:
+                run_id = NO_RUN if summary is None else summary.run_id
+                texts = final_texts(parts, folder, run_id, given.progress)
+                report = gather(parts, summary, read_lines(folder.evaluations), choice=read_choice(folder))
+                with base_alone(model, parts.adapter) as base:
+                    publish_texts(folder, report, texts, settings, base, tokenizer, summary)
+            else:
+                publish(folder, parts, summary)
+            for service in services if heard.begun else ():
+                service.end(rows)
+    was_given = given.model is not None
+    found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
+    return replace(found, profile=pages[0]) if pages else found
+
+
+@contextmanager
+def _resumable(settings: Settings, given: Given) -> Iterator[None]:
+    """Whoever stops what is inside is told how to go on."""
+    try:
+        yield
+    except Interrupted as stop:
+        names = [name for name in ("model", "tokenizer") if getattr(given, name) is not None]
+        names += [name for name, was_there in of_memory(settings).items() if was_there]
+        more = "".join(f", {name}=..." for name in names)
+        stop.add_note(f"All is saved. Go on with privlora.resume_run({settings.run.output!r}{more})")
+        raise
+
+
+def _rows(parts: Parts, folder: RunFolder, plan: Plan | None) -> list[dict[str, Any]]:
+    """Of all of a run that is over."""
+    evaluations, run = read_lines(folder.evaluations), parts.settings.run
+    steps = parts.settings.privacy.steps
+    shown = steps_shown(steps, run.log_every, [row["step"] for row in evaluations])
+    return public_rows(plan, shown, (lambda _: None) if parts.ballot else parts.learning_rate, evaluations)
+
+
+def _by_the_first() -> Result:
+    raise AssertionError("only the first process knows")
+
+
+def _as_asked(settings: Settings, tokens: int | Literal["auto"]) -> Settings:
+    """What a resumed run is to read: ``auto`` where it was asked for, since it may be on another machine."""
+    return settings.model_copy(
+        update={"run": settings.run.model_copy(update={"tokens_per_micro_batch": tokens})}
+    )
+
+
+def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
+    """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, progress."""
+    folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)
+    return result_of(folder, summary, 0 if summary is None else summary.charges)
+
+
+def result_of(
+    folder: RunFolder, summary: LedgerSummary | None, steps: int, *, base_was_given: bool = False
+) -> Result:
+    promise: tuple[float | None, float | None] = (None, None)
+    if summary is not None and not summary.plan.insecure_noise:
+        promise = summary.epsilon(), summary.plan.delta
+    return Result(folder.release, steps, *promise, base_was_given=base_was_given)
