@@ -22,9 +22,11 @@ from privlora.auditing.canary_scores import (
     CanaryMechanism,
     CanaryState,
     OneRunAudit,
+    _most,
     judge_canaries,
     log_ratio,
 )
+from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
 from privlora.auditing.page import _verdict_of_canaries
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
@@ -100,10 +102,12 @@ def test_canary_gradients_are_those_of_a_fixed_weight_gradient(name: str) -> Non
         assert captured.dense_squares.tolist() == pytest.approx([9.0, 9.0])
 
 
-def test_a_single_module_takes_every_canary_in_turn() -> None:
+@pytest.mark.parametrize("count", [50, 3])
+def test_a_single_module_takes_every_canary_in_turn(count: int) -> None:
     adapter = LowRankAdapter(tiny_model(), rank=2)
-    members = draw_canaries(adapter, 50, torch.Generator().manual_seed(0), spread=False).members
-    assert sorted(torch.cat(members).tolist()) == list(range(50))
+    assert 3 < len(adapter.sites) < 50
+    members = draw_canaries(adapter, count, torch.Generator().manual_seed(0), spread=False).members
+    assert sorted(torch.cat(members).tolist()) == list(range(count))
     assert max(map(len, members)) - min(map(len, members)) <= 1
 
 
@@ -159,6 +163,33 @@ def test_few_canaries_say_what_they_could_have_shown(guesses: int | None, enough
     assert not best.violated
     many = judge_canaries(simulated(event, steps, 400, 0), event, steps, delta, guesses=enough)
     assert many.epsilon_most is None
+
+
+def test_what_is_most_is_of_the_game_that_could_show_most() -> None:
+    event = StepEvent(PoissonSampling(0.2), 1.0)
+    games = [(8, 0.95), (20, 0.95), (10, 0.9)]
+    alone = [_most([game], 40, event, 20) for game in games]
+    assert None not in alone
+    assert len(set(alone)) == 3
+    assert _most(games, 40, event, 20) == _most(games[::-1], 40, event, 20) == max(alone)  # type: ignore[type-var]
+    ideal = judge_canaries(CanaryState(0, np.arange(20) < 10, -np.arange(20.0)), event, 20, 1e-3)  # plays two
+    assert ideal.epsilon_most == ideal.epsilon_lower > 0
+    able = (200, 0.95)
+    assert _most([able], 400, event, 20) is _most([able, (2, 0.95)], 400, event, 20) is None
+
+
+def test_signals_that_convict_leave_nothing_that_could_not_have_been_shown() -> None:
+    class Convicting(Signals):
+        def largest_mu(self, *_: object) -> float:
+            return 2.0
+
+    event = StepEvent(PoissonSampling(0.2), 1.0)
+    state = simulated(event, 20, 40, 0)
+    assert judge_canaries(state, event, 20, 1e-3).epsilon_most is not None
+    state.signals = Convicting(dimensions=1)
+    found = judge_canaries(state, event, 20, 1e-3)
+    assert found.violated
+    assert found.epsilon_most is None
 
 
 def test_a_verdict_says_how_little_could_have_been_shown() -> None:

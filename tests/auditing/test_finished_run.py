@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
 from privlora.auditing.bounds import one_run_epsilon
-from privlora.auditing.finished_run import audit_finished, read_secrets
+from privlora.auditing.finished_run import _judge, audit_finished, read_secrets
 from privlora.auditing.page import Claim, roc_picture
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
@@ -62,6 +63,20 @@ def test_a_plain_run_gives_members_away_and_claims_nothing(finished: Path) -> No
     assert found.leakage is not None
     assert found.leakage[0].ceiling == 2.0
     assert found.to_dict()["membership"]["after"]["members"] == 12
+    assert found.epsilon_most is None
+    before, after = found.membership
+    claims = replace(found, epsilon=3.0, membership=(before, replace(after, epsilon_most=2.0)))
+    assert claims.epsilon_most == 2.0
+    assert replace(claims, epsilon=1.0).epsilon_most is None  # they could have refuted it
+
+
+def test_what_is_most_is_what_all_guesses_right_show() -> None:
+    spread = np.linspace(0, 1, 200)
+    ideal = _judge(spread + 2, spread, 1e-5, 0.95)
+    assert ideal.correct == ideal.guesses
+    assert ideal.epsilon_most == ideal.epsilon_lower > 0
+    chance = _judge(spread, spread + 1e-3, 1e-5, 0.95)
+    assert chance.epsilon_lower < chance.epsilon_most == ideal.epsilon_most
 
 
 def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

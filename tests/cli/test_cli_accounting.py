@@ -105,6 +105,27 @@ def test_bands_are_of_neighbours_as_said(capsys: pytest.CaptureFixture[str]) -> 
         assert found["noise_in_sums_at_equal_epsilon"] == pytest.approx(ratio, rel=1e-4)
 
 
+def test_auto_chooses_bands_for_the_neighbours_that_are_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    request = [
+        "--epsilon",
+        1,
+        "--delta",
+        1e-5,
+        "--steps",
+        64,
+        "--sample-rate",
+        0.04,
+        "--bands",
+        "auto",
+        "--json",
+    ]
+    chosen = [
+        call(capsys, "calibrate", *request, "--adjacency", kind).json["bands_by_auto"]
+        for kind in ("add-or-remove-one", "replace-one")
+    ]
+    assert chosen == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("bands", "more", "said"),
     [

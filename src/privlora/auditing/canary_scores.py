@@ -185,8 +185,8 @@ class OneRunAudit:
     and epsilon_signals, what the signals of all canaries together do; None without signals. epsilon_lower_plain:
     without any such assumption (Steinke et al. 2023), by guesses, at the same confidence. epsilon_claimed: of the
     plan. epsilon_most: the largest epsilon_lower that guesses could have shown, had all been right; None where they
-    could have refuted the plan. violated: so many right guesses would be too lucky under the plan's own privacy curve,
-    or such signals under its noise. area: AUC of the scores; 0.5 is chance.
+    could have refuted the plan, or signals did. violated: so many right guesses would be too lucky under the plan's own
+    privacy curve, or such signals under its noise. area: AUC of the scores; 0.5 is chance.
     """
 
     canaries: int
@@ -246,6 +246,7 @@ def judge_canaries(
         return _epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0
 
     claimed = epsilon([(event, steps)], delta)
+    violated = signals > 1 / event.noise_multiplier or any(outcome.violated for outcome, _ in outcomes)
     most = _most(
         [(2 * (guessed // 2), 1 - error * share) for guessed, share in games.items()], canaries, event, steps
     )
@@ -260,11 +261,11 @@ def judge_canaries(
         ),
         epsilon_signals=None if together is None else epsilon_at(signals),
         epsilon_claimed=claimed,
-        epsilon_most=None if most is None else min(epsilon_at(most), claimed),
+        epsilon_most=None if most is None or violated else min(epsilon_at(most), claimed),
         delta=delta,
         confidence=confidence,
         area=area_under_curve(members, others).value,
-        violated=signals > 1 / event.noise_multiplier or any(outcome.violated for outcome, _ in outcomes),
+        violated=violated,
     )
 
 

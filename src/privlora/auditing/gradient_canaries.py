@@ -86,7 +86,7 @@ def draw_canaries(
         elif spread:
             here = torch.arange(count)
         else:
-            here = torch.arange(s, count, number)
+            here = torch.arange(min(s, count), count, number)  # none where modules are more than canaries
         members.append(here)
         for rows, side in ((each.m, left), (each.n, right)):
             side.append(
