@@ -198,8 +198,8 @@ def test_a_verdict_says_how_little_could_have_been_shown() -> None:
     assert few.epsilon_most is not None
     said = _verdict_of_canaries(few)
     assert said.endswith(
-        f" Guesses on 40 canaries could show no more than ε ≥ {rounded_up(few.epsilon_most)}, had all been right, and "
-        "so could not refute the claim."
+        f" Guesses on 40 canaries could show no more than ε ≥ {rounded_up(few.epsilon_most)}, had all been right: by "
+        "them alone the claim could not be refuted."
     )
     assert "had all been right" not in _verdict_of_canaries(replace(few, epsilon_most=None))
     assert "had all been right" not in _verdict_of_canaries(replace(few, violated=True))

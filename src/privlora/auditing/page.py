@@ -347,8 +347,8 @@ def at_most(most: float | None, judged: str) -> str:
     if most is None:
         return ""
     return (
-        f" Guesses on {judged} could show no more than ε ≥ {rounded_up(most)}, had all been right, and so could not "
-        "refute the claim."
+        f" Guesses on {judged} could show no more than ε ≥ {rounded_up(most)}, had all been right: by them "
+        "alone the claim could not be refuted."
     )
 
 
