@@ -38,6 +38,23 @@ def test_results_page_quotes_the_runs(findings: Any) -> None:
         assert table in text, title
 
 
+def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "fair")
+    made = importlib.import_module("tables")
+    found = made.read(RESULTS / "fair.jsonl")
+    text, tables = page("docs/results.md"), dict(made.tables(found))
+    assert len(tables) == 3
+    for title, table in tables.items():
+        assert f"**{title}**\n\n{table}\n" in text
+
+
+def test_steps_on_a_gpu_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
+    made = importlib.import_module("gpu").markdown(result("gpu.json"))
+    assert made.strip() in page("docs/performance.md")
+
+
 def test_leads_of_clipping_module_by_module_are_quoted(findings: Any) -> None:
     of = findings.scores("other_rows", 3.0)
     own, flat = (f"prism with {clipping} clipping" for clipping in ("per-module", "flat"))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,7 @@ from privlora.losses import label_logits, weighted_cross_entropy
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism
 from privlora.methods import build, find_method
 from privlora.optimizers import IterateAverage
+from privlora.training.models import set_checkpointing
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
@@ -61,14 +63,17 @@ class Shape:
     hidden: int = 512
     intermediate: int = 1376
     heads: int = 8
+    kv_heads: int | None = None
     positions: int = 128
     rank: int = 16
     targets: tuple[str, ...] = TARGETS
+    tied: bool = False
+    dtype: str = "float32"
 
     def __str__(self) -> str:
         return (
             f"random Llama: hidden {self.hidden}, {self.layers} layers, {self.heads} heads, intermediate "
-            f"{self.intermediate}, vocabulary {self.vocabulary}, float32"
+            f"{self.intermediate}, vocabulary {self.vocabulary}, {self.dtype}"
         )
 
 
@@ -79,7 +84,8 @@ class Setting:
     lengths: of each record its tokens, and how many of them, the last ones, are labels. batch: expected number of
     records in a step. rows: of a micro-batch of the peers; None: all together. grouped: whether the peers sort a batch
     by length before they cut it. max_tokens: of a micro-batch of privlora; None: all together. weights: a state_dict
-    that all variants share, or None for fresh ones.
+    that all variants share, or None for fresh ones. device: where all of it is. checkpointing: whether blocks are
+    computed a second time, for the backward pass.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -90,6 +96,8 @@ class Setting:
     max_tokens: int | None = None
     weights: dict[str, Tensor] | None = field(default=None, compare=False)
     reference: Path | None = None
+    device: str = "cpu"
+    checkpointing: bool = False
 
 
 def build_model(setting: Setting) -> LlamaForCausalLM:
@@ -98,20 +106,33 @@ def build_model(setting: Setting) -> LlamaForCausalLM:
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads or shape.heads,
         intermediate_size=shape.intermediate,
         vocab_size=shape.vocabulary,
         max_position_embeddings=shape.positions,
+        tie_word_embeddings=shape.tied,
     )
     torch.manual_seed(0)
-    if setting.weights is None:
-        return LlamaForCausalLM(config)
-    with torch.device("meta"):
+    with torch.device("meta" if setting.weights is not None else setting.device), _dtype(shape.dtype):
         model = LlamaForCausalLM(config)
-    model.load_state_dict(setting.weights, assign=True)
-    # Buffers that no state_dict holds (the rotary frequencies) are still on the meta device.
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    if setting.weights is not None:
+        model.load_state_dict(setting.weights, assign=True)
+        model.tie_weights()
+        # Buffers that no state_dict holds (the rotary frequencies) are still on the meta device.
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(setting.device)
+    set_checkpointing(model, "non-reentrant" if setting.checkpointing else "none")
     return model
+
+
+@contextmanager
+def _dtype(name: str) -> Iterator[None]:
+    """New weights are of this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def build_records(setting: Setting) -> Examples:
@@ -202,7 +223,7 @@ class Padded:
     labels: Tensor
 
     @staticmethod
-    def of(records: Examples, chosen: Sequence[int]) -> Padded:
+    def of(records: Examples, chosen: Sequence[int], device: str) -> Padded:
         shape = (len(chosen), max(len(records[i].input_ids) for i in chosen))
         ids, mask, labels = np.full(shape, PAD), np.zeros(shape, np.int64), np.full(shape, IGNORED)
         for row, record in enumerate(chosen):
@@ -210,7 +231,7 @@ class Padded:
             ids[row, :length] = records[record].input_ids
             labels[row, :length] = records[record].labels
             mask[row, :length] = 1
-        return Padded(*map(torch.from_numpy, (ids, mask, labels)))
+        return Padded(*(torch.from_numpy(each).to(device) for each in (ids, mask, labels)))
 
 
 class Plain:
@@ -227,7 +248,7 @@ class Plain:
     def step(self, drawn: Sequence[int]) -> None:
         parts = self._parts(drawn)
         for part in parts:
-            loss = self._loss(Padded.of(self.records, part))
+            loss = self._loss(Padded.of(self.records, part, self.setting.device))
             (loss if len(parts) == 1 else loss / len(parts)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -271,7 +292,7 @@ class Opacus(Plain):
         parts = self._parts(drawn)
         for k, part in enumerate(parts):
             self.optimizer.signal_skip_step(do_skip=k < len(parts) - 1)
-            self._loss(Padded.of(self.records, part)).backward()
+            self._loss(Padded.of(self.records, part, self.setting.device)).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
 
@@ -299,7 +320,7 @@ class Reference(Plain):
         self.accountant = PRVAccountant()
 
     def step(self, drawn: Sequence[int]) -> None:
-        batch = Padded.of(self.records, drawn)
+        batch = Padded.of(self.records, drawn, self.setting.device)
         self.optimizer.dp_begin(max_grad_norm=CLIP)
         self.optimizer.zero_grad(set_to_none=True)
         (self._loss(batch) * self.setting.batch).backward()

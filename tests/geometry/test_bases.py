@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from privlora.geometry import bases
-from privlora.geometry.bases import Basis, decomposed, joint_bases, singular_values
+from privlora.geometry.bases import Basis, decomposed, in_parts, joint_bases, singular_values
 from privlora.geometry.fixed_rank import (
     Point,
     Tangent,
@@ -206,6 +206,24 @@ def test_what_a_gpu_would_take_one_by_one_is_decomposed_beside_it(size: int, whe
     assert seen == [where]
     assert [t.device.type for t in found] == ["cuda", "cuda"]
     assert decomposed(function, torch.ones(7, size, size))[0].device.type == "cpu"
+
+
+def test_a_gpu_gets_no_more_matrices_at_once_than_its_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(bases, "in_parts", lambda function, matrices, at_once: asked.append(at_once) or [])
+    with FakeTensorMode():
+        decomposed(torch.linalg.eigh, torch.empty(70, 2048, 8, 8, device="cuda"))
+    assert len(asked) == 1
+    assert asked[0] < 143_000  # which an H200 was seen to refuse
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 15, 100])
+def test_matrices_keep_their_places_in_parts(at_once: int) -> None:
+    t = normal(seeded(8), 3, 5, 4, 4)
+    t = t @ t.mT
+    whole, parts = torch.linalg.eigh(t), in_parts(torch.linalg.eigh, t, at_once)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_the_host_waits_once_for_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,8 +165,9 @@ def _top(group: Group, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     triplets = []
     for site in group.sites:
         # One layer at a time: of packed weights no more than one is ever unpacked.
-        weight = dense_weight(site.name, site.module).float().cpu()
-        u, s, v = _randomised_svd(weight, min(rank + 8, site.m, site.n), generator)
+        weight = dense_weight(site.name, site.module).float()
+        found = _randomised_svd(weight, min(rank + 8, site.m, site.n), generator)
+        u, s, v = (t.cpu() for t in found)
         triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
     u, s, v = (torch.stack(ts) for ts in zip(*triplets, strict=True))
     return u, s, v
@@ -181,7 +182,7 @@ def _randomised_svd(
     """
     wide = weight.shape[0] < weight.shape[1]
     tall = weight.mT if wide else weight
-    start = torch.randn(tall.shape[1], k, generator=generator, dtype=tall.dtype)
+    start = torch.randn(tall.shape[1], k, generator=generator, dtype=tall.dtype).to(tall.device)
     basis = torch.linalg.qr(tall @ start).Q
     for _ in range(iterations):
         basis = torch.linalg.qr(tall.mT @ basis).Q

@@ -1,0 +1,332 @@
+"""All rates and seeds of one method on one task, side by side on one frozen model: how the fair table is measured.
+
+An adapter of a team is what it would be in a run of its own (privlora.stacked): its own Poisson batches, clipping,
+noise and state, from the code that `privlora train` runs. Only its learning rate differs from its neighbours', and that
+multiplies the move of its own modules. Records are public, noise follows from seeds, and nothing is charged or
+released.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.config import settings_from
+from privlora.data.assembling import Tokens, starts_of
+from privlora.data.examples import Examples
+from privlora.data.records import load_records
+from privlora.data.sampling import PoissonSampler
+from privlora.data.units import Units
+from privlora.mechanisms import NoiseSource
+from privlora.methods import find_method
+from privlora.optimizers import Optimizer
+from privlora.stacked import Member, Team, TrainedAdapters, stack_parts
+from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.inputs import tokenise
+from privlora.training.models import given_or_loaded, unchanged_afterwards
+
+FREE = {"clipping": "spectral", "averaging": 0.5, "beta1": 0.0}
+"""PRISM's ingredients that cost nothing and work on factors too."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. settings: of group method. relative: rates are shares of each frozen matrix's norm, by which
+    one step's noise moves it; else they are what its entries move by for one standard deviation of noise."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any]
+    init: str | None = None
+    relative: bool = False
+
+
+ROWS = {
+    row.label: row
+    for row in (
+        Row("prism", "prism", {}),
+        Row("prism, relative rates", "prism", {}, relative=True),
+        Row("prism, longer averaging", "prism", {"averaging": 0.9}),
+        Row("dp-sgd", "dp-sgd", {}),
+        Row("dp-sgd + free", "dp-sgd", FREE),
+        Row("dp-sgd + free + start", "dp-sgd", FREE, init="w0-subspace"),
+        Row("dp-sgd + free, relative rates", "dp-sgd", FREE, relative=True),
+        Row("dp-sgd + free, longer averaging", "dp-sgd", {**FREE, "averaging": 0.9}),
+        Row("dp-adamw", "dp-adamw", {}),
+        Row("dp-adamw + free", "dp-adamw", FREE),
+        Row("dp-adamw + free + start", "dp-adamw", FREE, init="w0-subspace"),
+        Row("dp-adambc + free", "dp-adambc", FREE),
+        Row("lora+ + free", "lora+", FREE),
+        Row("lora-rite + free", "lora-rite", FREE),
+        Row("ffa + free", "ffa", FREE),
+        Row("lora-fa + free", "lora-fa", FREE),
+        Row("riemannian + free", "riemannian", FREE),
+        Row("lamb + free", "lamb", FREE),
+    )
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "math-questions": {"file": "math", "units": 9400, "text": "instruction"},
+    "math-solutions": {
+        "file": "math",
+        "units": 9400,
+        "prompt": "{instruction}\n",
+        "completion": "output",
+        "loss_on": "completion",
+        "max_length": 80,
+    },
+    "pubmed": {"file": "pubmed", "units": 4300, "text": "text"},
+    "biorxiv": {"file": "biorxiv", "units": 2300, "text": "text"},
+    "sst2": {
+        "file": "sst2",
+        "units": 20000,
+        "prompt": "Review: {sentence1}\nIt is ",
+        "completion": "label_text",
+        "loss_on": "completion",
+        "clip_norm": 10.0,
+    },
+    "sentiment-domains": {
+        "file": "domains",
+        "units": 7800,
+        "prompt": "Review: {text}\nIt is ",
+        "completion": "label_text",
+        "loss_on": "completion",
+        "clip_norm": 10.0,
+    },
+}
+RELATIVE = 0.02
+"""Of rows with relative rates, at 24 steps."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One team, or several with other rates: what one place of the table stands for."""
+
+    model: str
+    task: str
+    row: str
+    epsilon: float
+    steps: int
+    batch: int = 64
+
+    @property
+    def default(self) -> float:
+        """The row's own rate for so many steps."""
+        row = ROWS[self.row]
+        if row.relative:
+            return float(RELATIVE * (24 / self.steps) ** 0.5)
+        return find_method(row.method).rate_of(self.steps)
+
+
+class DeviceNoise(NoiseSource):
+    """Normal draws of a seeded generator of the device: of the law of private noise, but anyone can draw it again."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__(insecure_seed=seed)
+        self._device_generator = torch.Generator(device).manual_seed(seed)
+
+    def standard_normal(self, shape: tuple[int, ...]) -> Tensor:
+        generator = self._device_generator
+        return torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
+
+
+class Rated(Optimizer):
+    """An optimizer of which module i moves by rates[i] times what the rule says: one number a module and adapter.
+
+    rates: (K L,) of each group. Rules move in proportion to the learning rate, so this is what each rate does by
+    itself.
+    """
+
+    def __init__(self, rule: Any, rates: list[Tensor]) -> None:
+        self.rule, self.rates = rule, rates
+        self.coordinates = rule.coordinates
+
+    def _update(self, release: Any, learning_rate: float) -> None:
+        space = self.coordinates
+        if hasattr(space, "points"):
+            move = space.move
+
+            def rated(directions: Any, step: float, residuals: Any = None) -> Any:
+                scaled = [d.scale(rate) for d, rate in zip(directions, self.rates, strict=True)]
+                return move(scaled, step, residuals)
+
+            space.move = rated
+            try:
+                self.rule.step(release, learning_rate)
+            finally:
+                del space.move
+            return
+        before = [tuple(t.clone() for t in of_group) for of_group in space.trained]
+        self.rule.step(release, learning_rate)
+        for old, new, rate in zip(before, space.trained, self.rates, strict=True):
+            for was, now in zip(old, new, strict=True):
+                now.copy_(torch.lerp(was, now, rate[:, None, None]))
+        space.install()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self.rule.state_dict()
+        return found
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.rule.load_state_dict(tensors)
+
+
+def tiled(examples: Examples, count: int) -> Examples:
+    """The records once for each of ``count`` adapters, one copy behind the other."""
+    t = examples.tokens
+
+    def repeated(starts: np.ndarray) -> np.ndarray:
+        return starts_of(np.tile(np.diff(starts), count))
+
+    flat = (np.tile(each, count) for each in (t.ids, t.edges, t.dropped, t.blank))
+    ids, edges, dropped, blank = flat
+    tokens = Tokens(ids, repeated(t.starts), edges, repeated(t.edge_starts), dropped, blank)
+    return Examples.of(tokens, pad_token_id=examples.pad_token_id)
+
+
+class Table:
+    """One model at a time, the records of each task read once, and what is common to all cells.
+
+    data: the folder that study_data.py wrote. tokens: of a micro-batch.
+    """
+
+    def __init__(self, data: str, *, tokens: int = 16384, device: str = "auto") -> None:
+        self.data, self.tokens, self.device = data, tokens, device
+        self.name, self.model, self.tokenizer = "", None, None
+        self.records: dict[str, tuple[Examples, Examples]] = {}
+
+    def settings(self, cell: Cell) -> Any:
+        task, row = dict(TASKS[cell.task]), ROWS[cell.row]
+        name, units, clip = task.pop("file"), task.pop("units"), task.pop("clip_norm", 1.0)
+        return settings_from(
+            {
+                "model": {"name": f"{self.data}/models/{cell.model}", "device": self.device},
+                "data": {
+                    "max_length": 48,
+                    "unchecked": True,
+                    "path": f"{self.data}/{name}-train.jsonl",
+                    **task,
+                },
+                "adapter": {"r": 8, "lora_alpha": 16, **({"init": row.init} if row.init else {})},
+                "privacy": {
+                    "target_epsilon": cell.epsilon,
+                    "delta": 1e-5,
+                    "steps": cell.steps,
+                    "expected_batch_size": cell.batch,
+                    "public_dataset_size": units,
+                    "clip_norm": clip,
+                },
+                "method": {"name": row.method, **row.settings},
+                "run": {"tokens_per_micro_batch": self.tokens},
+            }
+        )
+
+    def load(self, settings: Any, task: str) -> tuple[Examples, Examples]:
+        """The model, and the task's records: all of training's, all that are held out."""
+        if self.name != settings.model.name:
+            self.model, self.tokenizer = given_or_loaded(settings.model, None, None)
+            self.name, self.records = settings.model.name, {}
+        if task not in self.records:
+            places = settings.data.path, settings.data.path.replace("-train", "-heldout")
+            train, held = (tokenise(load_records(p), settings.data, self.tokenizer) for p in places)
+            usable = [i for i, count in enumerate(train.label_counts) if count]
+            self.records[task] = train.like(train[i] for i in usable), held
+        return self.records[task]
+
+    def run(
+        self,
+        cell: Cell,
+        rates: Sequence[float],
+        seeds: Sequence[int],
+        told: Callable[[int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Every rate with every seed. before: the untouched model's loss on either half of the held-out records.
+        choosing, report: (rates, seeds) mean losses in nats per token on the even and on the odd ones; infinite where
+        training went astray."""
+        began = time.perf_counter()
+        settings = self.settings(cell)
+        train, held = self.load(settings, cell.task)
+        train = train if len(train) <= settings.privacy.n else train[: round(settings.privacy.n)]
+        count = len(rates) * len(seeds)
+        event = plan_privacy(settings, self.model)[0].event
+        with unchanged_afterwards(self.model):
+            template = build_parts(settings, self.model, PublicStart(self.tokenizer))
+            template.adapter.detach()
+            owners = torch.arange(count).repeat_interleave(len(train))
+            parts = stack_parts(template, count, owners)
+            multiples = [torch.tensor(rates, device=parts.adapter.device).repeat_interleave(len(seeds))]
+            by_group = [
+                (multiples[0][:, None] * self._units(ROWS[cell.row], parts, g)).flatten()
+                for g in range(len(parts.adapter.groups))
+            ]
+            parts.optimizer = Rated(parts.optimizer, by_group)
+            keys = [1000 * seed + 7 * k for k in range(len(rates)) for seed in seeds]
+            members = [
+                Member(
+                    units=Units(np.arange(len(train))),
+                    sampler=PoissonSampler(len(train), settings.privacy.q, insecure_seed=2 * key),
+                    first=k * len(train),
+                    noise=DeviceNoise(2 * key + 1, parts.adapter.device),
+                )
+                for k, key in enumerate(keys)
+            ]
+            # Rows of a team come in any order of lengths; only their number decides what a micro-batch takes.
+            team = Team(
+                parts,
+                tiled(train, count),
+                members,
+                noise_multiplier=event.noise_multiplier,
+                learning_rate=lambda step: 1.0,
+            )
+            astray = False
+            try:
+                team.take(cell.steps, told)
+            except torch.linalg.LinAlgError:
+                astray = True
+            trained = (torch.cuda.synchronize() if torch.cuda.is_available() else None, time.perf_counter())[
+                1
+            ]
+            losses = torch.full((count, len(held)), float("inf"), dtype=torch.float64)
+            if not astray:
+                factors = team.factors()
+                found = TrainedAdapters(template.adapter, factors, settings, event, insecure=True)
+                losses = found.losses(held, together=16).nan_to_num(nan=float("inf"))
+        before = self._before(held)
+        shaped = losses.unflatten(0, (len(rates), len(seeds)))
+        done = time.perf_counter()
+        return {
+            "sigma": event.noise_multiplier,
+            "rates": list(rates),
+            "seeds": list(seeds),
+            "before": [round(float(before[half::2].mean()), 5) for half in (0, 1)],
+            "choosing": _rounded(shaped[..., 0::2].mean(-1)),
+            "report": _rounded(shaped[..., 1::2].mean(-1)),
+            "seconds": [round(trained - began, 2), round(done - trained, 2)],
+        }
+
+    def _before(self, held: Examples) -> Tensor:
+        from privlora.evaluation.next_token import record_losses
+
+        return record_losses(self.model, held)
+
+    @staticmethod
+    def _units(row: Row, parts: Any, g: int) -> Tensor:
+        """(L,) of one adapter's modules: 1, or ||W|| / sqrt(numbers of a release)."""
+        group = parts.adapter.groups[g]
+        if not row.relative:
+            return torch.ones(len(group.sites), device=parts.adapter.device)
+        rank = parts.adapter.rank
+        numbers = rank * (
+            group.m + group.n - rank if hasattr(parts.coordinates, "points") else group.m + group.n
+        )
+        norms = [float(site.weight.detach().float().norm()) for site in group.sites]
+        return torch.tensor(norms, device=parts.adapter.device) / numbers**0.5
+
+
+def _rounded(t: Tensor) -> list[list[float]]:
+    return [[round(x, 5) for x in row] for row in t.tolist()]
