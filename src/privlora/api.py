@@ -24,7 +24,7 @@ from privlora.calling import (
     settings_of_call,
     with_generator,
 )
-from privlora.config import IN_MEMORY, Settings, load_settings
+from privlora.config import IN_MEMORY, Settings, kept_settings
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError, named
 from privlora.profiling.run import refuse_without_steps
@@ -377,7 +377,7 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
             why="canaries are among its records, and what is trained with them is not for release",
             fix="run the command of the audit again, which goes on where it stopped",
         )
-    settings = load_settings(folder.settings)
+    settings = kept_settings(folder.settings)
     if "evaluation" in places and settings.data.evaluation is None:
         raise RunError(
             "this run has no evaluation records, so it takes none when it is resumed",

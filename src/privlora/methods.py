@@ -57,6 +57,7 @@ from privlora.optimizers import (
     ProjectedAdamW,
     ProjectedSGD,
     span_optimizers,
+    weight_units,
 )
 
 RATE_STEPS = 24
@@ -67,12 +68,16 @@ RATE_STEPS = 24
 class Space:
     """Coordinates, how they start, and the optimizers that work in them.
 
-    start: (adapter, init, *, seed, scale, dtype, subspaces) and the chosen optimizer's ``space_settings``.
+    start: (adapter, init, *, seed, scale, dtype, subspaces) and the chosen optimizer's ``space_settings``. weight_unit:
+    the mean of modules' weight units (optimizers.rate_units) on the model on which default rates were found,
+    stories260K at rank 8: a rate in entries over it is one in the size of the frozen weights. None where modules have
+    no such unit.
     """
 
     coordinates: type[Coordinates]
     start: Callable[..., Coordinates]
     optimizers: Mapping[str, type[Optimizer]]
+    weight_unit: float | None = None
 
 
 def _span(
@@ -87,7 +92,7 @@ _TANGENTS = {name: rule for name, rule in TANGENT_OPTIMIZERS.items() if name != 
 _PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
 
 SPACES: dict[str, Space] = {
-    "tangent": Space(TangentCoordinates, tangent_start, TANGENT_OPTIMIZERS),
+    "tangent": Space(TangentCoordinates, tangent_start, TANGENT_OPTIMIZERS, weight_unit=0.286),
     "factors": Space(
         FactorCoordinates,
         factor_start,
@@ -100,19 +105,26 @@ SPACES: dict[str, Space] = {
             "rite": FactorRite,
             "riemannian": FactorRiemannian,
         },
+        weight_unit=0.278,
     ),
     "one-factor": Space(
         OneFactorCoordinates,
         partial(factor_start, kind=OneFactorCoordinates),
         {"adamw": FactorAdamW, "lora-fa": FactorLoraFA},
+        weight_unit=0.414,
     ),
     "direction": Space(
         DirectionCoordinates,
         partial(factor_start, kind=DirectionCoordinates),
         {"sgd": DirectionSGD, "adamw": DirectionAdamW},
     ),
-    "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED),
-    "wishart": Space(WishartCoordinates, partial(projected_start, kind=WishartCoordinates), _PROJECTED),
+    "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED, weight_unit=0.135),
+    "wishart": Space(
+        WishartCoordinates,
+        partial(projected_start, kind=WishartCoordinates),
+        _PROJECTED,
+        weight_unit=0.135,
+    ),
     "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
     "projected-span": _span(ProjectedSpanCoordinates, factor_start, _FACTORS),
     "tangent-projected-span": _span(TangentProjectedSpanCoordinates, tangent_start, _TANGENTS),
@@ -177,11 +189,35 @@ class Method:
         """
         return self.private and self.public_texts is None and self.releases == "gradients"
 
-    def rate_of(self, steps: int, *, private: bool = True) -> float:
-        """The default learning rate of a run of so many steps, to three digits."""
-        if not (private and self.rate_falls):
-            return self.learning_rate
-        return float(f"{self.learning_rate * math.sqrt(RATE_STEPS / steps):.3g}")
+    def is_relative(self, asked: bool | None) -> bool:
+        """Whether a run's learning rate is in the size of the frozen weights: as asked (method.relative_rate), else no.
+
+        Raises ConfigError where the row's modules have no unit of their own.
+        """
+        relative = bool(asked)
+        if relative and SPACES[self.space].weight_unit is None:
+            raise ConfigError(
+                f"method.relative_rate=true cannot be used with method {self.name!r}",
+                why="what it releases belongs to no single module, so no module's frozen weight says how far a step "
+                "may move it; ignored, the rate would be one in entries",
+                fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as "
+                "prism or dp-adamw",
+            )
+        return relative
+
+    def rate_of(self, steps: int, *, private: bool = True, relative: bool = False) -> float:
+        """The default learning rate of a run of so many steps, to three digits.
+
+        relative: as a share of the frozen weights' norms; else in entries, in which rows have theirs.
+        """
+        rate, unit = self.learning_rate, SPACES[self.space].weight_unit
+        falls = private and self.rate_falls
+        if not (falls or relative):
+            return rate
+        if relative:
+            assert unit is not None
+            rate /= unit
+        return float(f"{rate * math.sqrt(RATE_STEPS / steps) if falls else rate:.3g}")
 
     @property
     def called(self) -> str:
@@ -264,11 +300,13 @@ class Method:
                 why="they are dense, and an average that the layers do not compute with would be exported unseen",
                 fix="remove method.averaging",
             )
+        relative = self.is_relative(chosen.relative_rate)
         return Hyperparameters(
             optimizer=optimizer,
             init=init or self.init,
             warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
-            learning_rate=given.get("learning_rate", self.rate_of(steps, private=private)),
+            learning_rate=given.get("learning_rate", self.rate_of(steps, private=private, relative=relative)),
+            relative_rate=relative,
             schedule=given.get("schedule", self.schedule),
             averaging=given.get("averaging", self.averaging if private else 0.0),
             clipping=clipping if private else "none",
@@ -283,11 +321,15 @@ class Method:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """A method's settings with nothing left open. All public. settings: those of the optimizer."""
+    """A method's settings with nothing left open. All public. settings: those of the optimizer.
+
+    relative_rate: whether learning_rate is in the size of the frozen weights (optimizers.rate_units); else in entries.
+    """
 
     optimizer: str
     init: str
     learning_rate: float
+    relative_rate: bool
     schedule: str
     warmup_steps: int
     averaging: float
@@ -633,12 +675,15 @@ def build(
     settings: Mapping[str, float] | None = None,
     dtype: torch.dtype = torch.float32,
     subspaces: Subspaces | None = None,
+    relative_rate: bool | None = None,
 ) -> tuple[Coordinates, Optimizer]:
     """The coordinates and the optimizer of a row on an adapter; ``None`` takes the row's default.
 
-    settings: of the optimizer, by name. subspaces: where init=public-gradient starts.
+    settings: of the optimizer, by name. subspaces: where init=public-gradient starts. relative_rate: whether the rates
+    that its steps are given are in the size of the frozen weights.
     Raises ConfigError for an optimizer or a setting that the row does not have.
     """
+    relative = method.is_relative(relative_rate)
     chosen = method.choose_optimizer(optimizer)
     complete = method.optimizer_settings(chosen, settings or {}, init)
     scale = lora_scaling(lora_alpha, adapter.rank, use_rslora)
@@ -648,21 +693,44 @@ def build(
     coordinates = space.start(
         body, init or method.init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces, **of_space
     )
-    rule = make_optimizer(method.space, chosen, coordinates, complete)
+    rule = make_optimizer(method.space, chosen, coordinates, complete, relative_rate=relative)
     if not isinstance(adapter, HeadedAdapter):
         return coordinates, rule
     both = HeadedCoordinates(adapter, coordinates)
-    return both, HeadedOptimizer(both, rule)
+    return both, HeadedOptimizer(both, rule, (relative and space.weight_unit) or 1.0)
 
 
 def make_optimizer(
-    space: str, name: str, coordinates: Coordinates, settings: Mapping[str, float]
+    space: str,
+    name: str,
+    coordinates: Coordinates,
+    settings: Mapping[str, float],
+    *,
+    relative_rate: bool = False,
 ) -> Optimizer:
     """The optimizer of a space that goes by ``name``, on coordinates of that space.
 
-    settings: all of its own; those that its coordinates have taken are left out.
+    settings: all of its own; those that its coordinates have taken are left out. relative_rate: whether its rates are
+    in the size of the frozen weights. Raises ConfigError where modules, or the rule, have no such unit.
     """
     # Each class takes the coordinates of its own space and the settings that it declares.
     kind = SPACES[space].optimizers[name]
     make: Callable[..., Optimizer] = kind
-    return make(coordinates, **{n: v for n, v in settings.items() if n not in kind.space_settings})
+    rule = make(coordinates, **{n: v for n, v in settings.items() if n not in kind.space_settings})
+    if relative_rate:
+        units = weight_units(coordinates)
+        if not kind.takes_weight_units:
+            raise ConfigError(
+                f"the optimizer {name!r} takes no learning rate in the size of the frozen weights",
+                why="its steps would be in entries, many times as long or as short as the rate says",
+                fix="set method.relative_rate=false",
+            )
+        rule.weight_units = units
+    return rule
+
+
+def optimizer_of(space: str, hyper: Hyperparameters, coordinates: Coordinates) -> Optimizer:
+    """What ``hyper`` says, on coordinates of a space."""
+    return make_optimizer(
+        space, hyper.optimizer, coordinates, hyper.settings, relative_rate=hyper.relative_rate
+    )

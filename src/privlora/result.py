@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privlora.accounting import read_ledger
-from privlora.config import load_settings
+from privlora.config import kept_settings
 from privlora.errors import RunError
 from privlora.reporting.publication import read_report
 from privlora.reporting.seals import CARD_NAME, HTML_NAME
@@ -78,7 +78,7 @@ class Result:
         from privlora.training.classifier import head_of
         from privlora.training.models import load_model
 
-        settings = load_settings(folder.settings)
+        settings = kept_settings(folder.settings)
         base, _ = load_model(settings.model, head_of(settings))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks by names that transformers renames
@@ -91,7 +91,7 @@ class Result:
         held_out_loss (nats, as in evaluations; None where it was not evaluated)."""
         folder = self._folder
         evaluations = read_lines(folder.evaluations)
-        every = load_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps
+        every = kept_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps
         plan = read_ledger(folder.ledger).plan if folder.ledger.exists() else None
         shown = steps_shown(self.steps, every, [row["step"] for row in evaluations])
         return rows_of_report(plan, self.report, shown, evaluations)

@@ -149,7 +149,7 @@ def train_and_publish(
                 folder.create(protects=settings.privacy.protects)
                 keep_identity(folder, identity)  # first: whatever can be resumed has it
                 keep_choice(folder, chosen)
-                kept = _as_asked(settings, asked)
+                kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
                 data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
@@ -212,10 +212,14 @@ def _by_the_first() -> Result:
     raise AssertionError("only the first process knows")
 
 
-def _as_asked(settings: Settings, tokens: int | Literal["auto"]) -> Settings:
-    """What a resumed run is to read: ``auto`` where it was asked for, since it may be on another machine."""
+def _as_asked(settings: Settings, tokens: int | Literal["auto"], *, relative: bool) -> Settings:
+    """What a resumed run is to read: ``auto`` where it was asked for, since it may be on another machine; and in what
+    its learning rate is, which another version's default must not change."""
     return settings.model_copy(
-        update={"run": settings.run.model_copy(update={"tokens_per_micro_batch": tokens})}
+        update={
+            "run": settings.run.model_copy(update={"tokens_per_micro_batch": tokens}),
+            "method": settings.method.model_copy(update={"relative_rate": relative}),
+        }
     )
 
 

@@ -641,3 +641,17 @@ def test_a_rate_far_from_the_rows_own_is_told(
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert len(lines) == (says is not None)
     assert says is None or says in lines[0]
+
+
+def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["method.name=dp-adamw", f"privacy.steps={RATE_STEPS}", "method.relative_rate=true"]
+    shown = call(capsys, "plan", config, *given, "method.learning_rate=null").out
+    (line,) = (line for line in shown.splitlines() if line.startswith("rate "))
+    assert "in the size of the frozen weights" in line
+    assert "the row's default is 0.0144" in " ".join(shown.split())
+    shown = call(capsys, "plan", config, *given, "method.learning_rate=0.16").out
+    lines = [line for line in shown.splitlines() if line.startswith("rate ")]
+    assert "11.1 times the row's default" in lines[1]
+    assert "in the size" not in call(capsys, "plan", config, *given[:2]).out

@@ -22,7 +22,7 @@ from privlora.config import settings_from
 from privlora.data.examples import Examples
 from privlora.data.units import Units
 from privlora.evaluation import evaluate_next_token
-from privlora.methods import METHODS
+from privlora.methods import METHODS, SPACES
 from privlora.training.assembly import Parts, build_parts, build_step, plan_privacy
 from privlora.training.inputs import Data
 
@@ -113,6 +113,7 @@ class Case:
     units: tuple[tuple[int, ...], ...] = UNITS
     wide: bool = False
     offload: bool = False
+    relative: bool = False
 
     def parts(self) -> Parts:
         method = METHODS[self.row]
@@ -127,7 +128,8 @@ class Case:
                 "r": 16 if self.wide else 2,
                 "target_modules": self.targets if isinstance(self.targets, str) else list(self.targets),
             },
-            "method": {"name": self.row} | ({"clipping": self.clipping} if self.clipping else {}),
+            "method": {"name": self.row, "relative_rate": self.relative}
+            | ({"clipping": self.clipping} if self.clipping else {}),
             "privacy": privacy,
             "run": {"offload": self.offload},
         }
@@ -193,6 +195,7 @@ OTHERS = [
     Case("prism", quantile=0.5),
     Case("prism", clipping="per-module"),
     Case("prism", units=()),
+    *(Case(row, relative=True) for row in METHODS if SPACES[METHODS[row].space].weight_unit is not None),
 ]
 CASES = [*ROWS, *MODELS, *OTHERS]
 WIDE = [Case(row, wide=True) for row in METHODS]

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from federated_cases import Federation, owners, settings_of
 from torch import Tensor
+
+from privlora.errors import ConfigError
+from privlora.federated.plans import public_settings, with_local_method
 
 NAMES = ["owner-0", "owner-1"]
 
@@ -25,6 +29,24 @@ def after(folder: Path, rule: str, rounds: int = 1, **federation: Any) -> list[T
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_scaffolds_control_variates_are_of_one_rate_for_all_modules() -> None:
+    chosen = settings_of("scaffold", NAMES, method={"name": "dp-sgd", "relative_rate": True})
+    with pytest.raises(ConfigError, match=r"scaffold does not go with method\.relative_rate"):
+        with_local_method(chosen)
+
+
+def test_clients_move_in_the_units_of_the_frozen_weights(tmp_path: Path) -> None:
+    """Told by the server whichever it is, so that no version's default decides at a client."""
+    found = []
+    for name, relative in (("in", True), ("out", False), ("default", None)):
+        method = {"name": "dp-sgd", "learning_rate": 0.5, "relative_rate": relative}
+        chosen = settings_of("fedavg", NAMES, method=method, privacy={"insecure_noise_seed": 11})
+        assert public_settings(with_local_method(chosen)).method.relative_rate is bool(relative)
+        found.append(Federation(tmp_path / name, chosen, owners(2)).run().updates())
+    assert same(found[1], found[2])
+    assert not same(found[0], found[1])
 
 
 def test_fedprox_pulls_private_clients_and_is_fedavg_without_a_pull(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ ALLOWED = {
     "method.described",
     "method.optimizer",
     "method.learning_rate",
+    "method.relative_rate",
     "method.schedule",
     "method.warmup_steps",
     "method.averaging",

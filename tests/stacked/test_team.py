@@ -22,7 +22,7 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.geometry.fixed_rank import Tangent
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
-from privlora.methods import make_optimizer
+from privlora.methods import optimizer_of
 from privlora.stacked import JointAdapter, Member, Team, joined, slices, stack_parts
 from privlora.training.assembly import Parts, build_parts
 from privlora.training.state import TrainState
@@ -32,12 +32,17 @@ SIGMA = 0.3
 SIZES, RATES = (4, 1, 2), (0.5, 1.0, 0.7)
 OWNERS = torch.tensor([0, 0, 0, 0, 1, 2, 2])
 CLIENTS = ["dp-adamw", "prism", "fixed tangent", "right factor", "not private"]
+# The same with a learning rate in the size of the frozen weights.
+RELATIVE = [f"{name}, relative" for name in ("dp-adamw", "prism", "fixed tangent")]
 
 
 def template(name: str, model: Any) -> Parts:
     """Parts as a federation makes them: a method's, in the space in which clients train."""
+    relative, name = name in RELATIVE, name.removesuffix(", relative")
     method = {"fixed tangent": {"name": "prism", "averaging": 0.0}, "right factor": {"name": "ffa"}}.get(name)
-    parts = build_parts(settings(method or METHODS[name]), model)
+    parts = build_parts(
+        settings({**(method or METHODS[name]), **({"relative_rate": True} if relative else {})}), model
+    )
     parts.adapter.detach()
     if name == "fixed tangent":
         wider = LowRankAdapter(model, rank=4, target_modules=["q_proj", "v_proj", "up_proj"])
@@ -50,7 +55,7 @@ def template(name: str, model: Any) -> Parts:
     else:
         return parts
     hyper = parts.hyper
-    optimizer = make_optimizer(parts.method.space, hyper.optimizer, coordinates, hyper.settings)
+    optimizer = optimizer_of(parts.method.space, hyper, coordinates)
     return replace(parts, coordinates=coordinates, optimizer=optimizer, average=None)
 
 
@@ -138,7 +143,7 @@ def products(name: str, state: dict[str, Tensor]) -> list[Tensor]:
     return [a @ b.mT for a, b in coordinates.factors()]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", [*CLIENTS, *RELATIVE])
 def test_each_member_is_what_it_would_be_alone_from_its_own_start(name: str) -> None:
     torch.manual_seed(0)
     parts = template(name, tiny_model())

@@ -197,6 +197,18 @@ def test_runs_with_a_rows_old_defaults_are_not_those_with_the_new(monkeypatch: p
     assert after[1] == before[1]
 
 
+def test_a_fingerprint_knows_the_unit_of_the_rate_only_where_it_is_another_than_that_of_old_runs() -> None:
+    cell = Cell("one", "in", 3.0, 2, 0.02, 0)
+
+    def found(name: str, **given: Any) -> str:
+        return paper(methods=[{"name": name, "label": "in", **given}]).fingerprint(cell, "report")
+
+    plain = found("dp-adamw")
+    assert plain == found("dp-adamw", relative_rate=False) != found("dp-adamw", relative_rate=True)
+    # Of a version before there was the setting.
+    assert found("dp-sgd", relative_rate=False) == "df3622b0c44f03dc"
+
+
 def test_slugs() -> None:
     assert slug("prism (optimizer scalar)") == "prism-optimizer-scalar"
     assert slug("lora+") == "lora+"

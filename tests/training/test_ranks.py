@@ -86,6 +86,18 @@ def test_every_row_gives_what_one_process_gives(name: str, bench: Bench, tmp_pat
         assert read_ledger(tmp_path / "two/not-private/ledger.jsonl").charges == REPEATABLE["steps"]
 
 
+def test_processes_move_in_the_units_of_the_same_weights(bench: Bench, tmp_path: Path) -> None:
+    method = {"name": "prism", "learning_rate": 0.02}
+    start = partial(bench.start, privacy=dict(REPEATABLE))
+    start(tmp_path / "one", method={**method, "relative_rate": True})
+    relative = lambda _: start(tmp_path / "two", method={**method, "relative_rate": True})  # noqa: E731
+    assert together(2, relative) == [0, 0]
+    start(tmp_path / "entries", method={**method, "relative_rate": False})
+    one, two, entries = (adapter_of(tmp_path / name) for name in ("one", "two", "entries"))
+    assert farthest(one, two) < 1e-4
+    assert farthest(one, entries) > 0.1
+
+
 @pytest.mark.parametrize(
     ("privacy", "records"),
     [

@@ -29,6 +29,7 @@ from privlora.adapters.quantised import (
     FULL,
     activation_dtype,
     bits,
+    dense_weight,
     hold,
     let_go,
     mixes_rows,
@@ -267,6 +268,24 @@ class LowRankAdapter:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
+    @torch.no_grad()
+    def weight_norms(self) -> list[Tensor]:
+        """||W0||_F of each site, (L,) float64 on the CPU a group; of packed weights, as layers compute with them.
+
+        Raises ModelError for a weight of zeros, or of which an entry is not finite.
+        """
+        norms = [torch.stack([_norm(site) for site in group.sites]) for group in self.groups]
+        for group, found in zip(self.groups, norms, strict=True):
+            seen = torch.isfinite(found) & (found > 0)
+            if not bool(seen.all()):
+                name = group.sites[seen.tolist().index(False)].name
+                raise ModelError(
+                    f"the frozen weight of {name!r} is all zeros, or has entries that are not finite",
+                    why="method.relative_rate measures a module's steps by the norm of its weight, and it has none",
+                    fix="leave it out with adapter.exclude_modules, or set method.relative_rate=false",
+                )
+        return norms
+
     def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
         """Set the operands of a group: left (L, m, r), mid (L, r), right (L, n, r); cast to each layer's dtype."""
         for k, site in enumerate(group.sites):
@@ -485,6 +504,15 @@ class LowRankAdapter:
             torch.bmm(left.mT, right, out=place)
         else:
             place.copy_(torch.bmm(left.mT, right))
+
+
+def _norm(site: Site) -> Tensor:
+    """||W0||_F in float64 on the CPU, from rows in float32 or better."""
+    if site.frozen is None:
+        weight = dense_weight(site.name, site.module)
+    else:  # which plain layers alone have; a transposed one has the same norm
+        weight = site.frozen.detach().to(torch.promote_types(site.frozen.dtype, torch.float32))
+    return torch.linalg.vector_norm(torch.linalg.vector_norm(weight, dim=1).cpu().double())
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from privlora.auditing.bounds import Floats, one_run_epsilon
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
-from privlora.config import Settings, load_settings
+from privlora.config import Settings, kept_settings
 from privlora.data.records import load_records, refuse_missing, text_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, reason_of
 from privlora.training.files import RunFolder, no_run
@@ -176,7 +176,7 @@ def audit_finished(
             f"the run in {str(root)!r} is not finished: it has no adapter",
             fix=f"finish it with `privlora resume {root}`",
         )
-    settings = load_settings(folder.settings)
+    settings = kept_settings(folder.settings)
     settings.refuse_labels("an audit")
     # A member is one record, with one loss.
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"chunk": False})})

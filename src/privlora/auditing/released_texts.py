@@ -30,7 +30,7 @@ from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.membership import Area, area_under_curve
 from privlora.auditing.text_canaries import add_records
 from privlora.auditing.text_scores import Canary, draw_canaries, recited, score_canaries
-from privlora.config import Settings, SynthesisSettings, load_settings
+from privlora.config import Settings, SynthesisSettings, kept_settings
 from privlora.errors import ConfigError, RunError
 from privlora.methods import find_row
 from privlora.names import published_name
@@ -110,7 +110,7 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
     source = RunFolder(Path(chosen.source).expanduser())
     if not source.settings.exists():
         raise no_run(source.root)
-    found = load_settings(source.settings)
+    found = kept_settings(source.settings)
     if found.federation is not None or (found.synthesis is not None and found.synthesis.publish):
         raise RunError(
             f"the run in {str(source.root)!r} has no adapter that could be asked",

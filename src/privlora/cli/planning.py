@@ -220,12 +220,15 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     from privlora.methods import find_row, uses_lora_alpha
 
     privacy = settings.privacy
-    default = find_row(settings.method.name).rate_of(privacy.steps, private=privacy.private)
+    default = find_row(settings.method.name).rate_of(
+        privacy.steps, private=privacy.private, relative=hyper.relative_rate
+    )
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
         "method": settings.method.name,
         "releases": find_row(settings.method.name).called,
         "hyperparameters": hyper.to_dict(),
+        "default_rate": default,
         "times_default_rate": hyper.learning_rate / default,
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
@@ -258,6 +261,14 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "accountant": "pld",
         "versions": accountant_versions(),
     }
+
+
+def in_size_of_weights(default: float) -> str:
+    """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
+    return (
+        "in the size of the frozen weights: the share of each frozen matrix's norm by which one step's noise moves it; "
+        f"the row's default is {default:.3g}"
+    )
 
 
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:
@@ -333,6 +344,8 @@ def _show(
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
     times = content["times_default_rate"]
+    if "rows" not in content and content["hyperparameters"]["relative_rate"]:
+        rows.append(("rate", in_size_of_weights(content["default_rate"])))
     if "rows" not in content and max(times, 1 / times) > _FAR * (1 - _ROUNDING):
         rows.append(("rate", f"method.learning_rate is {times:.3g} times the row's default: is it meant?"))
     if content["rehearsed"]:

@@ -14,7 +14,7 @@ from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.processes import processes
-from privlora.config import Settings, load_settings
+from privlora.config import Settings, kept_settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
 from privlora.training.model_names import (
@@ -163,7 +163,7 @@ def load_run_settings(folder: RunFolder) -> Settings:
     """What the run was started with. Raises RunError if there is none."""
     if not folder.settings.exists():
         raise no_run(folder.root)
-    return load_settings(folder.settings)
+    return kept_settings(folder.settings)
 
 
 def observed(

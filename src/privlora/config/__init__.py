@@ -23,7 +23,7 @@ from privlora.config.groups import (
     Settings,
 )
 from privlora.config.peft_config import adapter_settings
-from privlora.config.reading import checked, load_settings, read_yaml, settings_from
+from privlora.config.reading import checked, kept_settings, load_settings, read_yaml, settings_from
 from privlora.config.synthesis import SynthesisSettings
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "SynthesisSettings",
     "adapter_settings",
     "checked",
+    "kept_settings",
     "load_settings",
     "read_yaml",
     "settings_from",

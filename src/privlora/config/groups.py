@@ -649,6 +649,10 @@ class MethodSettings(Group):
     learning_rate: Annotated[float | None, OrAuto] = Field(default=None, gt=0)
     """Of the optimizer, at its height. Null: the row's own, which falls with the root of privacy.steps where noise is
     added to gradients. auto: the best in rehearsals on the public records auto.file."""
+    relative_rate: bool | None = None
+    """Whether learning_rate is in the size of the frozen weights: the share of each frozen matrix's norm by which the
+    noise of one step moves it, so that one rate serves models of other widths and weight scales. Else it is in entries:
+    about how far noise moves each number. Epsilon is the same. Null: false."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)

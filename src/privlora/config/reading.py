@@ -40,6 +40,18 @@ def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
     return settings_from(read_yaml(path), overrides, source=str(path))
 
 
+def kept_settings(path: str | Path) -> Settings:
+    """Those that a run keeps in its folder. Raises ConfigError.
+
+    A file of a version without method.relative_rate is of a run whose rate was in entries, and it stays so.
+    """
+    content = read_yaml(path)
+    method = content.get("method")
+    if isinstance(method, dict):
+        content["method"] = {"relative_rate": False, **method}
+    return settings_from(content, source=str(path))
+
+
 def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
     """The mapping that a YAML file holds; a key that is given twice is an error. Raises ConfigError.
 

@@ -184,6 +184,15 @@ class Coordinates(ABC):
         it does more than that."""
         return None
 
+    def moved_numbers(self) -> list[int]:
+        """In how many directions the noise of one step moves a module, one number a group: what a rate in the size of
+        the frozen weights is spread over (optimizers.rate_units)."""
+        raise ConfigError(
+            f"{type(self).__name__} cannot take its rate in the size of the frozen weights",
+            why="what is released there belongs to no single module, so no module's weight says how far to move it",
+            fix="set method.relative_rate=false",
+        )
+
     def entries(self) -> int:
         """How many numbers a vector holds; at least ``dimension``, more where some follow from others."""
         zeros = self.standard_normal(

@@ -134,6 +134,9 @@ class DirectionCoordinates(FactorCoordinates):
     def standard_normal(self, draw: Callable[[tuple[int, ...]], Tensor]) -> Vector:
         return [(draw((1,)),)]
 
+    def moved_numbers(self) -> list[int]:
+        return Coordinates.moved_numbers(self)
+
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return 1

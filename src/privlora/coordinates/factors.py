@@ -87,6 +87,11 @@ class FactorCoordinates(Coordinates):
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(adapter.rank * (site.m + site.n) for site in adapter.sites)
 
+    def moved_numbers(self) -> list[int]:
+        """Entries of the trained factors."""
+        groups = self.adapter.groups
+        return [self.adapter.rank * sum((g.m, g.n)[side] for side in self.sides) for g in groups]
+
     def expected_squares(self) -> list[float]:
         """s^2 (m ||right||^2 + n ||left||^2), of what is trained: PRISM Prop. 2.2, Eq. 8."""
         others = [

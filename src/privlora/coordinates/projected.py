@@ -123,6 +123,10 @@ class ProjectedCoordinates(Coordinates):
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(adapter.rank * site.m for site in adapter.sites)
 
+    def moved_numbers(self) -> list[int]:
+        """m n: rules move each entry of Z by about the rate, though a release has r numbers a row."""
+        return [group.m * group.n for group in self.adapter.groups]
+
     def weight_effect(self, vector: Vector) -> list[tuple[Tensor, Tensor]]:
         """The estimates of ``gradients``, as they would move W at rate 1."""
         pairs = zip(vector, self.projections, strict=True)

@@ -173,6 +173,10 @@ class TangentCoordinates(Coordinates):
             )
         return made
 
+    def moved_numbers(self) -> list[int]:
+        pairs = zip(self.adapter.groups, self.points, strict=True)
+        return [tangent_dimension(group.m, group.n, point.rank) for group, point in pairs]
+
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
         return sum(tangent_dimension(site.m, site.n, adapter.rank) for site in adapter.sites)

@@ -26,7 +26,7 @@ from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseSource, PrivateSum, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import Charged
-from privlora.methods import SPACES, Hyperparameters, find_method, make_optimizer
+from privlora.methods import SPACES, Hyperparameters, find_method, optimizer_of
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
@@ -98,7 +98,7 @@ class Workbench:
         """A row of the space "factors", DP-AdamW by default, on these factors."""
         hyper = _hyper(self.settings, name, None)
         coordinates = FactorCoordinates(self.adapter, pairs, self.scale, self.dtype)
-        optimizer = make_optimizer("factors", hyper.optimizer, coordinates, hyper.settings)
+        optimizer = optimizer_of("factors", hyper, coordinates)
         return Contender(name, coordinates, optimizer, hyper)
 
     def tangent_contender(self, pairs: FactorPairs, optimizer: str | None = None) -> Contender:
@@ -114,7 +114,7 @@ class Workbench:
         ]
         points = [Point(p.U.to(self.dtype), p.S.to(self.dtype), p.V.to(self.dtype)) for p in points]
         coordinates = TangentCoordinates(self.adapter, points, self.dtype)
-        made = make_optimizer("tangent", hyper.optimizer, coordinates, hyper.settings)
+        made = optimizer_of("tangent", hyper, coordinates)
         return Contender(f"{PRISM} {hyper.optimizer}", coordinates, made, hyper)
 
     def rescaled(self, gauge: float) -> FactorPairs:

@@ -34,7 +34,7 @@ from privlora.federated.server import Server
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import Layout, PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.charges import ChargeAll
-from privlora.methods import SPACES, find_method, make_optimizer
+from privlora.methods import SPACES, find_method, optimizer_of
 from privlora.stacked import JointAdapter, Member
 from privlora.stacked.parts import StackedNoise
 from privlora.training.assembly import Parts
@@ -92,7 +92,7 @@ def _parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> P
     return Parts(
         method=method,
         coordinates=coordinates,
-        optimizer=make_optimizer(method.space, hyper.optimizer, coordinates, hyper.settings),
+        optimizer=optimizer_of(method.space, hyper, coordinates),
         settings=settings,
         hyper=hyper,
     )

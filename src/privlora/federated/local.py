@@ -41,7 +41,7 @@ from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.mechanisms import NoiseSource
 from privlora.mechanisms.charges import Charges
-from privlora.methods import Hyperparameters, find_method, make_optimizer
+from privlora.methods import Hyperparameters, find_method, optimizer_of
 from privlora.optimizers import learning_rate_at
 from privlora.stacked import Member, Team, joined, stack_parts
 from privlora.training.assembly import Parts
@@ -177,7 +177,7 @@ def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, num
     return Parts(
         method=method,
         coordinates=coordinates,
-        optimizer=make_optimizer(method.space, hyper.optimizer, coordinates, hyper.settings),
+        optimizer=optimizer_of(method.space, hyper, coordinates),
         settings=settings,
         hyper=hyper,
     )

@@ -81,6 +81,12 @@ def with_local_method(settings: Settings) -> Settings:
             )
         return settings
     rule = rule_of(federation)
+    if rule.name == "scaffold" and settings.method.relative_rate:
+        raise ConfigError(
+            "federation.rule=scaffold does not go with method.relative_rate",
+            why="its control variates are gradients, taken from how far a client came at one rate for all modules",
+            fix="remove relative_rate and give a learning_rate in entries, or choose another rule",
+        )
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:

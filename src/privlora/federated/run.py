@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import Settings, load_settings
+from privlora.config import Settings, kept_settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import PrivacyError, RunError
@@ -27,6 +27,7 @@ from privlora.federated.plans import (
     client_plan,
     federation_of,
     public_settings,
+    resolved,
     rule_of,
     rule_settings,
     server_plan,
@@ -259,7 +260,7 @@ def serve_run(
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder)})})
     place, workplace = RunFolder(folder), Workplace(settings)
     fresh = not place.settings.exists()
-    if not fresh and load_settings(place.settings) != workplace.loaded[2]:
+    if not fresh and kept_settings(place.settings) != _as_kept(workplace.loaded[2]):
         raise RunError(
             f"{str(folder)!r} holds a run with other settings",
             why="its clients have agreed to those, and its ledgers speak of them",
@@ -357,10 +358,16 @@ def _opened(
     if fresh:
         folder.create(protects=settings.privacy.protects)
         keep_identity(folder, identity)
-        write_atomically(folder.settings, settings.to_yaml())
+        write_atomically(folder.settings, _as_kept(settings).to_yaml())
     else:
         refuse_others(folder, identity)
     return Prepared(folder, workplace, records)
+
+
+def _as_kept(settings: Settings) -> Settings:
+    """With what the learning rate is in, which another version's default must not change."""
+    method = settings.method.model_copy(update={"relative_rate": resolved(settings).relative_rate})
+    return settings.model_copy(update={"method": method})
 
 
 def refuse_without_flower() -> None:

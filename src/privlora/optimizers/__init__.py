@@ -15,6 +15,7 @@ from privlora.optimizers.factor_torch import (
 )
 from privlora.optimizers.headed import HeadedAverage, HeadedOptimizer
 from privlora.optimizers.projected import ProjectedAdamW, ProjectedSGD
+from privlora.optimizers.rate_units import weight_units
 from privlora.optimizers.schedules import SCHEDULES, learning_rate_at
 from privlora.optimizers.span import SpanOptimizer, span_optimizers
 from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
@@ -42,4 +43,5 @@ __all__ = [
     "TangentOptimizer",
     "learning_rate_at",
     "span_optimizers",
+    "weight_units",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from privlora.coordinates import Vector
 from privlora.errors import PrivacyError
 from privlora.mechanisms import Release
+from privlora.optimizers.rate_units import WeightUnits
 
 
 class Optimizer(ABC):
@@ -23,6 +24,11 @@ class Optimizer(ABC):
     settings: ClassVar[Mapping[str, float]]
     # Those of its coordinates' start that go with it, likewise.
     space_settings: ClassVar[Mapping[str, float]] = {}
+
+    # What steps of each module are multiplied by, where the learning rate is in the size of the frozen weights
+    # (rate_units); None: it is in entries. Set it on the object, of a rule that takes it.
+    takes_weight_units: ClassVar[bool] = False
+    weight_units: WeightUnits = None
 
     # A PUBLIC gradient that is added to each release before the rule sees it, asked for once a step, in the release's
     # coordinates and units: FedProx's mu (theta - theta_0), SCAFFOLD's c - c_k. Set it on the object. Added before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from privlora.coordinates import FactorCoordinates
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
+from privlora.optimizers.rate_units import scaled
 
 # The root of the smallest second moment where there is no noise, as Adam's epsilon.
 _EPSILON = 1e-8
@@ -22,6 +24,8 @@ class FactorAdamBC(Optimizer):
     coordinate. floor: gamma in units of tau^2; a coordinate that sees only noise moves by learning_rate * m^ / (tau
     sqrt(floor)).
     """
+
+    takes_weight_units: ClassVar[bool] = True
 
     def __init__(
         self, coordinates: FactorCoordinates, *, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1.0
@@ -38,13 +42,16 @@ class FactorAdamBC(Optimizer):
         self._count += 1
         beta1, beta2 = self.beta1, self.beta2
         noise = release.noise_std**2
-        gradients = [t for tensors in release.vector for t in tensors]
-        for parameter, gradient, m, v in zip(self._parameters, gradients, self._m, self._v, strict=True):
+        gradients = [(g, t) for g, tensors in enumerate(release.vector) for t in tensors]
+        for parameter, (group, gradient), m, v in zip(
+            self._parameters, gradients, self._m, self._v, strict=True
+        ):
             m.lerp_(gradient, 1 - beta1)
             v.lerp_(gradient.square(), 1 - beta2)
             signal = v / (1 - beta2**self._count) - noise
             root = signal.clamp_min(max(self.floor * noise, _EPSILON**2)).sqrt()
-            parameter.sub_(m / root, alpha=learning_rate / (1 - beta1**self._count))
+            step = scaled(m / root, self.weight_units, group)
+            parameter.sub_(step, alpha=learning_rate / (1 - beta1**self._count))
         self.coordinates.install()
 
     def place(self, device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from privlora.coordinates import FactorCoordinates
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
+from privlora.optimizers.rate_units import scaled
 
 # Keeps inverse roots finite where no gradient has been.
 _TINY = 1e-12
@@ -41,6 +43,8 @@ class FactorRite(Optimizer):
     singular value), gives the other one no gradient there.
     """
 
+    takes_weight_units: ClassVar[bool] = True
+
     def __init__(self, coordinates: FactorCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
         self.coordinates = coordinates
         self.beta1, self.beta2 = beta1, beta2
@@ -52,14 +56,13 @@ class FactorRite(Optimizer):
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self._count += 1
-        for sides, factors, gradients in zip(
-            self._sides, self.coordinates.trained, release.vector, strict=True
-        ):
+        of_groups = zip(self._sides, self.coordinates.trained, release.vector, strict=True)
+        for g, (sides, factors, gradients) in enumerate(of_groups):
             bases = [torch.linalg.qr(factor) for factor in factors]
             for k, side in enumerate(sides):
                 basis, magnitude = bases[1 - k]
                 step = self._step(side, gradients[k], basis, _inverse(magnitude))
-                factors[k].sub_(step, alpha=learning_rate)
+                factors[k].sub_(scaled(step, self.weight_units, g), alpha=learning_rate)
         self.coordinates.install()
 
     def _step(self, side: _Side, gradient: Tensor, basis: Tensor, inverse: Tensor) -> Tensor:

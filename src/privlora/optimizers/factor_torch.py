@@ -14,6 +14,7 @@ from privlora.errors import ConfigError
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
 from privlora.optimizers.lamb import Lamb
+from privlora.optimizers.rate_units import scaled
 
 # What LoraFAOptimizer of peft adds to the diagonal of right^T right before it inverts it.
 _DAMPING = 1e-8
@@ -46,6 +47,7 @@ class TorchOptimizer(Optimizer):
     """
 
     per_site: ClassVar[bool] = False
+    takes_weight_units: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -69,9 +71,25 @@ class TorchOptimizer(Optimizer):
             slot.parameter.grad = slot.gradient(vector)
         for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
             group["lr"] = rate * learning_rate
+        before = (
+            [] if self.weight_units is None else [slot.parameter.detach().clone() for slot in self._slots]
+        )
         self._inner.step()
         self._inner.zero_grad(set_to_none=True)
+        if before:
+            self._in_units(before)
         self.coordinates.install()
+
+    @torch.no_grad()
+    def _in_units(self, before: list[Tensor]) -> None:
+        """Let the library's step, decay included, count in the units of the modules."""
+        assert self.weight_units is not None
+        for slot, old in zip(self._slots, before, strict=True):
+            step, unit = slot.parameter - old, self.weight_units[slot.group]
+            step = (
+                scaled(step, self.weight_units, slot.group) if slot.site is None else step * unit[slot.site]
+            )
+            slot.parameter.copy_(old + step)
 
     def place(self, device: torch.device) -> None:
         for kept in self._inner.state.values():

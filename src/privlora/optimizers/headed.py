@@ -16,16 +16,21 @@ from privlora.optimizers.factor_torch import FactorAdamW
 
 
 class HeadedOptimizer(Optimizer):
-    """``body`` moves the adapter along its part of each release; AdamW moves the last layer, at the same rate."""
+    """``body`` moves the adapter along its part of each release; AdamW moves the last layer, at the same rate.
 
-    def __init__(self, coordinates: HeadedCoordinates, body: Optimizer) -> None:
-        self.coordinates, self.body = coordinates, body
+    unit: of the last layer, which has no frozen matrix to be measured by (a new one's entries are what its initialiser
+    drew, or zeros): what the body's rate is multiplied by. 1 where that is in entries; where it is in the size of the
+    frozen weights, the usual unit of the body's space (`methods.Space.weight_unit`), whatever model it is on.
+    """
+
+    def __init__(self, coordinates: HeadedCoordinates, body: Optimizer, unit: float = 1.0) -> None:
+        self.coordinates, self.body, self._unit = coordinates, body, unit
         self.head = FactorAdamW(coordinates.head)
         self._at = len(coordinates.headed.body.groups)
 
     def _update(self, release: Release, learning_rate: float) -> None:
         self.body.step(release.of(slice(None, self._at)), learning_rate)
-        self.head.step(release.of(slice(self._at, None)), learning_rate)
+        self.head.step(release.of(slice(self._at, None)), self._unit * learning_rate)
 
     def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
         self.body.transport(before, noise_std)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from privlora.coordinates import ProjectedCoordinates, Vector
 from privlora.mechanisms import Release
 from privlora.optimizers.base import Optimizer
 from privlora.optimizers.factor_torch import FactorAdamW
+from privlora.optimizers.rate_units import scaled
 
 
 class ProjectedSGD(Optimizer):
@@ -20,21 +22,24 @@ class ProjectedSGD(Optimizer):
     gradient is formed. With it, a buffer as large as Z is kept.
     """
 
+    takes_weight_units: ClassVar[bool] = True
+
     def __init__(self, coordinates: ProjectedCoordinates, *, beta1: float = 0.0) -> None:
         self.coordinates = coordinates
         self._beta1 = beta1
         self._momentum = [torch.zeros_like(z) for (z,) in coordinates.trained] if beta1 else []
 
     def _update(self, release: Release, learning_rate: float) -> None:
-        unit = self.coordinates.gradient_std(release.noise_std) or 1.0
+        std = self.coordinates.gradient_std(release.noise_std) or 1.0
         if self._beta1:
             for buffer in self._momentum:
                 buffer.mul_(self._beta1)
-            self.coordinates.add_estimate(self._momentum, release.vector, 1 / unit)
-            for z, buffer in zip(self.coordinates.updates, self._momentum, strict=True):
-                z.sub_(buffer, alpha=learning_rate)
+            self.coordinates.add_estimate(self._momentum, release.vector, 1 / std)
+            for g, (z, buffer) in enumerate(zip(self.coordinates.updates, self._momentum, strict=True)):
+                z.sub_(scaled(buffer, self.weight_units, g), alpha=learning_rate)
         else:
-            self.coordinates.add_estimate(self.coordinates.updates, release.vector, -learning_rate / unit)
+            vector: Vector = [(scaled(c, self.weight_units, g),) for g, (c,) in enumerate(release.vector)]
+            self.coordinates.add_estimate(self.coordinates.updates, vector, -learning_rate / std)
         self.coordinates.install()
 
     def place(self, device: torch.device) -> None:

@@ -36,6 +36,8 @@ _LEAST = 1e-6
 class TangentOptimizer(Optimizer):
     """Keeps moving averages of releases. beta1, beta2: decay of the first and of the second moment."""
 
+    takes_weight_units: ClassVar[bool] = True
+
     def __init__(self, coordinates: TangentCoordinates, beta1: float, beta2: float) -> None:
         self.coordinates = coordinates
         self.beta1, self.beta2 = beta1, beta2
@@ -60,6 +62,12 @@ class TangentOptimizer(Optimizer):
     def _moments(self) -> dict[str, Sequence[Tensor]]:
         """Name -> the optimizer's own tensors, one a group."""
         return {}
+
+    def _in_units(self, directions: list[Tangent]) -> list[Tangent]:
+        """In the units of the modules. They change how far a step leads, and nothing that is remembered."""
+        if self.weight_units is None:
+            return directions
+        return [each.scale(unit) for each, unit in zip(directions, self.weight_units, strict=True)]
 
 
 class TangentMomentum(TangentOptimizer):
@@ -97,7 +105,7 @@ class TangentMomentum(TangentOptimizer):
         self._observe(tangents)
         means = [self._mean(g, tangent) for g, tangent in enumerate(tangents)]
         directions = [space.gradient(each) for each in self._directions(means, release.noise_std)]
-        self._residuals = space.move(directions, -learning_rate, self._residuals)
+        self._residuals = space.move(self._in_units(directions), -learning_rate, self._residuals)
         self._carry(old, release.noise_std)
 
     def _mean(self, g: int, tangent: Tangent) -> Tangent:
@@ -279,7 +287,7 @@ class TangentPaper(TangentOptimizer):
                 b - point.V @ (point.V.mT @ b),
             )
             directions.append(direction)
-        self.coordinates.move(directions, -learning_rate)
+        self.coordinates.move(self._in_units(directions), -learning_rate)
 
     def place(self, device: torch.device) -> None:
         for moments in (self._ma, self._mb):

@@ -202,8 +202,9 @@ def _still(settings: Settings) -> Settings:
 
 def _warm_rate(settings: Settings) -> float:
     assert settings.synthesis is not None
-    own = settings.method.learning_rate or find_method(settings.method.name).learning_rate
-    return settings.synthesis.warm_start_learning_rate or own
+    row, chosen = find_method(settings.method.name), settings.method
+    own = row.rate_of(1, private=False, relative=row.is_relative(chosen.relative_rate))
+    return settings.synthesis.warm_start_learning_rate or chosen.learning_rate or own
 
 
 def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:

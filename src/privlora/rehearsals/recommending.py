@@ -160,7 +160,9 @@ def _sized(
 ) -> Size:
     privacy, row = settings.privacy, find_method(settings.method.name)
     steps, batch = steps or privacy.steps, batch or privacy.b
-    rate = row.rate_of(steps) if settings.method.learning_rate is None else settings.method.learning_rate
+    rate = settings.method.learning_rate
+    if rate is None:
+        rate = row.rate_of(steps, relative=row.is_relative(settings.method.relative_rate))
     passes = steps * batch / privacy.n
     divided = (steps, batch) == run_sizes(privacy.n, passes)
     blank = Size(epsilon, passes, steps, batch, 0.0, 0.0, rate, own=own, divided=divided)

@@ -337,6 +337,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     targets = adapter["target_modules"]
     revision = f" at {adapter['base_revision']}" if adapter["base_revision"] else ""
     warmup = f"{method['warmup_steps']} steps of warm-up"
+    unit = " of each frozen matrix's norm" if method.get("relative_rate") else ""  # older reports do not say
     decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
     scale = "α/√r" if adapter["use_rslora"] else "α/r"
     lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
@@ -351,7 +352,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         *_public_texts(method.get("public_texts")),
         *_span(method.get("span")),
         ("Clipping", method["clipping"]),
-        ("Learning rate", f"{number(method['learning_rate'])}, {method['schedule']}, {warmup}"),
+        ("Learning rate", f"{number(method['learning_rate'])}{unit}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
         ("Adapter", f"{lora}, start {adapter['init']}"),
         ("Targets", targets if isinstance(targets, str) else ", ".join(targets)),

@@ -102,6 +102,10 @@ class JointAdapter(LowRankAdapter):
 class StackedAdapter(JointAdapter):
     """``count`` adapters of equal shape on the same layers of ``model``, each for its own records (``owner_of``)."""
 
+    def weight_norms(self) -> list[Tensor]:
+        """Of each adapter's sites, (K L,) a group, adapters outermost."""
+        return [norms.repeat(self.count) for norms in super().weight_norms()]
+
     def install(self, group: Group, left: Tensor, mid: Tensor, right: Tensor) -> None:
         """Set the operands of a group, adapters outermost: left (K L, m, r), mid (K L, r), right (K L, n, r)."""
         by_site = (t.unflatten(0, (self.count, -1)).transpose(0, 1) for t in (left, mid, right))

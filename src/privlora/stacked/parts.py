@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from privlora.mechanisms import NoiseSource
-from privlora.methods import make_optimizer
+from privlora.methods import optimizer_of
 from privlora.optimizers import IterateAverage
 from privlora.stacked.adapter import StackedAdapter
 from privlora.training.assembly import Parts
@@ -34,7 +34,7 @@ def stack_parts(parts: Parts, count: int, owner_of: Tensor) -> Parts:
     return replace(
         parts,
         coordinates=coordinates,
-        optimizer=make_optimizer(parts.method.space, hyper.optimizer, coordinates, hyper.settings),
+        optimizer=optimizer_of(parts.method.space, hyper, coordinates),
         average=IterateAverage(coordinates, hyper.averaging) if hyper.averaging else None,
     )
 

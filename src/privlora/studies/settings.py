@@ -207,8 +207,13 @@ class Study:
         for place in self.places:
             settings = self.run_settings(Cell(*place, 1.0, 0))
             content = settings.model_dump(mode="json", exclude_defaults=True, exclude=_WITHOUT_EFFECT)
-            if revision := find_row(settings.method.name).revision:
-                content["revision"] = revision
+            row = find_row(settings.method.name)
+            # Of runs in entries it is left out, as of those that were before there was another unit.
+            content["method"].pop("relative_rate", None)
+            if row.is_relative(settings.method.relative_rate):
+                content["method"]["relative_rate"] = True
+            if row.revision:
+                content["revision"] = row.revision
             found[place] = _digest(content)
         return found
 

@@ -348,6 +348,7 @@ def build_parts(
         settings=hyper.settings,
         dtype=torch.float64 if double else torch.float32,
         subspaces=subspaces,
+        relative_rate=hyper.relative_rate,
     )
     max_tokens = settings.run.max_tokens
     kept = torch.bfloat16 if settings.run.public_gradient_dtype == "bfloat16" else None

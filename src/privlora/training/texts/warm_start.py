@@ -32,7 +32,8 @@ def warm_start(parts: Parts) -> None:
     space = parts.coordinates.inner if isinstance(parts.coordinates, SpanSpace) else parts.coordinates
     state = TrainState(coordinates=space, optimizer=optimizer)
     given = chosen.warm_start_learning_rate or parts.settings.method.learning_rate
-    rate = given or parts.method.learning_rate  # and not what noise would leave of it
+    # and not what noise would leave of it
+    rate = given or parts.method.rate_of(1, private=False, relative=parts.hyper.relative_rate)
     _ordinary(state, parts, chosen.warm_start_epochs, _STREAM, lambda number, steps: rate)
     parts.optimizer.reset()
     if parts.average is not None:
