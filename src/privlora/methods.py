@@ -612,6 +612,28 @@ def find_row(name: str) -> Method:
     return rows[name]
 
 
+_FAR, _ROUNDING = 10, 1e-9  # as a factor
+
+
+def far_rate(settings: Settings) -> str | None:
+    """In a sentence that method.learning_rate is ten times the row's default for such a run, or a tenth, or farther.
+
+    None for a rate that is nearer, one that is left to the row or to rehearsals, and where a row is yet to be chosen.
+    """
+    rate, privacy = settings.method.learning_rate, settings.privacy
+    if rate is None or settings.method.name in CHOICES:
+        return None
+    row = find_row(settings.method.name)
+    default = row.rate_of(privacy.steps, private=privacy.private)
+    times = rate / default
+    if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
+        return None
+    return (
+        f"method.learning_rate {rate:g} is {times:.3g} times the row's default ({default:g} for {row.name} and "
+        f"{privacy.steps} steps): is it meant?"
+    )
+
+
 def uses_lora_alpha(name: str) -> bool:
     """Whether what a row learns depends on lora_alpha: its adapter's factors themselves are moved."""
     if name not in METHODS:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from privlora.methods import Hyperparameters, Method
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
-_FAR, _ROUNDING = 10, 1e-9  # from the row's own learning rate, as a factor
 _REPLACE_ONE: Adjacency = "replace-one"
 
 
@@ -62,7 +61,7 @@ def plan(
         err().print(f"note: {missing}. The plan goes on without the records")
     with quiet_libraries():
         from privlora.cli.memory import as_planned, estimate_memory, with_peak
-        from privlora.methods import CHOICES, find_row
+        from privlora.methods import CHOICES, far_rate, find_row
         from privlora.rehearsals.choosing import rows_of_choice
         from privlora.rehearsals.settling import refuse_unrehearsed
         from privlora.reporting.limits import not_protected
@@ -105,6 +104,7 @@ def plan(
             advice = advise_on(asked, planned)
     content = {
         **_facts(settings, hyper, planned),
+        "far_rate": far_rate(asked),
         **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
         "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
@@ -332,9 +332,8 @@ def _show(
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
-    times = content["times_default_rate"]
-    if "rows" not in content and max(times, 1 / times) > _FAR * (1 - _ROUNDING):
-        rows.append(("rate", f"method.learning_rate is {times:.3g} times the row's default: is it meant?"))
+    if content["far_rate"] is not None:
+        rows.append(("rate", content["far_rate"]))
     if content["rehearsed"]:
         names = " and ".join(content["rehearsed"])
         words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"
