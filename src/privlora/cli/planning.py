@@ -13,7 +13,7 @@ import typer
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.accounting import facts_of_bands, words_of_bands
-from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries, saying
+from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
+_TRIED = (
+    "loading torch, transformers and the model, to take steps on paper for run.tokens_per_micro_batch=auto"
+)
 
 
 def plan(
@@ -59,13 +62,15 @@ def plan(
     missing = _missing_records(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
+    tried = settings.run.tokens_per_micro_batch == "auto" and Path(settings.model.name).expanduser().is_dir()
     with quiet_libraries():
-        from privlora.cli.memory import as_planned, estimate_memory, with_peak
-        from privlora.methods import CHOICES, far_rate, find_row
-        from privlora.rehearsals.choosing import rows_of_choice
-        from privlora.rehearsals.settling import refuse_unrehearsed
-        from privlora.reporting.limits import not_protected
-        from privlora.training.assembly import plan_privacy, refuse_misfits
+        with loading(elsewhere=_TRIED if tried else None):
+            from privlora.cli.memory import as_planned, estimate_memory, with_peak
+            from privlora.methods import CHOICES, far_rate, find_row
+            from privlora.rehearsals.choosing import rows_of_choice
+            from privlora.rehearsals.settling import refuse_unrehearsed
+            from privlora.reporting.limits import not_protected
+            from privlora.training.assembly import plan_privacy, refuse_misfits
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
@@ -156,7 +161,8 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
     with quiet_libraries():
-        from privlora.cli.federation_plan import plan_federation
+        with loading():
+            from privlora.cli.federation_plan import plan_federation
 
         with accounting(settings.privacy.steps):
             content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
