@@ -75,4 +75,4 @@ def _verdict(audit: FederationAudit) -> str:
 
 def at_most_of_rounds(audit: FederationAudit) -> str:
     """``at_most`` of guesses about rounds."""
-    return at_most(audit.epsilon_most, audit.epsilon_lower, f"{audit.strongest.judged} rounds")
+    return at_most(audit.epsilon_most, audit.epsilon_lower, f"{audit.most_judged} rounds")
