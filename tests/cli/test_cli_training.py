@@ -155,6 +155,35 @@ def test_resuming_a_finished_run_reports_it_again(
     assert (run / "release" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.parametrize("left", ["all", "no report"])
+def test_a_finished_run_takes_no_steps_on_paper_either(
+    left: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the micro-batches of steps that there are not, nor for their profile."""
+    config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
+    first = call(capsys, "train", config)
+    assert "steps on paper, for their memory" in first.err
+    run = folder / "run"
+    ledger = (run / "release" / "ledger.jsonl").read_bytes()
+    if left == "no report":  # a crash while the release was written
+        (run / "release" / "privacy_report.json").unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("no step is left")
+
+    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", refuse)
+    monkeypatch.setattr("privlora.profiling.run.peak_of_a_step", refuse)
+    again = call(capsys, "resume", run, "--profile")
+    assert again.code == 0, again.err
+    assert "paper" not in again.err
+    assert "no step was taken, so there is no profile" in again.err
+    assert ("this run is over already" in again.err) == (left == "all")
+    assert (run / "release" / "privacy_report.json").exists()
+    assert (run / "release" / "ledger.jsonl").read_bytes() == ledger
+    kept = (run / "private" / "config.resolved.yaml").read_text()
+    assert "tokens_per_micro_batch: auto" in kept
+
+
 def test_a_run_that_stopped_before_its_first_charge_starts_anew(
     finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
