@@ -13,8 +13,8 @@ import torch
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
-from privlora.config.other_names import OTHER_VALUES
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, method_names
+from privlora.config.method_names import unknown_method
 from privlora.coordinates import (
     Coordinates,
     DirectionCoordinates,
@@ -39,7 +39,7 @@ from privlora.coordinates.starts import (
     span_start,
     tangent_start,
 )
-from privlora.errors import ConfigError, named, nearest
+from privlora.errors import ConfigError, named
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
@@ -580,6 +580,8 @@ CHOICES: dict[str, Choice] = {
 }
 """Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
 
+method_names.ask(lambda: [*METHODS, *VOTE_METHODS, *CHOICES])
+
 
 def find_method(name: str) -> Method:
     """The row called ``name``, which releases gradients. Raises ConfigError."""
@@ -604,11 +606,7 @@ def find_row(name: str) -> Method:
             fix=f"set method.name to one of {', '.join(among)}",
         )
     if name not in rows:  # a row that a user adds may be called what another tool calls something else
-        elsewhere = OTHER_VALUES["method.name"].get(name.lower().replace("_", "-"))
-        raise ConfigError(
-            f"method.name: unknown method {named(name)}",
-            fix=elsewhere or f"{nearest(name, [*rows, *CHOICES])} (privlora methods)",
-        )
+        raise unknown_method(name)
     return rows[name]
 
 
