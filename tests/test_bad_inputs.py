@@ -538,18 +538,18 @@ def test_a_disk_that_is_full(
 
 CALIBRATE = {
     "--epsilon 1e9 --delta 1e-5 --sample-rate 0.01 --steps 10": "between 0.001 and 500",
-    "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=0.0",
-    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=nan",
-    "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "delta=0",
-    "--epsilon 3 --delta 1e-5 --sample-rate 2 --steps 10": "sample_rate=2.0",
-    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 0": "steps=0",
+    "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "--epsilon 0 is not between",
+    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "--epsilon nan is not between",
+    "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "--delta 0 is not between 0 and 1",
+    "--epsilon 3 --delta 1e-5 --sample-rate 2 --steps 10": "--sample-rate 2 is not a probability",
+    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 0": "--steps 0 is not between",
     "--epsilon 3 --delta 1e-5 --steps 10": "exactly one of --sample-rate",
     "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --expected-batch-size 4": "exactly one of",
     "--epsilon 3 --delta 1e-5 --steps 10 --expected-batch-size 64": "--public-dataset-size",
     "--epsilon 3 --delta 0.1 --steps 10 --expected-batch-size 4 --public-dataset-size 40": "1/N = 0.025",
     "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --max-batch-size 9": "--public-dataset-size",
     "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --dataset-size 0": "below 1",
-    "--epsilon three --delta 1e-5 --sample-rate 0.01 --steps 10": "'--epsilon'",
+    "--epsilon three --delta 1e-5 --sample-rate 0.01 --steps 10": "--epsilon 'three' is not a number",
     "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 10 --adjacency swap": "'swap'",
     "--epsilon 3 --delta 1e-5 --sample-rate 0.01": "--steps",
 }
@@ -668,7 +668,7 @@ USAGE = {
     "trian run.yaml": "'trian'",
     "train": "CONFIG",
     "train run.yaml --jsn": "--jsn",
-    "methods prism": "prism",
+    "methods prism other": "other",
     "--fast": "--fast",
     "resume": "RUN",
 }

@@ -15,6 +15,7 @@ from privlora.config import (
     Settings,
     checked,
     load_settings,
+    method_names,
     settings_from,
 )
 from privlora.errors import ConfigError
@@ -254,6 +255,37 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
     assert "'data.pth': did you mean 'path'?" in told
     assert "'privacy.foo', 'privacy.bar': known: private, target_epsilon" in told  # the list once
     assert "'privacy.clipnorm': did you mean 'clip_norm'?; 'privcy': did you mean 'privacy'?" in told
+
+
+def test_unknown_and_missing_settings_and_a_wrong_method_are_told_at_once() -> None:
+    content: dict[str, Any] = without("model.name", "privacy.delta")
+    content |= {"model": {"nam": "m"}, "method": {"name": "prsm"}}
+    with pytest.raises(ConfigError) as caught:
+        settings_from(content, ["privacy.foo=1"], source="run.yaml")
+    told = str(caught.value)
+    assert told.startswith(
+        "run.yaml: unknown setting 'model.nam', setting 'privacy.foo'; privacy.delta is missing; "  # name is told
+        "method.name: unknown method 'prsm'. A setting that is ignored"
+    )
+    assert "'model.nam': did you mean 'name'?" in told
+    assert "add delta: 1e-5" in told
+    assert told.endswith("method.name: did you mean 'prism'? (privlora methods)")
+    with pytest.raises(ConfigError, match=r"^run.yaml: privacy.delta is missing; method.name: unknown"):
+        settings_from({**without("privacy.delta"), "method": {"name": "prsm"}}, source="run.yaml")
+    # One kind of error alone is as it was, and a name that only the table knows is left to it.
+    with pytest.raises(ConfigError, match=r"^run.yaml: privacy: delta is missing\. "):
+        settings_from({**without("privacy.delta"), "method": {"name": "dp-adamw"}}, source="run.yaml")
+    assert settings_from({**GOOD, "method": {"name": "prsm"}}).method.name == "prsm"
+
+
+def test_names_of_methods_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+
+    assert sorted(method_names.ROWS) == sorted([*METHODS, *VOTE_METHODS, *CHOICES])
+    monkeypatch.setitem(METHODS, "prsm", METHODS["prism"])  # a row of one's own
+    assert "prsm" in method_names.known()
+    with pytest.raises(ConfigError, match=r"^settings: privacy: delta is missing\. "):
+        settings_from({**without("privacy.delta"), "method": {"name": "prsm"}})
 
 
 def test_a_file_of_other_settings_is_no_page_of_names() -> None:

@@ -91,6 +91,31 @@ def test_a_call_may_be_silent(
 
 
 @pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(("rate", "times"), [(2e-4, 1), (2e-3, 0), (None, 0)])
+def test_a_rate_from_elsewhere_is_warned_of_once(
+    rate: float | None, times: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """2e-4 is usual for LoRA without noise, and a thirtieth of prism's own for twelve steps."""
+    folder = tmp_path / "run"
+    call(folder, method={"name": "prism", "learning_rate": rate})
+    assert capfd.readouterr().err.count("WARNING: method.learning_rate 0.0002 is 0.0353 times") == times
+    resume_run(folder, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+    assert "is it meant" not in capfd.readouterr().err  # it is too late
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_trainer_warns_of_a_rate_from_elsewhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    promise = {name: value for name, value in PRIVACY.items() if name != "steps"}
+    args = PrivateConfig(
+        output_dir=str(tmp_path), max_steps=PRIVACY["steps"], max_length=40, learning_rate=2e-4, **promise
+    )
+    PrivateTrainer(
+        tiny_model(), args, train_dataset=RECORDS, processing_class=tiny_tokenizer(), peft_config={"r": 2}
+    ).train()
+    assert capfd.readouterr().err.count("WARNING: method.learning_rate 0.0002 is ") == 1
+
+
+@pytest.mark.usefixtures("asked")
 def test_a_trainer_shows_every_logging_steps_or_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from privlora.calling import (
 from privlora.config import IN_MEMORY, Settings, kept_settings
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError, named
+from privlora.methods import far_rate
 from privlora.profiling.run import refuse_without_steps
 from privlora.rehearsals.choosing import plan_run
 from privlora.result import Result
@@ -293,7 +294,11 @@ def train_run(
         refuse_what_was_in_memory(located, records, evaluation, generator)
         check_sources(located, records, evaluation)
         check_columns(located, records)
-        return located, plan_run(located, model)
+        plan = plan_run(located, model)
+        warn = getattr(observer, "on_warning", None)  # observers of old have none
+        if warn is not None and (odd := far_rate(located)) is not None:
+            warn(odd)
+        return located, plan
 
     with joined() as ranks:
         return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 
@@ -54,6 +54,22 @@ class PrivacyError(PrivloraError):
 
 class RunError(PrivloraError):
     """A run directory cannot be created, resumed or read."""
+
+
+def in_one(errors: Sequence[ConfigError]) -> ConfigError:
+    """All of one or more problems, so that they are mended at once.
+
+    >>> str(in_one([ConfigError("a is 0", fix="a: 1"), ConfigError("b is 0", fix="b: 1")]))
+    'a is 0; b is 0. Fix: a: 1; b: 1'
+    """
+    if len(errors) == 1:
+        return errors[0]
+
+    def joined(parts: Iterable[str | None]) -> str:
+        return "; ".join(part.rstrip(".") for part in dict.fromkeys(parts) if part)
+
+    whats, whys, fixes = (joined(getattr(e, name) for e in errors) for name in ("what", "why", "fix"))
+    return ConfigError(whats, why=whys or None, fix=fixes or None)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -13,8 +13,8 @@ import torch
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
-from privlora.config.other_names import OTHER_VALUES
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, method_names
+from privlora.config.method_names import unknown_method
 from privlora.coordinates import (
     Coordinates,
     DirectionCoordinates,
@@ -39,7 +39,7 @@ from privlora.coordinates.starts import (
     span_start,
     tangent_start,
 )
-from privlora.errors import ConfigError, named, nearest
+from privlora.errors import ConfigError, named
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
@@ -622,6 +622,8 @@ CHOICES: dict[str, Choice] = {
 }
 """Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
 
+method_names.ask(lambda: [*METHODS, *VOTE_METHODS, *CHOICES])
+
 
 def find_method(name: str) -> Method:
     """The row called ``name``, which releases gradients. Raises ConfigError."""
@@ -646,12 +648,31 @@ def find_row(name: str) -> Method:
             fix=f"set method.name to one of {', '.join(among)}",
         )
     if name not in rows:  # a row that a user adds may be called what another tool calls something else
-        elsewhere = OTHER_VALUES["method.name"].get(name.lower().replace("_", "-"))
-        raise ConfigError(
-            f"method.name: unknown method {named(name)}",
-            fix=elsewhere or f"{nearest(name, [*rows, *CHOICES])} (privlora methods)",
-        )
+        raise unknown_method(name)
     return rows[name]
+
+
+_FAR, _ROUNDING = 10, 1e-9  # as a factor
+
+
+def far_rate(settings: Settings) -> str | None:
+    """In a sentence that method.learning_rate is ten times the row's default for such a run, or a tenth, or farther.
+
+    None for a rate that is nearer, one that is left to the row or to rehearsals, and where a row is yet to be chosen.
+    """
+    rate, privacy = settings.method.learning_rate, settings.privacy
+    if rate is None or settings.method.name in CHOICES:
+        return None
+    row = find_row(settings.method.name)
+    relative = row.is_relative(settings.method.relative_rate)
+    default = row.rate_of(privacy.steps, private=privacy.private, relative=relative)
+    times = rate / default
+    if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
+        return None
+    return (
+        f"method.learning_rate {rate:g} is {times:.3g} times the row's default ({default:g} for {row.name} and "
+        f"{privacy.steps} steps): is it meant?"
+    )
 
 
 def uses_lora_alpha(name: str) -> bool:

@@ -21,6 +21,10 @@ MOST_STEPS: Final = 1_000_000
 """Of one run: the noise for more releases takes many minutes to find, and each has a line in a ledger."""
 
 
+MOST_BANDS: Final = 256
+"""Of correlated noise."""
+
+
 def refuse_outside(name: str, value: float, range_: tuple[float, float]) -> None:
     """Raises PrivacyError for a value that is no number within ``range_``."""
     low, high = range_

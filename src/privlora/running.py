@@ -96,12 +96,13 @@ def train_and_publish(
     refuse_other_logits(settings, model, ranks)
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
+    over = not fresh and _is_over(folder)
 
     def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device
         # Without a GPU they share the machine's memory.
         sharing = ranks.size if device.type == "cpu" else 1
-        if asked != "auto":
+        if asked != "auto" or over:  # there is no step to cut into micro-batches
             return settings, None
         told(_ON_PAPER, 0, 1)
         found = with_micro_batches(settings, model, device, sharing=sharing)
@@ -134,7 +135,8 @@ def train_and_publish(
         return chosen.settings, named, data, chosen, identity
 
     settings, plan, data, chosen, identity = ranks.same(prepare)
-    peak = told_peak(settings, model) if ranks.first and given.on_profile is not None else ""
+    profiles = ranks.first and given.on_profile is not None and not over
+    peak = told_peak(settings, model) if profiles else ""
     with unchanged_afterwards(model):
         if settings.data.label is not None:
             padded_as(model, tokenizer)
@@ -185,6 +187,11 @@ def train_and_publish(
     was_given = given.model is not None
     found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
     return replace(found, profile=pages[0]) if pages else found
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether a run took all of its steps, so that it is only reported again."""
+    return folder.report.exists() or (folder.has_plan and read_ledger(folder.ledger).closed)
 
 
 @contextmanager

@@ -201,6 +201,11 @@ def test_a_verdict_says_how_little_could_have_been_shown() -> None:
         f" Guesses on 40 canaries could show no more than ε ≥ {rounded_up(few.epsilon_most)}, had all been right: by "
         "them alone the claim could not be refuted."
     )
+    shown = replace(few, epsilon_lower=1.1 * few.epsilon_most, epsilon_signals=1.1 * few.epsilon_most)
+    assert shown.epsilon_lower < shown.epsilon_claimed
+    assert _verdict_of_canaries(shown).endswith(
+        " by them alone the claim could not be refuted; the bound is that of the signals."
+    )
     assert "had all been right" not in _verdict_of_canaries(replace(few, epsilon_most=None))
     assert "had all been right" not in _verdict_of_canaries(replace(few, violated=True))
 

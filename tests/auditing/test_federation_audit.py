@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,15 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.bounds import Errors
-from privlora.auditing.federation import FederationAudit, Scores, audit_federation, bound_of, worlds_of
-from privlora.auditing.federation_page import write_federation
+from privlora.auditing.federation import (
+    FederationAudit,
+    Scores,
+    _judge,
+    audit_federation,
+    bound_of,
+    worlds_of,
+)
+from privlora.auditing.federation_page import at_most_of_rounds, write_federation
 from privlora.auditing.loud_records import Mark, loud, opposites
 from privlora.auditing.rehearsal import Rehearsal, noise_counted_on, rehearsed, stage_of
 from privlora.config import Settings, settings_from
@@ -33,6 +41,7 @@ from privlora.federated.rules.averaging import FedSa, Scaffold
 from privlora.federated.server import RuleServer
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate, GaussianMechanism, NoiseSource
+from privlora.pages.numbers import rounded_up
 
 SIGMA = 0.5
 
@@ -96,6 +105,13 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     assert weak.epsilon_most == weak.to_dict()["epsilon_most"] == found.epsilon_claimed / 2
     third = write_federation(weak, tmp_path / "audit")[0].read_text()
     assert f"Guesses on {few.judged} rounds could show no more than ε ≥ " in third
+    # Of the statistic that could have shown most, whichever gave the bound.
+    other = replace(few, epsilon_lower=0.0, epsilon_most=0.6 * found.epsilon_claimed, most_judged=34)
+    both = replace(found, views=(few, other))
+    assert (both.strongest, both.epsilon_most) == (few, other.epsilon_most)
+    said = f"Guesses on 34 rounds could show no more than ε ≥ {rounded_up(other.epsilon_most)}"
+    assert said in at_most_of_rounds(both)
+    assert said in write_federation(both, tmp_path / "audit")[0].read_text()
     able = replace(weak, views=(few, replace(few, epsilon_most=2 * found.epsilon_claimed)))
     assert able.epsilon_most is None
     assert "dashed line" not in second
@@ -177,6 +193,19 @@ def test_bounds_are_for_the_kind_of_release_that_is_claimed() -> None:
     # As many right guesses are harder where the canary is not in each batch.
     assert 5 < known < sampled
     assert bound_of(StepEvent(PoissonSampling(1.0), 0.5), 4, errors, 1e-5, 0.95) == known
+
+
+def test_what_could_have_been_shown_counts_the_guesses_of_its_own_statistic() -> None:
+    """Few guesses that are all right give the bound; many that are chance could have shown more."""
+    chance = np.arange(400) % 2 - 0.5
+    few = (-np.ones(30), np.ones(30), 10)
+    kept: Any = SimpleNamespace(
+        middle=0.0, worlds=lambda: {"alignment": few, "learnt": (chance, chance, 0), "energy": few}
+    )
+    stage: Any = SimpleNamespace(attackers={"messages": "the server"})
+    found = _judge(kept, stage, "messages", StepEvent(PoissonSampling(1.0), 1.0), 1, 1e-5, 0.95)
+    assert (found.statistic, found.judged, found.most_judged) == ("alignment", 40, 800)
+    assert found.epsilon_lower < found.epsilon_most
 
 
 def test_the_fitted_rule_is_judged_on_other_trials() -> None:

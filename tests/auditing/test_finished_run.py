@@ -18,6 +18,7 @@ from privlora.auditing.finished_run import _judge, audit_finished, read_secrets
 from privlora.auditing.page import Claim, roc_picture
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
+from privlora.pages.numbers import rounded_up
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +99,11 @@ def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.Captur
     assert most == one_run_epsilon(
         after["guesses"], after["guesses"], 24, outcome.json["delta"], outcome.json["confidence"]
     )
-    assert "Guesses on 24 records could show no more than ε ≥ " in text
+    said = f"Guesses on 24 records could show no more than ε ≥ {rounded_up(most)}, had all been right: by them alone "
+    said += "the claim could not be refuted."
+    assert said in text
     shown = call(capsys, "audit", finished / "private", *options)
-    assert f"at most:     epsilon {most:.4f} could be shown by " in shown.out
+    assert f"note:        {said}\n" in shown.out
     assert "claimed: epsilon" in shown.out
     assert "AUC" in shown.out
     assert "do not publish" in shown.out
@@ -109,7 +112,8 @@ def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.Captur
 def test_one_run_from_the_command_line(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(finished, run_settings(finished / "model", finished))
     # Overrides lie over the file.
-    arguments = ("audit", config, "privacy.public_dataset_size=12", "--one-run", "--canaries=40", "--json")
+    privacy = ["privacy.public_dataset_size=12", "privacy.noise_multiplier=0.7", "privacy.steps=10"]
+    arguments = ("audit", config, *privacy, "--one-run", "--canaries=40", "--json")
     outcome = call(capsys, *arguments)
     assert outcome.code == 0
     assert outcome.json["canaries"] == 40
@@ -117,6 +121,15 @@ def test_one_run_from_the_command_line(finished: Path, capsys: pytest.CaptureFix
     assert Path(outcome.json["page"]).exists()
     assert not (finished / "run").exists()
     assert call(capsys, *arguments).json["correct"] == outcome.json["correct"]
+    lines = call(capsys, *arguments[:-1]).out.splitlines()
+    (said,) = [line.removeprefix("note:").strip() for line in lines if line.startswith("note:")]
+    assert said in Path(outcome.json["page"]).read_text()
+    assert said.startswith(
+        f"Guesses on 40 canaries could show no more than ε ≥ {rounded_up(outcome.json['epsilon_most'])}"
+    )
+    beyond = outcome.json["epsilon_lower"] > outcome.json["epsilon_most"]
+    assert said.endswith("; the bound is that of the signals.") == beyond
+    assert not any(line.startswith("at most") for line in lines)
 
 
 def test_what_does_not_go_together_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

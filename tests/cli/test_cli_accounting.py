@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from cli_cases import call, run_settings, write_config
+from cli_cases import call, check, run_settings, write_config
 
 from privlora.accounting import PoissonSampling, Sampling, StepEvent, TruncatedPoissonSampling, epsilon
 from privlora.errors import PrivacyError
@@ -130,9 +132,10 @@ def test_auto_chooses_bands_for_the_neighbours_that_are_meant(capsys: pytest.Cap
     ("bands", "more", "said"),
     [
         ("many", [], "--bands many is neither a whole number nor auto"),
-        ("0", [], "bands=0"),
-        ("9", [], "bands=9 is above steps=8"),
-        ("300", [], "bands=300: Input should be less than or equal to 256"),
+        ("0", [], "--bands 0 is not between 1 and 256"),
+        ("-1", [], "--bands -1 is neither a whole number nor auto"),
+        ("9", [], "--bands 9 is above --steps 8"),
+        ("300", [], "--bands 300 is not between 1 and 256"),
         ("6", ["--sample-rate", 0.2], "a class has 1/6 of all units"),
         ("2", ["--projection", "4:64"], "correlated noise is of no projection"),
         ("2", ["--public-dataset-size", 1000, "--max-batch-size", 200], "--max-batch-size"),
@@ -145,6 +148,57 @@ def test_bands_that_no_run_could_have(
     refused = call(capsys, "calibrate", *request, *more, "--bands", bands)
     assert refused.code == 2
     assert said in refused.err
+
+
+def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("nothing may be computed")
+
+    monkeypatch.setattr("privlora.cli.accounting.calibrate_noise_multiplier", refuse)
+    wrong = ["--epsilon", -3, "--delta", 2, "--steps", 0, "--sample-rate", 1.5, "--projection", "9:4"]
+    refused = call(capsys, "calibrate", *wrong, "--bands", 0, "--max-batch-size", 0)
+    check(
+        refused,
+        "--epsilon -3 is not between 0.001 and 500; --delta 2 is not between 0 and 1; --steps 0 is not between 1",
+        "--sample-rate 1.5 is not a probability",
+        "--max-batch-size need --public-dataset-size",
+        "--max-batch-size 0 is below 1",
+        "--projection 9:4 is not RANK:WIDTH",
+        "--bands 0 is not between 1 and 256",
+        "--bands does not go with --max-batch-size",
+        "--bands does not go with --projection",
+        "Fix: choose an epsilon of about 1 to 10; choose a delta below 1",
+    )
+    assert "Input should" not in refused.err
+    sizes = ["--expected-batch-size", 64, "--public-dataset-size", 20]
+    more = ["--epsilon", "nan", "--delta", 0.1, "--steps", 4_000_000_000]
+    check(
+        call(capsys, "calibrate", *more, *sizes),
+        "--epsilon nan is not between",
+        "--delta 0.1 is not below 1/N = 0.05",
+        "--steps 4000000000 is not between 1 and 1000000",
+        "--expected-batch-size 64 is not between 0 and the number of units",
+    )
+    words = ["--epsilon", "much", "--delta", "little", "--steps", 4.5, "--sample-rate", "x"]
+    check(
+        call(capsys, "calibrate", *words),
+        "--epsilon 'much' is not a number; --delta 'little' is not a number; --steps '4.5' is not a whole number",
+        "--sample-rate 'x' is not a number",
+    )
+
+
+def test_wrong_values_are_told_before_slow_imports() -> None:
+    """An answer in a second."""
+    program = (
+        "import sys; from privlora.cli import main\n"
+        "code = main('calibrate --epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --bands 0'.split())\n"
+        "print(code, sorted({'torch', 'transformers', 'scipy.stats'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "2 []\n"
+    assert "--bands 0 is not between 1 and 256" in ended.stderr
 
 
 def test_projections_reach_the_accountant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import types
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call
+from cli_cases import call, check
 from rich.console import Console
 
-from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+from privlora.methods import CHOICES, METHODS, SPACES, VOTE_METHODS
 from privlora.training.loop import Interrupted
 
+DOCS = Path(__file__).parents[2]
 ROWS = {**METHODS, **VOTE_METHODS}
 
 
@@ -31,6 +33,53 @@ def test_every_row_of_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -
     listed = found["methods"]
     assert [row["name"] for row in listed] == list(ROWS)
     assert [row["private"] for row in listed] == [row.private for row in ROWS.values()]
+
+
+@pytest.mark.parametrize("name", [*ROWS, *CHOICES])
+def test_one_row_is_shown_with_its_settings_and_pages(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = call(capsys, "methods", name).out
+    found = call(capsys, "methods", name, "--json").json
+    row = ROWS.get(name) or CHOICES[name]
+    assert shown.startswith(f"{name}: {row.summary}\n")
+    assert (found["name"], found["reference"]) == (name, row.reference)
+    for link in found["docs"]:
+        assert link in shown
+        page, _, section = link.partition("#")
+        headings = [
+            line.lstrip("# ") for line in (DOCS / page).read_text().splitlines() if line.startswith("#")
+        ]
+        anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in headings}
+        assert not section or section in anchors, link
+    if name in CHOICES:
+        assert found["rows"] == list(CHOICES[name].rows)
+        return
+    row = ROWS[name]
+    assert found["needs_public_data"] == (row.public_texts is not None) == ("PUBLIC texts" in shown)
+    assert f"  space       {row.space}: {row.coordinates.described}\n" in shown
+    assert ("  private     NO" in shown) == (not row.private)
+    assert list(found["optimizers"]) == list(row.optimizers)
+    for optimizer, settings in found["optimizers"].items():
+        for setting, value in row.optimizer_settings(optimizer, {}).items():
+            assert settings[setting]["default"] == value
+            assert settings[setting]["meaning"]
+            first = optimizer == row.optimizer
+            assert (
+                f"    method.{setting}  default {value:g}\n" if first else f"{setting} {value:g}"
+            ) in shown
+    assert f"{row.learning_rate:g}" in shown
+    # All that may be set of an optimizer, also what is chosen before each step where it is left out.
+    kind = SPACES[row.space].optimizers[row.optimizer]
+    all_of_it = found["optimizers"][row.optimizer]
+    assert set(all_of_it) == {*kind.settings, *kind.space_settings}
+    assert shown.count("default chosen before each step") == [s["default"] for s in all_of_it.values()].count(
+        None
+    )
+
+
+def test_a_row_that_there_is_not_leads_to_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    check(call(capsys, "methods", "prsm"), "unknown method 'prsm'", "did you mean 'prism'?")
+    check(call(capsys, "methods", "DP_AdamW", "--json"), "did you mean 'dp-adamw'?")
+    check(call(capsys, "methods", "mezo"), "dp-zo")
 
 
 def test_a_report_is_written_again(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 import torch
 from cli_cases import call, refuses, run_settings, write_config, write_records
+from rich.console import Console
 from scipy.stats import binom
 from transformers import AutoModelForCausalLM
 
@@ -376,6 +378,26 @@ def test_one_factor_trains_its_own_numbers_only(
     loaded = AutoModelForCausalLM.from_pretrained(model)
     layers = [m for name, m in loaded.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
     assert memory["trained_numbers"] == sum(3 * m.out_features for m in layers)
+
+
+def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = "run.tokens_per_micro_batch=auto"
+    line = "loading torch, transformers and the model, to take steps on paper for run.tokens_per_micro_batch=auto\n"
+    for more in ([], ["--json"]):
+        assert call(capsys, "plan", config, auto, *more).err == line
+        assert call(capsys, "plan", config, *more).err == ""
+    # A model that is not here is not loaded.
+    assert call(capsys, "plan", config, auto, "model.name=no-such-org/no-such-model").err == ""
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        "privlora.cli.console.err", lambda: Console(file=shown, force_terminal=True, width=200)
+    )
+    assert call(capsys, "plan", config, auto).code == 0
+    assert "loading torch and transformers" in shown.getvalue()
+    assert "taking steps on paper, to tell their memory" in shown.getvalue()
+    assert line.strip() not in shown.getvalue()
 
 
 def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

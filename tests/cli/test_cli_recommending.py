@@ -67,6 +67,46 @@ def test_it_advises_larger_batches_and_writes_a_page(
     assert str(tmp_path) not in page
 
 
+@pytest.mark.parametrize(
+    ("file", "more", "said"),
+    [
+        ("none.jsonl", [], "error: --public: there is no file "),
+        (".", [], "is not a file"),
+        ("few.jsonl", [], "error: --public holds 5 records with a token to learn, and 32 are needed"),
+        ("few.jsonl", [], "give more PUBLIC records of the form of the private ones, or leave out --public"),
+        ("records.jsonl", [], "error: --public names "),
+        ("few.jsonl", ["privacy.bands=2"], "error: --public does not go with privacy.bands, since"),
+        ("few.jsonl", ["privacy.bands=2"], "Fix: leave out --public"),
+        ("few.jsonl", ["method.name=adamw"], "error: --public does not go with method 'adamw'"),
+        ("12", [], "error: --public holds 5 records"),
+    ],
+)
+def test_errors_name_what_was_typed(
+    file: str,
+    more: list[str],
+    said: str,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("few.jsonl", "12"):
+        write_records(tmp_path / name, 5)
+    monkeypatch.chdir(tmp_path)
+    refused = call(capsys, "recommend", config, *more, "data.format=jsonl", "--public", file)
+    check(refused, said)
+    assert "--public" in refused.err
+    for setting in ("auto.file", "=auto", "be auto", "of auto"):
+        assert setting not in refused.err
+
+
+def test_a_file_of_the_settings_is_called_what_it_is_there(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = call(capsys, "recommend", config, "method.learning_rate=auto", "auto.file=none.jsonl")
+    check(refused, "error: auto.file: there is no file none.jsonl")
+
+
 def test_public_records_are_rehearsed(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,24 @@ def test_the_promise_names_all_that_it_depends_on(
         assert word in ended.out
 
 
+def test_a_rate_far_from_the_rows_own_is_told_as_a_plan_tells_it(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, run_settings(model, folder, method={"learning_rate": 2e-4}))
+    shown = call(capsys, "plan", config).out.splitlines()
+    (said,) = [line.removeprefix("rate").strip() for line in shown if line.startswith("rate ")]
+    assert said.startswith(
+        "method.learning_rate 0.0002 is 0.0177 times the row's default (0.0113 for prism and 3"
+    )
+    lines = call(capsys, "train", config).err.splitlines()
+    plan = next(at for at, line in enumerate(lines) if line.startswith("plan: "))
+    assert lines[plan + 1] == f"WARNING: {said}"
+    assert sum("is it meant" in line for line in lines) == 1
+    assert "is it meant" not in call(capsys, "resume", folder / "run").err  # it is too late
+    again = call(capsys, "train", config, "method.learning_rate=0.002", f"run.output={folder / 'other'}").err
+    assert "is it meant" not in again
+
+
 def test_the_private_loss_is_shown_only_on_request(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +153,35 @@ def test_resuming_a_finished_run_reports_it_again(
     assert call(capsys, "resume", run).code == 0
     assert ledger.read_bytes() == before
     assert (run / "release" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("left", ["all", "no report"])
+def test_a_finished_run_takes_no_steps_on_paper_either(
+    left: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the micro-batches of steps that there are not, nor for their profile."""
+    config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
+    first = call(capsys, "train", config)
+    assert "steps on paper, for their memory" in first.err
+    run = folder / "run"
+    ledger = (run / "release" / "ledger.jsonl").read_bytes()
+    if left == "no report":  # a crash while the release was written
+        (run / "release" / "privacy_report.json").unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("no step is left")
+
+    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", refuse)
+    monkeypatch.setattr("privlora.profiling.run.peak_of_a_step", refuse)
+    again = call(capsys, "resume", run, "--profile")
+    assert again.code == 0, again.err
+    assert "paper" not in again.err
+    assert "no step was taken, so there is no profile" in again.err
+    assert ("this run is over already" in again.err) == (left == "all")
+    assert (run / "release" / "privacy_report.json").exists()
+    assert (run / "release" / "ledger.jsonl").read_bytes() == ledger
+    kept = (run / "private" / "config.resolved.yaml").read_text()
+    assert "tokens_per_micro_batch: auto" in kept
 
 
 def test_a_run_that_stopped_before_its_first_charge_starts_anew(

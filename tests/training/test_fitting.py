@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import Bench
+from run_cases import Bench, StopAt
 from tiny_models import tiny_llama
 
 import privlora.running
@@ -17,6 +17,7 @@ from privlora.errors import ConfigError
 from privlora.training import fitting
 from privlora.training.fitting import largest_fitting, with_micro_batches
 from privlora.training.footprint import free_bytes
+from privlora.training.loop import Interrupted
 from privlora.training.peak import Peak, Unknown
 
 CPU = torch.device("cpu")
@@ -191,7 +192,8 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
 
     monkeypatch.setattr(privlora.running, "load_data", noted("records", load))
     monkeypatch.setattr(privlora.running, "with_micro_batches", noted("choice", fit))
-    bench.start(tmp_path / "run", run={"tokens_per_micro_batch": "auto"})
+    with pytest.raises(Interrupted):
+        bench.start(tmp_path / "run", run={"tokens_per_micro_batch": "auto"}, observer=StopAt(3))
     assert order == ["choice", "records"]
     kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
     assert "tokens_per_micro_batch: auto\n" in kept
@@ -199,6 +201,10 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
     asked.clear()
     bench.resume(tmp_path / "run")
     assert asked
+    assert order == ["choice", "records"] * 2
+    asked.clear()
+    bench.resume(tmp_path / "run")  # over: there is nothing to cut
+    assert not asked
 
 
 def test_a_container_may_have_less_than_its_machine(tmp_path: Path) -> None:

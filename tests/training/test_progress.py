@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from typing import Any
 
 import pytest
@@ -127,6 +128,47 @@ def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long_
         "gradients of public texts: 150 of 200",
         "gradients of public texts: 200 of 200",
     ]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+@pytest.mark.parametrize("steps", [40, 20_000, 1_000_000])
+def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step, epsilon with its step, learning rate and time left stand on every live line; bar, losses and delta where
+    there is room. 80 columns are a terminal's usual width."""
+    now = [0.0]
+
+    def slow(*_: Any, **__: Any) -> float:
+        now[0] += 1000.0
+        return 12.344
+
+    monkeypatch.setattr(progress, "epsilon", slow)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+    first = steps // 2
+    with RichObserver(console, plan(steps)) as observer:
+        for loss in (3.0, 2.5, 2.25):
+            observer.on_evaluation(0, loss)
+        for step in range(first, first + 3):
+            observer.on_step(StepReport(step, steps, 2.5e-4, 3.5))
+        observer.on_public_work("writing public texts", 38, 200)
+        observer.on_private_loss(first + 3, 1.25)
+        observer.on_step(StepReport(first + 3, steps, 2.5e-4, 3.5))
+        observer.on_public_work("writing public texts", 38, 200)
+    assert isinstance(console.file, io.StringIO)
+    shown = re.sub("\x1b\\[[0-9?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n").splitlines()
+    lines = [line for line in shown if "step " in line and "/" in line and "held-out" not in line]
+    assert lines.pop() == lines[-1]  # as it is taken away
+    assert all(len(line) <= width for line in shown if "held-out" not in line)
+    for line, step in zip(lines, [first, first + 1, first + 2, first + 2, first + 3, first + 3], strict=True):
+        assert f"step {step}/{steps}  ε 12.35" in line
+        if step > first:  # an epsilon of an earlier step names it
+            assert re.search(rf"ε 12\.35 (at|after step) {first}\b", line)
+        assert "  lr 0.00025  3.5 s/step  ETA " in line
+        assert f"ETA {progress.clock(3.5 * (steps - step))}" in line
+    for said in ("PRIVATE training loss 1.2500", "38 of 200"):
+        assert any(said in line for line in shown)
+    if width == 160:
+        assert all("━" in line and "loss █" in line and "(δ 1e-05)" in line for line in lines[:3])
 
 
 def test_a_terminal_shows_public_work_beside_the_last_step() -> None:

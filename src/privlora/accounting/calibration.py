@@ -54,7 +54,7 @@ Phases = Sequence[tuple[Sampling, int]]
 # Below the smallest, epsilon is in the hundreds and means nothing; above the largest, no signal would be left. The
 # smallest is multiplied by the root of the share of a gradient's energy that a projection keeps.
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
-_SMALLEST_TARGET = 1e-3  # the accountant's grid resolves nothing smaller
+SMALLEST_EPSILON = 1e-3  # the accountant's grid resolves nothing smaller
 _FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
 _AGREEMENT = 1e-4  # of the target, between our own sums and dp_accounting's
 # In delta, for each release: by how much dp_accounting may round, and what that is nothing beside.
@@ -166,9 +166,9 @@ def calibrate_noise_multiplier(
             raise PrivacyError(
                 f"steps={count!r} is not a positive integer", fix="give the exact number of steps"
             )
-    if not _SMALLEST_TARGET <= target_epsilon <= LARGEST_EPSILON:
+    if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
         raise PrivacyError(
-            f"target_epsilon={target_epsilon} is not between {_SMALLEST_TARGET:g} and {LARGEST_EPSILON:g}",
+            f"target_epsilon={target_epsilon} is not between {SMALLEST_EPSILON:g} and {LARGEST_EPSILON:g}",
             fix="choose about 1 to 10",
         )
     if not 1e-7 <= tolerance <= 0.1:

@@ -66,8 +66,9 @@ _LINEAR = ("sgd", "lora-fa")
 @dataclass(frozen=True)
 class ViewAudit:
     """attacker: in words. view: what it sees. epsilon_lower: with the audit's confidence, epsilon is at least this.
-    epsilon_most: the largest that it could have been with so many guesses, had all been right. statistic: which one
-    gave it. scores: of judged trials without and with the canary, for pictures."""
+    epsilon_most: the largest that it could have been, by any statistic, had all guesses been right; most_judged: how
+    many guesses that statistic makes. statistic: which one gave epsilon_lower, with correct of judged guesses. scores:
+    of judged trials without and with the canary, for pictures."""
 
     attacker: str
     view: str
@@ -76,6 +77,7 @@ class ViewAudit:
     statistic: str
     correct: int
     judged: int
+    most_judged: int
     scores: tuple[Floats, Floats]
 
 
@@ -107,8 +109,17 @@ class FederationAudit:
     def epsilon_most(self) -> float | None:
         """The largest epsilon_lower that so many guesses could have shown, had all been right; None where they could
         have refuted the claim."""
-        most = max(view.epsilon_most for view in self.views)
+        most = self._most.epsilon_most
         return most if most < self.epsilon_claimed else None
+
+    @property
+    def most_judged(self) -> int:
+        """Rounds that are guessed by the statistic of epsilon_most."""
+        return self._most.most_judged
+
+    @property
+    def _most(self) -> ViewAudit:
+        return max(self.views, key=lambda view: view.epsilon_most)
 
     @property
     def violated(self) -> bool:
@@ -364,7 +375,7 @@ def _judge(
         errors = judged_errors(absent, present, pilot, threshold=threshold)
         shared = 1 - (1 - confidence) * _STATISTICS[name]
         bound, most = (bound_of(event, releases, each, delta, shared) for each in (errors, errors.if_none()))
-        judged = (absent[pilot:], present[pilot:])
+        judged, guesses = (absent[pilot:], present[pilot:]), errors.absent + errors.present
         found.append(
             ViewAudit(
                 stage.attackers[view],
@@ -373,12 +384,14 @@ def _judge(
                 most,
                 name,
                 errors.correct,
-                errors.absent + errors.present,
+                guesses,
+                guesses,
                 judged,
             )
         )
     best = max(found, key=lambda audit: audit.epsilon_lower)
-    return replace(best, epsilon_most=max(audit.epsilon_most for audit in found))
+    able = max(found, key=lambda audit: audit.epsilon_most)
+    return replace(best, epsilon_most=able.epsilon_most, most_judged=able.judged)
 
 
 def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:

@@ -70,5 +70,9 @@ def _verdict(audit: FederationAudit) -> str:
     bound = f"at {audit.confidence:.0%} confidence its ε is at least {number(audit.epsilon_lower)}"
     if audit.violated:
         return f"The canary refutes the claimed {claimed} of a round: {bound}. Do not run this federation."
-    most = at_most(audit.epsilon_most, f"{audit.strongest.judged} rounds")
-    return f"The canary agrees with the claimed {claimed} of a round: {bound}.{most}"
+    return f"The canary agrees with the claimed {claimed} of a round: {bound}. {at_most_of_rounds(audit)}".rstrip()
+
+
+def at_most_of_rounds(audit: FederationAudit) -> str:
+    """``at_most`` of guesses about rounds."""
+    return at_most(audit.epsilon_most, audit.epsilon_lower, f"{audit.most_judged} rounds")

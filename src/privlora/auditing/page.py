@@ -341,15 +341,38 @@ _NOTES_OF_TEXTS = (
 )
 
 
-def at_most(most: float | None, judged: str) -> str:
-    """A sentence of a verdict: what so few guesses could have shown. judged: on how many what. Empty for None, where
-    they could have refuted the claim."""
+def at_most(most: float | None, bound: float, judged: str) -> str:
+    """A sentence of pages and commands: what so few guesses could have shown. Empty for None, where they could have
+    refuted the claim.
+
+    bound: epsilon_lower, which signals may have raised above what guesses show. judged: on how many what.
+    """
     if most is None:
         return ""
+    signals = "; the bound is that of the signals" if bound > most else ""
     return (
-        f" Guesses on {judged} could show no more than ε ≥ {rounded_up(most)}, had all been right: by them "
-        "alone the claim could not be refuted."
+        f"Guesses on {judged} could show no more than ε ≥ {rounded_up(most)}, had all been right: by them alone the "
+        f"claim could not be refuted{signals}."
     )
+
+
+def at_most_of_finished(audit: FinishedAudit) -> str:
+    """``at_most`` of guesses about members; empty without any."""
+    if audit.membership is None:
+        return ""
+    after = audit.membership[1]
+    records = 2 * min(after.result.members, after.result.non_members)
+    return at_most(audit.epsilon_most, after.epsilon_lower, f"{records} records")
+
+
+def at_most_of_canaries(audit: OneRunAudit | TextAudit) -> str:
+    """``at_most`` of guesses about canaries."""
+    return at_most(audit.epsilon_most, audit.epsilon_lower, f"{audit.canaries} canaries")
+
+
+def at_most_of_shadows(audit: ShadowAudit) -> str:
+    """``at_most`` of guesses about adapters."""
+    return at_most(audit.epsilon_most, audit.epsilon_lower, f"{audit.judged} adapters")
 
 
 def _verdict_of_run(audit: FinishedAudit) -> str:
@@ -363,8 +386,7 @@ def _verdict_of_run(audit: FinishedAudit) -> str:
     claimed = f"the claimed {rounded_up(audit.epsilon)} (δ = {number(audit.delta)})"
     if audit.violated:
         return f"The attack refutes {claimed}: {bound}."
-    records = 2 * min(after.result.members, after.result.non_members)
-    return f"Within {claimed}: {bound}.{at_most(audit.epsilon_most, f'{records} records')}"
+    return f"Within {claimed}: {bound}. {at_most_of_finished(audit)}".rstrip()
 
 
 def _verdict_of_secrets(before: Leakage, after: Leakage) -> str:
@@ -386,8 +408,7 @@ def _verdict_of_canaries(audit: OneRunAudit) -> str:
         return (
             f"The canaries refute the claimed {claimed}: {bound}. Do not publish runs of this configuration."
         )
-    most = at_most(audit.epsilon_most, f"{audit.canaries} canaries")
-    return f"The canaries agree with the claimed {claimed}: {bound}.{most}"
+    return f"The canaries agree with the claimed {claimed}: {bound}. {at_most_of_canaries(audit)}".rstrip()
 
 
 def _verdict_of_texts(audit: TextAudit) -> str:
@@ -397,8 +418,7 @@ def _verdict_of_texts(audit: TextAudit) -> str:
     claimed = f"ε = {rounded_up(audit.epsilon_claimed)} (δ = {number(audit.delta)})"
     if audit.violated:
         return f"The texts refute the claimed {claimed}: {bound}. Do not publish texts of this configuration."
-    most = at_most(audit.epsilon_most, f"{audit.canaries} canaries")
-    return f"The texts agree with the claimed {claimed}: {bound}.{most}"
+    return f"The texts agree with the claimed {claimed}: {bound}. {at_most_of_canaries(audit)}".rstrip()
 
 
 def _verdict_of_shadows(audit: ShadowAudit) -> str:
@@ -410,8 +430,7 @@ def _verdict_of_shadows(audit: ShadowAudit) -> str:
         return (
             f"The canary refutes the claimed {claimed}: {bound}. Do not publish runs of this configuration."
         )
-    most = at_most(audit.epsilon_most, f"{audit.judged} adapters")
-    return f"The canary agrees with the claimed {claimed}: {bound}.{most}"
+    return f"The canary agrees with the claimed {claimed}: {bound}. {at_most_of_shadows(audit)}".rstrip()
 
 
 def _tables(audit: FinishedAudit) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:

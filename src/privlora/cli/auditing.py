@@ -167,7 +167,7 @@ def _finished(
         _refuse_folder_of_a_federation(target)
     with quiet_libraries():
         from privlora.auditing.finished_run import audit_finished
-        from privlora.auditing.page import write_finished
+        from privlora.auditing.page import at_most_of_finished, write_finished
 
         console = err()
         with stoppable("nothing was written; an audit keeps no state, so run the command again"):
@@ -185,12 +185,13 @@ def _finished(
     if as_json:
         emit({**content, "page": str(page), "series": str(series)})
         return
-    for line in _lines(content):
+    for line in _lines(content, at_most_of_finished(found)):
         out().print(line)
     close(page)
 
 
-def _lines(content: dict[str, Any]) -> Iterator[str]:
+def _lines(content: dict[str, Any], most: str) -> Iterator[str]:
+    """most: what guesses could have shown, if that is to be said."""
     if content["secrets"] is not None:
         for stage, x in content["secrets"].items():
             yield (
@@ -210,9 +211,8 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
         if claimed is None
         else f"claimed: epsilon {claimed:.4f}, delta {content['delta']:g}"
     )
-    if content["epsilon_most"] is not None:
-        guesses = content["membership"]["after"]["guesses"]
-        yield at_most(content["epsilon_most"], f"{guesses} guesses about members")
+    if most:
+        yield note(most)
     if content["violated"]:
         yield "VIOLATED: the attack shows more than the run claims"
 
@@ -234,7 +234,7 @@ def _one_run(
         from privlora.accounting import read_ledger
         from privlora.auditing.canary_run import audit_run, read_state
         from privlora.auditing.exposure import exposure_of_scores
-        from privlora.auditing.page import bits_of, write_one_run
+        from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
         from privlora.training.assembly import plan_privacy
         from privlora.training.files import RunFolder
         from privlora.training.progress import RichObserver
@@ -278,8 +278,8 @@ def _one_run(
     if found.epsilon_signals is not None:
         out().print(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
     out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
-    if found.epsilon_most is not None:
-        out().print(at_most(found.epsilon_most, f"guesses on {found.canaries} canaries"))
+    if most := at_most_of_canaries(found):
+        out().print(note(most))
     out().print(
         f"exposure:    {exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
     )
@@ -300,7 +300,7 @@ def _shadows(
     settings = _settings(config, overrides, output, "shadows")
     folder = Path(settings.run.output)
     with quiet_libraries():
-        from privlora.auditing.page import write_shadows
+        from privlora.auditing.page import at_most_of_shadows, write_shadows
         from privlora.auditing.shadows import audit_shadows
         from privlora.training.files import RunFolder
 
@@ -330,8 +330,8 @@ def _shadows(
     out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
     out().print(f"AUC:         {area.value:.3f} ({area.low:.3f} to {area.high:.3f})")
     out().print(f"guesses:     {found.correct} right of {found.judged}")
-    if found.epsilon_most is not None:
-        out().print(at_most(found.epsilon_most, f"guesses on {found.judged} adapters"))
+    if most := at_most_of_shadows(found):
+        out().print(note(most))
     if found.violated:
         out().print("VIOLATED: the configuration leaks more than it claims")
     close(page)
@@ -348,7 +348,7 @@ def _federation(
 ) -> None:
     with quiet_libraries():
         from privlora.auditing.federation import audit_federation
-        from privlora.auditing.federation_page import write_federation
+        from privlora.auditing.federation_page import at_most_of_rounds, write_federation
         from privlora.auditing.page import PAGE
         from privlora.training.files import RunFolder
 
@@ -380,8 +380,8 @@ def _federation(
         f"guesses:     of {2 * found.trials} rounds, half of them with the canary; {taught} taught the attack, and "
         "are not guessed"
     )
-    if found.epsilon_most is not None:
-        out().print(at_most(found.epsilon_most, f"guesses on {found.strongest.judged} rounds"))
+    if most := at_most_of_rounds(found):
+        out().print(note(most))
     out().print(
         "VIOLATED: the federation leaks more than it claims"
         if found.violated
@@ -434,9 +434,9 @@ def stoppable(words: str) -> Iterator[None]:
         raise Stopped(words) from None
 
 
-def at_most(most: float, guesses: str) -> str:
-    """What so few guesses could have shown, which is less than the claim."""
-    return f"at most:     epsilon {most:.4f} could be shown by {guesses}, all of them right: less than is claimed"
+def note(most: str) -> str:
+    """On the screen, the sentence that the page has of what guesses could have shown."""
+    return f"note:        {most}"
 
 
 def close(page: Path) -> None:

@@ -47,19 +47,21 @@ def accounting(steps: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def saying(what: str) -> Iterator[None]:
-    """Says on a terminal what takes seconds."""
+def saying(what: str, *, elsewhere: str | None = None) -> Iterator[None]:
+    """Says on a terminal what takes seconds. elsewhere: a line for logs and pipes, of what takes longer."""
     console = err()
     if not console.is_terminal:
+        if elsewhere is not None:
+            console.print(elsewhere)
         yield
         return
     with console.status(what):
         yield
 
 
-def loading() -> contextlib.AbstractContextManager[None]:
-    """Says on a terminal that torch and transformers are being imported, which takes seconds."""
-    return saying("loading torch and transformers")
+def loading(*, elsewhere: str | None = None) -> contextlib.AbstractContextManager[None]:
+    """Says on a terminal that torch and transformers are being imported, which takes seconds. elsewhere: as there."""
+    return saying("loading torch and transformers", elsewhere=elsewhere)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,11 +17,23 @@ from privlora.cli.training import Stopped
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 
+if TYPE_CHECKING:
+    from privlora.methods import Choice, Method
 
-def methods(as_json: JsonOption = False) -> None:
-    """Print the table of methods."""
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[ROW]", help="One row, with what its settings mean.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the table of methods, or one row of it."""
     with loading():  # no model is needed, and so no transformers
-        from privlora.methods import CHOICES, METHODS, RATE_STEPS, VOTE_METHODS
+        from privlora.methods import CHOICES, METHODS, RATE_STEPS, VOTE_METHODS, find_row
+    if name is not None:
+        _one_method(CHOICES[name] if name in CHOICES else find_row(name), as_json)
+        return
     rows = [*METHODS.values(), *VOTE_METHODS.values()]
     if as_json:
         emit(
@@ -53,6 +65,19 @@ def methods(as_json: JsonOption = False) -> None:
             f"  rows        {', '.join(choice.rows)}\n"
             f"  reference   {choice.reference}",
         )
+
+
+def _one_method(row: Method | Choice, as_json: bool) -> None:
+    """All of one row: for whoever has read its name, and is about to write its settings."""
+    from privlora.cli.method_page import facts_of_choice, facts_of_row, lines
+    from privlora.methods import Choice
+
+    facts = facts_of_choice(row) if isinstance(row, Choice) else facts_of_row(row)
+    if as_json:
+        emit(facts)
+        return
+    for line in lines(facts):
+        out().print(line)
 
 
 def report(

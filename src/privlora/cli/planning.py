@@ -13,7 +13,7 @@ import typer
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.accounting import facts_of_bands, words_of_bands
-from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries, saying
+from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from privlora.methods import Hyperparameters, Method
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
-_FAR, _ROUNDING = 10, 1e-9  # from the row's own learning rate, as a factor
 _REPLACE_ONE: Adjacency = "replace-one"
+_TRIED = (
+    "loading torch, transformers and the model, to take steps on paper for run.tokens_per_micro_batch=auto"
+)
 
 
 def plan(
@@ -60,13 +62,15 @@ def plan(
     missing = _missing_records(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
+    tried = settings.run.tokens_per_micro_batch == "auto" and Path(settings.model.name).expanduser().is_dir()
     with quiet_libraries():
-        from privlora.cli.memory import as_planned, estimate_memory, with_peak
-        from privlora.methods import CHOICES, find_row
-        from privlora.rehearsals.choosing import rows_of_choice
-        from privlora.rehearsals.settling import refuse_unrehearsed
-        from privlora.reporting.limits import not_protected
-        from privlora.training.assembly import plan_privacy, refuse_misfits
+        with loading(elsewhere=_TRIED if tried else None):
+            from privlora.cli.memory import as_planned, estimate_memory, with_peak
+            from privlora.methods import CHOICES, far_rate, find_row
+            from privlora.rehearsals.choosing import rows_of_choice
+            from privlora.rehearsals.settling import refuse_unrehearsed
+            from privlora.reporting.limits import not_protected
+            from privlora.training.assembly import plan_privacy, refuse_misfits
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
@@ -105,6 +109,7 @@ def plan(
             advice = advise_on(asked, planned)
     content = {
         **_facts(settings, hyper, planned),
+        "far_rate": far_rate(asked),
         **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
         "cost": cost,
         "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
@@ -156,7 +161,8 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
     with quiet_libraries():
-        from privlora.cli.federation_plan import plan_federation
+        with loading():
+            from privlora.cli.federation_plan import plan_federation
 
         with accounting(settings.privacy.steps):
             content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
@@ -229,7 +235,6 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "releases": find_row(settings.method.name).called,
         "hyperparameters": hyper.to_dict(),
         "default_rate": default,
-        "times_default_rate": hyper.learning_rate / default,
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,
@@ -343,11 +348,10 @@ def _show(
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
-    times = content["times_default_rate"]
     if "rows" not in content and content["hyperparameters"]["relative_rate"]:
         rows.append(("rate", in_size_of_weights(content["default_rate"])))
-    if "rows" not in content and max(times, 1 / times) > _FAR * (1 - _ROUNDING):
-        rows.append(("rate", f"method.learning_rate is {times:.3g} times the row's default: is it meant?"))
+    if content["far_rate"] is not None:
+        rows.append(("rate", content["far_rate"]))
     if content["rehearsed"]:
         names = " and ".join(content["rehearsed"])
         words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, loading, out, phased, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, PrivloraError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +41,17 @@ def recommend(
 ) -> None:
     """What more passes, and other epsilons, would bring to a run: its noise, and its loss on public records. Reads no
     private record."""
+    with _as_typed(public):
+        _recommend(config, overrides, public, page, as_json)
+
+
+def _recommend(
+    config: Path, overrides: list[str] | None, public: Path | None, page: Path | None, as_json: bool
+) -> None:
     more = []
     if public is not None:
-        more = ["method.learning_rate=auto", f"auto.file={public}"]
+        # JSON's quotes are YAML's: a file may be called 12.
+        more = ["method.learning_rate=auto", f"auto.file={json.dumps(str(public))}"]
     settings = load_settings(config, [*(overrides or ()), *more])
     settings.refuse_a_federation()
     if page is not None and page.is_dir():
@@ -71,6 +83,33 @@ def recommend(
     _show(found, settings)
     if page is not None:
         out().print(f"page: {page}")
+
+
+_TYPED: Final = (
+    (r"^.*: (?=auto\.file|[\w ]*learning_rate=auto)", ""),  # the file of settings, which says nothing of it
+    (r"auto\.file", "--public"),
+    (r"(\w+ and )?learning_rate=auto", "--public"),
+    (r"(\w+ and )?learning_rate cannot be auto", "--public does not go"),
+    (r"give a number, or leave it out", "leave out --public"),
+    (r"give a number, or a row", "leave out --public, or take a row"),
+    (r"or a number in the place of auto", "or leave out --public"),
+)
+"""What errors say of the settings that --public stands for, and what the user typed."""
+
+
+@contextmanager
+def _as_typed(public: Path | None) -> Iterator[None]:
+    """Inside, errors speak of --public where that was given."""
+    try:
+        yield
+    except PrivloraError as error:
+        if public is None:
+            raise
+        words = [error.what, error.why or "", error.fix or ""]
+        for setting, typed in _TYPED:
+            words = [re.sub(setting, typed, text) for text in words]
+        what, why, fix = words
+        raise type(error)(what, why=why or None, fix=fix or None) from None
 
 
 def _show(found: Recommendation, settings: Settings) -> None:

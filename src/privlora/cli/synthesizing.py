@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privlora.cli.auditing import at_most, close, stoppable
+from privlora.cli.auditing import close, note, stoppable
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
 from privlora.cli.training import (
     WRITING,
@@ -126,7 +126,7 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
         }
     )
     with quiet_libraries():
-        from privlora.auditing.page import write_texts_audit
+        from privlora.auditing.page import at_most_of_canaries, write_texts_audit
         from privlora.auditing.released_texts import audit_texts, settings_of_audit
         from privlora.training.assembly import plan_privacy
         from privlora.training.progress import RichObserver
@@ -154,12 +154,13 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
     if as_json:
         emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
         return
-    for line in _lines(found):
+    for line in _lines(found, at_most_of_canaries(found)):
         out().print(line)
     close(page)
 
 
-def _lines(found: TextAudit) -> Iterator[str]:
+def _lines(found: TextAudit, most: str) -> Iterator[str]:
+    """most: what guesses could have shown, if that is to be said."""
     inside, outside = found.included, found.canaries - found.included
     claimed = found.epsilon_claimed
     yield (
@@ -178,7 +179,7 @@ def _lines(found: TextAudit) -> Iterator[str]:
         f"were not, in {found.texts} texts"
     )
     yield f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries"
-    if found.epsilon_most is not None:
-        yield at_most(found.epsilon_most, f"guesses on {found.canaries} canaries")
+    if most:
+        yield note(most)
     if claimed is not None:
         yield "VIOLATED: the texts leak more than the run claims" if found.violated else "within the claim"

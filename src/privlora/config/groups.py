@@ -21,7 +21,7 @@ from privlora.data.tasks import TASKS
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, named, nearest
 from privlora.names import in_full
-from privlora.ranges import BATCHES, CLIP_NORMS, NOISE_MULTIPLIERS
+from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
 
@@ -504,7 +504,7 @@ class PrivacySettings(Group):
     """Largest number of a user's records in one step; with more, a random part of them is used."""
     max_batch_size: int | None = Field(default=None, ge=1)
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
-    bands: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = 1
+    bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | Literal["auto"] = 1
     """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it, and batches are drawn from as
     many classes of units in turn (DP-BandMF). auto: as many as leave least noise in the sums of steps. Noise of
     bands - 1 steps is kept, in float64."""

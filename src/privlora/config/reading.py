@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -16,8 +16,9 @@ from privlora.config.base import group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import PrivacySettings, QuantizationSettings, Settings
+from privlora.config.method_names import known, unknown_method
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here, plain
-from privlora.errors import ConfigError, named, nearest
+from privlora.errors import ConfigError, in_one, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 # A Python caller may have put records where these name files, so what they hold is never shown.
@@ -89,8 +90,31 @@ def settings_from(
         merged[group] = dict(values) if isinstance(values, Mapping) else values
     for override in overrides:
         _apply(merged, override)
-    _refuse_unknown(merged, source)
-    return checked(Settings, merged, source)
+    unknown = _unknown_in(merged, source)
+    if not unknown:
+        try:
+            return Settings(**merged)
+        except ValidationError as error:
+            missing, method = _missing_in(error, merged), _wrong_method(merged)
+            if missing is None or not method:
+                raise _readable(error, source, merged) from None
+            raise in_one([missing.of(source), *method]) from None
+    wrong = [_unknown_names({_called(place): fix for place, fix in unknown.items()}, source)]
+    rest: dict[str, Any] = {
+        group: {key: v for key, v in values.items() if (group, key) not in unknown}
+        if isinstance(values, Mapping)
+        else values
+        for group, values in merged.items()
+        if (group,) not in unknown
+    }
+    try:
+        Settings(**rest)
+    except ValidationError as error:
+        # What an unknown name was meant to be is told with that name.
+        meant = " ".join(fix for fix in unknown.values() if not fix.startswith("known: "))
+        missing = _missing_in(error, merged, besides=set(re.findall(r"\w+", meant)))
+        wrong += [] if missing is None else [missing]
+    raise in_one([*wrong, *_wrong_method(merged)])
 
 
 def _refuse_other_than_settings(path: Path) -> None:
@@ -137,13 +161,40 @@ def _apply(merged: dict[str, Any], override: str) -> None:
     section[name] = parsed
 
 
-def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError for names of groups and settings that nothing is called here, all in one."""
-    groups, unknown = Settings.model_fields, dict[str, str]()
+def _wrong_method(merged: Mapping[str, Any]) -> list[ConfigError]:
+    """What `methods.find_row` would say of method.name, beside what else is wrong."""
+    method = merged.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else None
+    if not isinstance(name, str) or name in known():
+        return []
+    alone = unknown_method(name)
+    return [ConfigError(alone.what, fix=f"method.name: {alone.fix}")]
+
+
+def _missing_in(
+    error: ValidationError, values: Mapping[str, Any], besides: Collection[str] = ()
+) -> ConfigError | None:
+    """What is missing, without the source; None where something else is wrong. besides: names that are told already."""
+    errors = error.errors()
+    lacking = [place for place in _lacking(errors, errors[0], values) if place[-1] not in besides]
+    return _missing(lacking, "", federated=values.get("federation") is not None) if lacking else None
+
+
+def _called(place: tuple[object, ...]) -> str:
+    """An unknown group or setting, as errors call it."""
+    if len(place) == 1:
+        return f"group {named(place[0])}"
+    return f"setting {named(f'{place[0]}.{place[1]}', longest=80)}"
+
+
+def _unknown_in(merged: Mapping[str, Any], source: str) -> dict[tuple[object, ...], str]:
+    """Groups and settings, as (group, ) and (group, name), that nothing is called here, and how each is mended. Raises
+    ConfigError for groups that are none."""
+    groups, unknown = Settings.model_fields, dict[tuple[object, ...], str]()
     for group, values in merged.items():
         if group not in groups:
             fix = NO_GROUPS.get(str(group)) or _group_here(group, values, merged) or nearest(group, groups)
-            unknown[f"group {named(group)}"] = fix
+            unknown[(group,)] = fix
             continue
         annotation = groups[group].annotation
         kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
@@ -160,9 +211,8 @@ def _refuse_unknown(merged: Mapping[str, Any], source: str) -> None:
         for key in values:
             if key not in kind.model_fields:
                 fix = called_here(group, key, values[key], merged) or _homes(key) or _near(group, key, kind)
-                unknown[f"setting {named(f'{group}.{key}', longest=80)}"] = fix
-    if unknown:
-        raise _unknown_names(unknown, source)
+                unknown[(group, key)] = fix
+    return unknown
 
 
 _SHOWN: Final = 8
@@ -289,7 +339,8 @@ def _missing(places: list[tuple[int | str, ...]], source: str, *, federated: boo
     added = [f"{_place(place[:-1])}." * (apart and len(place) > 1) + _to_add(place) for place in places]
     told = ", and ".join(added)
     return ConfigError(
-        f"{source}: {names} missing", fix=f"add {told.replace(' steps,', '') if federated else told}"
+        f"{source}: {names} missing".removeprefix(": "),
+        fix=f"add {told.replace(' steps,', '') if federated else told}",
     )
 
 

@@ -51,7 +51,7 @@ class RichObserver:
         self._plan = plan
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._private_loss: float | None = None
-        self._step_line = Text()  # of the last step; on a terminal public work is shown beside it
+        self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds: float | None = None
@@ -74,17 +74,23 @@ class RichObserver:
         before = report.seconds if self._seconds is None else self._seconds
         self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * report.seconds
         if self._live.is_started:
-            line = self._line(report, self._seconds, exact=report.step in (1, report.steps))
+            spent = self._spending(report, exact=report.step in (1, report.steps))
+            line = self._line(report, self._seconds, spent)
             if report.step == report.steps:
-                self._console.print(line)
-            line = self._drawn(report).append_text(line)
-            self._step_line = line
-            self._live.update(line, refresh=True)
+                self._console.print(self._with_private_loss(line))
+            bar, losses = self._bar(report), self._losses_drawn()
+            short = self._line(report, self._seconds, spent, short=True)
+            fullest = (bar, losses, line) if losses else (bar, line)
+            self._layouts = [
+                Text("  ").join(parts) for parts in (fullest, (bar, line), (bar, short), (short,))
+            ]
+            self._live.update(self._fitting(), refresh=True)
             return
         every = self._every or max(1, report.steps // _LINES)
         late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         if report.step == 1 or report.step % every == 0 or report.step == report.steps or late:
-            self._console.print(self._line(report, self._seconds, exact=True))
+            line = self._line(report, self._seconds, self._spending(report, exact=True))
+            self._console.print(self._with_private_loss(line))
             self._printed_at = time.monotonic()
 
     def on_evaluation(self, step: int, loss: float) -> None:
@@ -100,8 +106,7 @@ class RichObserver:
         """Show how far writing public texts and the like is: beside the step's line, or now and then in a log."""
         shown = Text(f"{what}: {done} of {total}")
         if self._live.is_started:
-            line = Text("  ").join([self._step_line, shown]) if self._step_line else shown
-            self._live.update(self._step_line if done == total else line, refresh=True)
+            self._live.update(self._fitting() if done == total else self._fitting(shown), refresh=True)
             return
         late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         ends = done == total and what in self._unfinished
@@ -119,32 +124,62 @@ class RichObserver:
         """Show how many texts of a release are written."""
         self.on_public_work("texts to release", done, total)
 
-    def _line(self, report: StepReport, seconds: float, *, exact: bool) -> Text:
+    def _spending(self, report: StepReport, *, exact: bool) -> tuple[int, float] | None:
+        """As ``_epsilon``; None where nothing is promised."""
+        if self._plan is None or self._plan.insecure_noise:
+            return None
+        return self._epsilon(self._plan, report.step, exact=exact)
+
+    def _line(
+        self, report: StepReport, seconds: float, spent: tuple[int, float] | None, *, short: bool = False
+    ) -> Text:
+        """Step, epsilon, learning rate and time left. short: in fewer words, without delta, which the plan says."""
         word = "round" if report.learning_rate is None else "step"
         line = Text(f"{word} {report.step}/{report.steps}")
-        if self._plan is not None and not self._plan.insecure_noise:
-            step, spent = self._epsilon(self._plan, report.step, exact=exact)
-            after = "" if step == report.step else f" after {word} {step}"
-            line.append(
-                f"  ε {math.ceil(spent * 100) / 100:.2f}{after} (δ {self._plan.delta:g})", style="bold"
+        if self._plan is not None and spent is not None:
+            after = (
+                "" if spent[0] == report.step else f" at {spent[0]}" if short else f" after {word} {spent[0]}"
             )
+            delta = "" if short else f" (δ {self._plan.delta:g})"
+            line.append(f"  ε {math.ceil(spent[1] * 100) / 100:.2f}{after}{delta}", style="bold")
         else:
             line.append("  NOT PRIVATE", style="bold red")
         rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
         line.append(rate)
         if self._timed:
             line.append(f"  {seconds:.2g} s/{word}  ETA {clock(seconds * (report.steps - report.step))}")
-        if self._private_loss is not None:
-            line.append(f"  PRIVATE training loss {self._private_loss:.4f}", style="magenta")
         return line
 
-    def _drawn(self, report: StepReport) -> Text:
-        """A bar of what is done, and how the held-out loss went; on a terminal alone."""
+    def _with_private_loss(self, line: Text) -> Text:
+        found = self._private_part()
+        return line if found is None else Text("  ").join([line, found])
+
+    def _private_part(self) -> Text | None:
+        if self._private_loss is None:
+            return None
+        return Text(f"PRIVATE training loss {self._private_loss:.4f}", style="magenta")
+
+    def _fitting(self, *more: Text) -> Text:
+        """The fullest layout of the last step's line that the terminal is wide enough for, so that nothing of it is
+        cut. more: shown beside it, or below where there is no room."""
+        beside = [part for part in (self._private_part(), *more) if part is not None]
+        if not self._layouts:
+            return Text("  ").join(beside)
+        for layout in self._layouts:
+            line = Text("  ").join([layout, *beside])
+            if line.cell_len <= self._console.width:
+                return line
+        fits = [each for each in self._layouts if each.cell_len <= self._console.width]
+        return Text("\n").join([(fits or self._layouts[-1:])[0], *beside])
+
+    def _bar(self, report: StepReport) -> Text:
+        """What is done; on a terminal alone."""
         full = _BAR * report.step // report.steps
-        drawn = Text("━" * full, style="green").append("─" * (_BAR - full), style="dim")
-        if len(self._losses) > 1:
-            drawn.append(f"  loss {spark(self._losses)} {self._losses[-1]:.3f}")
-        return drawn.append("  ")
+        return Text("━" * full, style="green").append("─" * (_BAR - full), style="dim")
+
+    def _losses_drawn(self) -> Text:
+        """How the held-out loss went; nothing before it was taken twice."""
+        return Text(f"loss {spark(self._losses)} {self._losses[-1]:.3f}" if len(self._losses) > 1 else "")
 
     def _epsilon(self, plan: Plan, step: int, *, exact: bool) -> tuple[int, float]:
         """(step, PLD epsilon after it): of this step if ``exact``, else of one for which it could be afforded."""

@@ -1,0 +1,139 @@
+"""One row of the table of methods, as ``privlora methods ROW`` shows it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from privlora.config import MethodSettings
+from privlora.config.reference import meanings
+from privlora.methods import RATE_STEPS, Choice, Method, uses_lora_alpha
+
+_WIDTH: Final = 100
+_TEXTS: Final = {
+    None: "none",
+    "fixed": "PUBLIC texts (the group synthesis), which stay as they are",
+    "evolving": "PUBLIC texts (the group synthesis), which evolve from step to step",
+}
+
+
+def facts_of_row(row: Method) -> dict[str, Any]:
+    """JSON-ready: what it is, all that may be set of it with its default and meaning, and where to read on."""
+    said = meanings(MethodSettings)
+    of_run = {
+        "learning_rate": row.learning_rate,
+        "schedule": row.schedule,
+        "warmup_fraction": row.warmup_fraction,
+        "averaging": row.averaging,
+        "clipping": row.clipping if row.private and row.releases == "gradients" else "none",
+    }
+    own = {
+        optimizer: {
+            name: {"default": value, "meaning": said[name]}
+            for name, value in _of_optimizer(row, optimizer).items()
+        }
+        for optimizer in row.optimizers
+    }
+    return {
+        "name": row.name,
+        "summary": row.summary,
+        "private": row.private,
+        "releases": row.called,
+        "space": row.space,
+        "described": row.coordinates.described,
+        "public_data": _TEXTS[row.public_texts],
+        "needs_public_data": row.public_texts is not None,
+        "start": row.init,
+        "defaults": of_run,
+        "rate_steps": RATE_STEPS if row.rate_falls else None,
+        "clippings": list(row.clippings),
+        "optimizers": own,
+        "reference": row.reference,
+        "docs": _docs_of_row(row),
+    }
+
+
+def _of_optimizer(row: Method, optimizer: str) -> dict[str, float | None]:
+    """Its settings in such a row; None for those that hold_out chooses before each step."""
+    complete = row.optimizer_settings(optimizer, {})
+    every = row.optimizer_settings(optimizer, {"hold_out": 0.0}) if complete.get("hold_out") else complete
+    return {name: complete.get(name) for name in every}
+
+
+def facts_of_choice(choice: Choice) -> dict[str, Any]:
+    """As ``facts_of_row``, of a name that stands for several."""
+    return {
+        "name": choice.name,
+        "summary": choice.summary,
+        "rows": list(choice.rows),
+        "public_data": "PUBLIC texts (the group synthesis), on which the row is chosen",
+        "needs_public_data": True,
+        "clipping": dict(choice.clipping),
+        "reference": choice.reference,
+        "docs": ["docs/few-records.md"],
+    }
+
+
+def _docs_of_row(row: Method) -> list[str]:
+    """Pages and sections that speak of it."""
+    page = "docs/methods.md"
+    if row.releases == "votes":
+        return ["docs/popri.md" if row.tunes_writer else "docs/synthesis.md", "docs/settings.md#method"]
+    if row.public_texts is not None:
+        found = [f"{page}#methods-that-lean-on-public-texts", "docs/few-records.md"]
+    elif row.coordinates.forward_only:
+        found = [f"{page}#without-gradients-dp-zo"]
+    elif row.coordinates.dense:
+        found = [f"{page}#dense-updates-through-random-projections", "docs/projection.md"]
+    elif row.name == "prism":
+        found = [f"{page}#prism-as-built-here"]
+    else:  # a row of somebody's own may move no factors
+        found = [f"{page}#the-baselines-as-built-here" if uses_lora_alpha(row.name) else page]
+    return [*found, "docs/settings.md#method"]
+
+
+def lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The facts of a row or a choice, for a terminal."""
+    yield f"{facts['name']}: {facts['summary']}"
+    if "rows" in facts:
+        yield _row("rows", f"{', '.join(facts['rows'])}; `privlora methods ROW` shows one")
+    else:
+        yield _row("private", "yes" if facts["private"] else "NO")
+        yield _row("releases", facts["releases"])
+        yield _row("space", f"{facts['space']}: {facts['described']}")
+    yield _row("public data", facts["public_data"])
+    if "rows" not in facts:
+        yield from _settings(facts)
+    yield _row("reference", facts["reference"])
+    yield _row("read", ", ".join(facts["docs"]))
+
+
+def _settings(facts: Mapping[str, Any]) -> Iterator[str]:
+    given, steps = facts["defaults"], facts["rate_steps"]
+    falls = "" if steps is None else f" in {steps} steps (falls with their root)"
+    yield _row("start", f"{facts['start']} (adapter.init)")
+    yield _row(
+        "rate", f"{given['learning_rate']:g}{falls}, {given['schedule']} (method.learning_rate, schedule)"
+    )
+    yield _row("warm-up", f"{given['warmup_fraction']:.0%} of the steps (method.warmup_steps)")
+    yield _row("averaging", f"{given['averaging']:g} (method.averaging)")
+    if given["clipping"] != "none":
+        yield _row("clipping", f"{given['clipping']}, of {', '.join(facts['clippings'])} (method.clipping)")
+    default, *others = facts["optimizers"]
+    yield _row("optimizer", f"{default}, the default (method.optimizer)")
+    for name, setting in facts["optimizers"][default].items():
+        yield f"    method.{name}  default {_value(setting)}"
+        yield textwrap.fill(setting["meaning"], _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    for optimizer in others:
+        settings = facts["optimizers"][optimizer].items()
+        yield _row("or", f"{optimizer}, with {', '.join(f'{name} {_value(s)}' for name, s in settings)}")
+
+
+def _value(setting: Mapping[str, Any]) -> str:
+    default = setting["default"]
+    return "chosen before each step" if default is None else f"{default:g}"
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<12}{text}"
