@@ -63,7 +63,9 @@ from privlora.optimizers import (
 RATE_STEPS = 24
 """Of the runs in which default learning rates were measured."""
 
-RELATIVE_IN_WORDS = "in the size of the frozen weights: the share of each frozen matrix's norm by which one step's noise moves it"
+RELATIVE_IN_WORDS = (
+    "in the size of the frozen weights: the share of a matrix's norm by which one step's noise moves it"
+)
 """What a learning rate is in, with method.relative_rate."""
 
 
@@ -145,8 +147,8 @@ class Method:
     nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
     they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
     after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
-    texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default is in
-    the size of the frozen weights instead: relative_learning_rate, or learning_rate over the usual unit of the space.
+    texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default
+    is in the size of the frozen weights instead: relative_learning_rate, or learning_rate over the space's usual unit.
     revision: raised when defaults change, so that no study
     takes runs with the old ones for runs with the new.
     """
