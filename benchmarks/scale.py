@@ -156,7 +156,7 @@ def _load(folder: Path, tokenizer_name: str) -> dict[str, float]:
                 "model": {"name": tokenizer_name},
                 "data": {**places, **form, **keeps, "max_length": 128},
                 "privacy": {"target_epsilon": 3.0, **sizes},
-                "method": {"name": "prism"},
+                "method": {"name": "prism", "relative_rate": False},
             }
         )
         data = load_data(settings, tokenizer, **({"cache": folder / f"{name}.cache"} if keeps else {}))

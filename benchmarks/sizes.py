@@ -124,7 +124,11 @@ class Runs:
                     "public_dataset_size": units,
                     "clip_norm": row.get("clip_norm", 1),
                 },
-                "method": {"name": "prism", "learning_rate": row.get("rate", "auto")},
+                "method": {
+                    "name": "prism",
+                    "learning_rate": row.get("rate", "auto"),
+                    "relative_rate": row.get("relative", False),
+                },
                 **({} if "rate" in row else {"auto": {"file": str(self.data / f"{row['public']}.jsonl")}}),
             }
         )

@@ -101,7 +101,7 @@ def test_what_means_the_same_is_taken_over() -> None:
     found = groups_of(given, privacy, "dp-adamw")
     assert found.output == "runs/x"
     assert found.privacy == {**privacy, "expected_batch_size": 8.0, "steps": 4}
-    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.1, "beta1": 0.8}
+    optimizer = {"learning_rate": 1e-3, "relative_rate": False, "weight_decay": 0.1, "beta1": 0.8}
     assert found.method == {"name": "dp-adamw", **optimizer, "schedule": "cosine", "warmup_steps": 2}
     assert found.run == {
         "seed": 7,
@@ -111,6 +111,15 @@ def test_what_means_the_same_is_taken_over() -> None:
         "evaluate_every": 2,
     }
     assert found.loading == {"device": "cpu"}
+
+
+def test_a_rate_from_elsewhere_is_in_entries_unless_the_method_says_otherwise() -> None:
+    for given in (arguments(learning_rate=1e-3), PrivateConfig(max_steps=4, learning_rate=1e-3)):
+        assert groups_of(given, PROMISE, None).method == {"learning_rate": 1e-3, "relative_rate": False}
+        own = {"name": "prism", "relative_rate": True}
+        assert groups_of(given, PROMISE, own).method == {**own, "learning_rate": 1e-3}
+    own = {"name": "prism", "learning_rate": 0.02}
+    assert groups_of(arguments(), PROMISE, own).method == own
 
 
 def test_defaults_of_others_count_as_not_given() -> None:

@@ -80,7 +80,7 @@ def _settings(name: str, target: float, output: Path) -> Settings:
                 "expected_batch_size": BATCH,
                 "public_dataset_size": RECORDS,
             },
-            "method": {"name": name},
+            "method": {"name": name, "relative_rate": False},
             "run": {"output": str(output)},
         },
         source="one_run",

@@ -116,7 +116,7 @@ def _settings(
             "data": {"path": "(in memory)", "max_length": TOKENS},
             "adapter": {"r": RANK, "target_modules": TARGETS[modules]},
             "privacy": {**chosen, **privacy},
-            "method": {"name": name},
+            "method": {"name": name, "relative_rate": False},
             "run": {"output": "(nowhere)"},
         },
         source="shadows",

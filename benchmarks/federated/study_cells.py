@@ -176,7 +176,7 @@ def settings_of(cell: Cell, assets: Path, folder: Path) -> Settings:
             "public_dataset_size": task.records,
             "clip_norm": task.clip_norm,
         },
-        "method": {"learning_rate": cell.rate or 1e-3, **row.method},
+        "method": {"learning_rate": cell.rate or 1e-3, "relative_rate": False, **row.method},
         "run": {"output": str(folder), "seed": cell.seed},
         "federation": {
             "clients": CLIENTS,

@@ -277,7 +277,12 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
             "expected_batch_size": (1.0 if row.votes else RATE) * cell.records,
             "public_dataset_size": cell.records,
         },
-        "method": {"name": row.name, "learning_rate": cell.rate or 1e-3, **method},
+        "method": {
+            "name": row.name,
+            "learning_rate": cell.rate or 1e-3,
+            "relative_rate": False,
+            **method,
+        },
         "run": {"output": str(folder), "seed": cell.seed},
     }
     if row.votes or METHODS[row.name].public_texts:
@@ -300,7 +305,7 @@ def settings_of_choice(cell: Cell, model: Path, folder: Path, public: Path) -> S
     """Of a run that chooses its row and its rate on ``public`` texts."""
     plain = replace(cell, row="span-prism, rehearsed", rate=0.0, seed=0)
     content = settings_of(plain, model, folder, public).model_dump(exclude_defaults=True)
-    content["method"] = {"name": "auto"}
+    content["method"] = {"name": "auto", "relative_rate": False}
     return settings_from(content)
 
 

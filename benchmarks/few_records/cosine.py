@@ -144,7 +144,7 @@ def settings_of(row: Row, model: Path, public: Path) -> Settings:
                 "expected_batch_size": RATE * RECORDS,
                 "public_dataset_size": RECORDS,
             },
-            "method": {"name": row.method, "learning_rate": 2e-3, **row.settings},
+            "method": {"name": row.method, "learning_rate": 2e-3, "relative_rate": False, **row.settings},
             "run": {"output": "unused"},
         }
     )

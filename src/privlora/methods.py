@@ -63,6 +63,11 @@ from privlora.optimizers import (
 RATE_STEPS = 24
 """Of the runs in which default learning rates were measured."""
 
+RELATIVE_IN_WORDS = (
+    "in the size of the frozen weights: the share of a matrix's norm by which one step's noise moves it"
+)
+"""What a learning rate is in, with method.relative_rate."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -142,7 +147,9 @@ class Method:
     nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
     they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
     after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
-    texts, which then is the one that is trained, by trl. revision: raised when defaults change, so that no study
+    texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default
+    is in the size of the frozen weights instead: relative_learning_rate, or learning_rate over the space's usual unit.
+    revision: raised when defaults change, so that no study
     takes runs with the old ones for runs with the new.
     """
 
@@ -153,6 +160,8 @@ class Method:
     optimizers: tuple[str, ...]
     private: bool = True
     learning_rate: float = 3e-3
+    relative_rate: bool = False
+    relative_learning_rate: float | None = None
     init: str = "random"
     schedule: str = "constant"
     warmup_fraction: float = 0.0
@@ -190,11 +199,11 @@ class Method:
         return self.private and self.public_texts is None and self.releases == "gradients"
 
     def is_relative(self, asked: bool | None) -> bool:
-        """Whether a run's learning rate is in the size of the frozen weights: as asked (method.relative_rate), else no.
+        """Whether a run's learning rate is in the size of the frozen weights: as asked, else as the row has it.
 
         Raises ConfigError where the row's modules have no unit of their own.
         """
-        relative = bool(asked)
+        relative = self.relative_rate if asked is None else asked
         if relative and SPACES[self.space].weight_unit is None:
             raise ConfigError(
                 f"method.relative_rate=true cannot be used with method {self.name!r}",
@@ -205,18 +214,17 @@ class Method:
             )
         return relative
 
-    def rate_of(self, steps: int, *, private: bool = True, relative: bool = False) -> float:
+    def rate_of(self, steps: int, *, private: bool = True, relative: bool | None = None) -> float:
         """The default learning rate of a run of so many steps, to three digits.
 
-        relative: as a share of the frozen weights' norms; else in entries, in which rows have theirs.
+        relative: as a share of the frozen weights' norms, or in entries; None: as the row has it.
         """
-        rate, unit = self.learning_rate, SPACES[self.space].weight_unit
-        falls = private and self.rate_falls
-        if not (falls or relative):
-            return rate
-        if relative:
+        rate = self.learning_rate
+        if self.is_relative(relative):
+            unit = SPACES[self.space].weight_unit
             assert unit is not None
-            rate /= unit
+            rate = self.relative_learning_rate or rate / unit
+        falls = private and self.rate_falls
         return float(f"{rate * math.sqrt(RATE_STEPS / steps) if falls else rate:.3g}")
 
     @property
@@ -369,6 +377,8 @@ METHODS: dict[str, Method] = {
             space="tangent",
             optimizers=("rank", "scalar", "sgd", "paper"),
             learning_rate=4e-3,
+            relative_rate=True,
+            relative_learning_rate=0.02,
             init="w0-subspace",
             clipping="spectral",
             settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
@@ -696,12 +706,12 @@ def build(
     settings: Mapping[str, float] | None = None,
     dtype: torch.dtype = torch.float32,
     subspaces: Subspaces | None = None,
-    relative_rate: bool | None = None,
+    relative_rate: bool = False,
 ) -> tuple[Coordinates, Optimizer]:
     """The coordinates and the optimizer of a row on an adapter; ``None`` takes the row's default.
 
     settings: of the optimizer, by name. subspaces: where init=public-gradient starts. relative_rate: whether the rates
-    that its steps are given are in the size of the frozen weights.
+    that its steps are given are in the size of the frozen weights; else in entries, whatever the row's default is in.
     Raises ConfigError for an optimizer or a setting that the row does not have.
     """
     relative = method.is_relative(relative_rate)

@@ -287,7 +287,7 @@ def test_a_rule_that_does_not_know_units_is_not_given_any(monkeypatch: pytest.Mo
         Bench(("factors", "adamw"))
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in WITHOUT])
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in WITHOUT and name != "prism"])
 def test_a_default_is_converted_with_the_usual_unit(name: str) -> None:
     row = ROWS[name]
     unit = SPACES[row.space].weight_unit
@@ -368,14 +368,50 @@ def test_a_run_keeps_its_unit(name: str, tmp_path: Path) -> None:
     ) in method_table(report)
 
 
-@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize(
+    ("name", "asked", "kept"),
+    [
+        ("dp-adamw", None, False),
+        ("dp-adamw", True, True),
+        ("prism", None, True),
+        ("prism", False, False),
+    ],
+)
 def test_what_the_rate_is_in_is_written_down_even_where_it_was_not_asked_for(
-    asked: bool | None, tmp_path: Path, quick_reports: None
+    name: str, asked: bool | None, kept: bool, tmp_path: Path, quick_reports: None
 ) -> None:
     """A version with other defaults would otherwise go on in another unit."""
-    begun(tmp_path / "run", {"name": "dp-adamw"} | ({} if asked is None else {"relative_rate": asked}))
-    kept = yaml.safe_load((tmp_path / "run/private/config.resolved.yaml").read_text(encoding="utf-8"))
-    assert kept["method"]["relative_rate"] is bool(asked)
+    begun(tmp_path / "run", {"name": name} | ({} if asked is None else {"relative_rate": asked}))
+    found = yaml.safe_load((tmp_path / "run/private/config.resolved.yaml").read_text(encoding="utf-8"))
+    assert found["method"]["relative_rate"] is kept
+
+
+def test_a_run_that_was_begun_before_there_was_a_unit_is_resumed_in_entries_at_the_rate_it_had(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Stop):
+        begun(tmp_path / "run", {"name": "prism", "relative_rate": False}, StopAfterTwo())
+    path = tmp_path / "run/private/config.resolved.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert content["method"]["learning_rate"] is None
+    del content["method"]["relative_rate"]
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    result = resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+    report = json.loads((result.release / "privacy_report.json").read_text(encoding="utf-8"))
+    old = METHODS["prism"].rate_of(4, relative=False)
+    assert (report["method"]["relative_rate"], report["method"]["learning_rate"]) == (False, old)
+    assert old == pytest.approx(4e-3 * 6**0.5, rel=2e-3)
+
+
+def test_which_rows_have_their_rate_in_the_size_of_the_weights() -> None:
+    assert [name for name, row in ROWS.items() if row.relative_rate] == ["prism"]
+    found = METHODS["prism"].resolve(MethodSettings(), None, 24)
+    assert (found.relative_rate, found.learning_rate) == (True, 0.02)
+    assert METHODS["prism"].resolve(MethodSettings(), None, 96).learning_rate == 0.01
+    old = METHODS["prism"].resolve(MethodSettings(relative_rate=False), None, 24)
+    assert (old.relative_rate, old.learning_rate) == (False, 4e-3)
+    # What a loop of one's own gives its steps is in entries unless it says otherwise.
+    assert build(METHODS["prism"], LowRankAdapter(tiny_model(), rank=2))[1].weight_units is None
 
 
 def test_a_run_of_a_version_that_knew_no_unit_was_in_entries(tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ def test_a_warm_start_is_the_one_that_was_rehearsed(
     warm = settings(file, method={"learning_rate": None}, synthesis={"warm_start_epochs": 1})
     found = choose(warm, 1.5, model, tiny_tokenizer()).settings
     assert found.synthesis is not None
-    assert found.synthesis.warm_start_learning_rate == find_row("prism").learning_rate
+    assert found.synthesis.warm_start_learning_rate == find_row("prism").relative_learning_rate
     assert found.synthesis.rehearsal_texts == 400  # read by auto alone
     assert found.method.learning_rate == find_row("prism").rate_of(warm.privacy.steps)
 
@@ -382,6 +382,22 @@ def test_the_noise_does_not_depend_on_the_choice(file: Path) -> None:
     assert not any(event.projections for plan in plans for event, _ in plan.phases)
     assert plans[0].phases == plans[1].phases
     assert [plan.method for plan in plans] == list(CHOICES["auto"].rows)
+
+
+def test_one_rate_for_several_rows_is_in_entries_and_the_rows_own_are_as_they_have_them(file: Path) -> None:
+    def units(**more: Any) -> list[bool]:
+        rows = rows_of_choice(settings(file, **more))
+        return [
+            find_row(row.method.name).resolve(row.method, None, row.privacy.steps).relative_rate
+            for row in rows
+        ]
+
+    assert units(method={"learning_rate": 0.02}) == [False] * 3
+    assert units(method={"learning_rate": None}) == [True, False, False]
+    warm = {"warm_start_epochs": 1, "warm_start_learning_rate": 0.01}
+    assert units(method={"learning_rate": None}, synthesis=warm) == [False] * 3
+    with pytest.raises(ConfigError, match=r"may take guided-prism.*relative_rate=true"):
+        units(method={"learning_rate": None, "relative_rate": True})
 
 
 def test_all_rows_bring_every_record_to_one_norm(file: Path) -> None:

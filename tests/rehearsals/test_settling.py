@@ -169,10 +169,12 @@ def test_whoever_does_not_rehearse_refuses(public: Path) -> None:
 def test_default_rates_fall_with_the_root_of_the_steps_where_noise_is_added() -> None:
     for row in METHODS.values():
         falls = row.private and not row.public_texts
-        assert row.rate_of(RATE_STEPS) == row.learning_rate
+        own = row.relative_learning_rate if row.relative_rate else row.learning_rate
+        assert row.rate_of(RATE_STEPS) == own
+        assert row.rate_of(RATE_STEPS, relative=False) == row.learning_rate
         ratio = row.rate_of(RATE_STEPS) / row.rate_of(16 * RATE_STEPS)
         assert ratio == pytest.approx(4.0 if falls else 1.0, rel=1e-2)
-        assert row.rate_of(96, private=False) == row.learning_rate
+        assert row.rate_of(96, private=False) == own
     assert find_row("aug-pe").rate_of(96) == find_row("aug-pe").learning_rate
 
 

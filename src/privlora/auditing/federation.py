@@ -273,7 +273,7 @@ def _contributions(
         ]
         name, optimizer = linear[0] if linear else (row.name, row.optimizer)
         changes = {"name": name, "optimizer": optimizer, "clipping": method.clipping or row.clipping}
-        method = method.model_copy(update={"learning_rate": 0.1, **changes})
+        method = method.model_copy(update={"learning_rate": 0.1, "relative_rate": False, **changes})
     quiet = quiet.model_copy(update={"privacy": privacy, "method": method})
     place = Workplace(quiet, *workplace.loaded[:2])
     worlds = worlds_of(quiet, stage, folder, place)

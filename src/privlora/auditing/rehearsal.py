@@ -172,7 +172,7 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     del content["privacy"]["steps"]
     content["method"] |= {"schedule": "constant", "warmup_steps": 0, "averaging": 0.0}
     if federation.privacy_model == "client":  # an update that is longer than C for certain
-        content["method"]["learning_rate"] = privacy.clip_norm
+        content["method"] |= {"learning_rate": privacy.clip_norm, "relative_rate": False}
     return settings_from(content, source="the audit's settings")
 
 

@@ -45,16 +45,17 @@ def methods(
         return
     for row in rows:
         optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
-        own = row.optimizer_settings(row.optimizer, {})
+        own, rate = row.optimizer_settings(row.optimizer, {}), row.rate_of(RATE_STEPS)
         settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
         falls = f" in {RATE_STEPS} steps (falls with their root)" if row.rate_falls else ""
+        falls += ", in the size of the frozen weights" if row.relative_rate else ""
         out().print(
             f"{row.name}: {row.summary}\n"
             f"  private     {'yes' if row.private else 'NO'}\n"
             f"  releases    {row.releases}\n"
             f"  space       {row.space}\n"
             f"  optimizers  {optimizers}\n"
-            f"  defaults    start {row.init}, learning_rate {row.learning_rate:g}{falls}, schedule {row.schedule}, "
+            f"  defaults    start {row.init}, learning_rate {rate:g}{falls}, schedule {row.schedule}, "
             f"warm-up {row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
             f"  settings    {settings}\n"
             f"  reference   {row.reference}",

@@ -270,10 +270,9 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
 
 def in_size_of_weights(default: float) -> str:
     """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
-    return (
-        "in the size of the frozen weights: the share of each frozen matrix's norm by which one step's noise moves it; "
-        f"the row's default is {default:.3g}"
-    )
+    from privlora.methods import RELATIVE_IN_WORDS
+
+    return f"{RELATIVE_IN_WORDS}; the row's default is {default:.3g}"
 
 
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:

@@ -652,7 +652,7 @@ class MethodSettings(Group):
     relative_rate: bool | None = None
     """Whether learning_rate is in the size of the frozen weights: the share of each frozen matrix's norm by which the
     noise of one step moves it, so that one rate serves models of other widths and weight scales. Else it is in entries:
-    about how far noise moves each number. Epsilon is the same. Null: false."""
+    about how far noise moves each number. Epsilon is the same. Null: the row's own; prism's is true."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)

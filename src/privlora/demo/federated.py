@@ -161,7 +161,7 @@ def _settings(output: Path, privacy: dict[str, Any], **groups: Any) -> Settings:
             "model": {"name": str(model_path()), "dtype": "float32"},
             "data": {"path": "(generated)", "max_length": 96},
             "privacy": privacy,
-            "method": {"name": "prism", "learning_rate": _RATE},
+            "method": {"name": "prism", "learning_rate": _RATE, "relative_rate": False},
             "run": {
                 "output": str(output),
                 "label": "generated notes of five clinics",

@@ -160,7 +160,7 @@ def _settings(output: Path, method: str, public: Path, sizes: Sizes) -> Settings
                 "expected_batch_size": sizes.batch,
                 "steps": sizes.steps,
             },
-            "method": {"name": method, "learning_rate": _RATES[method]},
+            "method": {"name": method, "learning_rate": _RATES[method], "relative_rate": False},
             "synthesis": synthesis,
             "run": {
                 "output": str(output),

@@ -82,6 +82,10 @@ def with_row(
     """
     method = find_method(row)
     updates: dict[str, Any] = {"name": row}
+    warm = None if settings.synthesis is None else settings.synthesis.warm_start_learning_rate
+    if settings.method.name in CHOICES and (settings.method.learning_rate or warm) is not None:
+        # One number for several rows is in what all of them understand.
+        updates["relative_rate"] = settings.method.relative_rate or False
     if learning_rate is not None:
         updates["learning_rate"] = learning_rate
     if clipping is not None and settings.method.clipping is None:

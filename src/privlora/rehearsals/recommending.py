@@ -57,7 +57,8 @@ class Recommendation:
     """by_passes: at the settings' epsilon, divided into steps and batch as ``auto`` does, and the settings' own.
     by_epsilon: at their steps and batch. untrained: the loss of the same public records before; None where nothing was
     rehearsed. public: how many public records stood for private ones. rates: which ones were rehearsed for the
-    settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences."""
+    settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences.
+    relative_rate: whether learning rates are in the size of the frozen weights."""
 
     units: float
     delta: float
@@ -67,6 +68,7 @@ class Recommendation:
     public: int = 0
     rates: Mapping[str, Any] | None = None
     bounds: Sequence[str] = ()
+    relative_rate: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -130,7 +132,10 @@ def recommend(
         rehearsed = {"public": len(texts.records), "untrained": facts.pop("untrained"), "rates": facts}
     assert privacy.delta is not None
     bounds = list(dict.fromkeys(note for note in bounded if note is not None))
-    return Recommendation(privacy.n, privacy.delta, found, epsilons, bounds=bounds, **rehearsed)
+    relative = find_method(settings.method.name).is_relative(settings.method.relative_rate)
+    return Recommendation(
+        privacy.n, privacy.delta, found, epsilons, bounds=bounds, relative_rate=relative, **rehearsed
+    )
 
 
 def _unheard(what: str, done: int, total: int) -> None:

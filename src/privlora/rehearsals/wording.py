@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from privlora.methods import RELATIVE_IN_WORDS
 from privlora.rehearsals.kept import of_rates
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def advice(found: Recommendation) -> list[str]:
             f"{_named(own)}: larger batches, fewer steps."
         )
     lines += found.bounds
+    if found.relative_rate:
+        lines.append(f"Learning rates are {RELATIVE_IN_WORDS}.")
     more = next((size for size in found.by_passes if size.passes >= 1.9 * own.passes), None)
     by_heart = _learnt_by_heart(found)
     if by_heart is not None:

@@ -264,6 +264,11 @@ def _propose_users(draft: Draft, found: Survey, column: str) -> None:
 
 def _method(draft: Draft, numbers: Numbers) -> None:
     draft.put("method.name", "prism", "`privlora methods` lists the others")
+    draft.remark(
+        "method",
+        "Its learning rate follows from the steps and the size of the model's weights (docs/methods.md). A number of",
+        "your own is a share of each weight's norm; with relative_rate: false it is in entries, as AdamW's.",
+    )
     if not numbers.few:
         draft.remark(
             "method",

@@ -208,6 +208,8 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Grou
         )
     _add_batch(found, given, source)
     _add_steps(found, given, source)
+    if given.get("learning_rate") is not None and "learning_rate" not in found.method:
+        found.method.setdefault("relative_rate", False)  # transformers' rates are in entries
     for name in list(given):
         if name in RENAMED:
             group, here = RENAMED[name]
