@@ -13,7 +13,7 @@ import pytest
 from cli_cases import call, check
 from rich.console import Console
 
-from privlora.methods import CHOICES, METHODS, SPACES, VOTE_METHODS
+from privlora.methods import CHOICES, METHODS, RATE_STEPS, SPACES, VOTE_METHODS
 from privlora.training.loop import Interrupted
 
 DOCS = Path(__file__).parents[2]
@@ -66,7 +66,9 @@ def test_one_row_is_shown_with_its_settings_and_pages(name: str, capsys: pytest.
             assert (
                 f"    method.{setting}  default {value:g}\n" if first else f"{setting} {value:g}"
             ) in shown
-    assert f"{row.learning_rate:g}" in shown
+    unit = " of each frozen matrix's norm" if row.relative_rate else ""
+    assert f"  rate        {row.rate_of(RATE_STEPS):g}{unit}" in shown
+    assert ("relative_rate" in shown) == (SPACES[row.space].weight_unit is not None)
     # All that may be set of an optimizer, also what is chosen before each step where it is left out.
     kind = SPACES[row.space].optimizers[row.optimizer]
     all_of_it = found["optimizers"][row.optimizer]

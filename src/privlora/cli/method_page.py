@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from privlora.config import MethodSettings
 from privlora.config.reference import meanings
-from privlora.methods import RATE_STEPS, Choice, Method, uses_lora_alpha
+from privlora.methods import RATE_STEPS, SPACES, Choice, Method, uses_lora_alpha
 
 _WIDTH: Final = 100
 _TEXTS: Final = {
@@ -22,7 +22,8 @@ def facts_of_row(row: Method) -> dict[str, Any]:
     """JSON-ready: what it is, all that may be set of it with its default and meaning, and where to read on."""
     said = meanings(MethodSettings)
     of_run = {
-        "learning_rate": row.learning_rate,
+        "learning_rate": row.rate_of(RATE_STEPS),
+        "relative_rate": row.relative_rate,
         "schedule": row.schedule,
         "warmup_fraction": row.warmup_fraction,
         "averaging": row.averaging,
@@ -46,6 +47,7 @@ def facts_of_row(row: Method) -> dict[str, Any]:
         "needs_public_data": row.public_texts is not None,
         "start": row.init,
         "defaults": of_run,
+        "may_be_relative": SPACES[row.space].weight_unit is not None,
         "rate_steps": RATE_STEPS if row.rate_falls else None,
         "clippings": list(row.clippings),
         "optimizers": own,
@@ -113,9 +115,10 @@ def _settings(facts: Mapping[str, Any]) -> Iterator[str]:
     given, steps = facts["defaults"], facts["rate_steps"]
     falls = "" if steps is None else f" in {steps} steps (falls with their root)"
     yield _row("start", f"{facts['start']} (adapter.init)")
-    yield _row(
-        "rate", f"{given['learning_rate']:g}{falls}, {given['schedule']} (method.learning_rate, schedule)"
-    )
+    unit = " of each frozen matrix's norm" if given["relative_rate"] else ""
+    rate = f"{given['learning_rate']:g}{unit}{falls}, {given['schedule']}"
+    settings = "learning_rate, relative_rate, schedule" if facts["may_be_relative"] else "learning_rate, schedule"
+    yield _row("rate", f"{rate} (method.{settings})")
     yield _row("warm-up", f"{given['warmup_fraction']:.0%} of the steps (method.warmup_steps)")
     yield _row("averaging", f"{given['averaging']:g} (method.averaging)")
     if given["clipping"] != "none":
