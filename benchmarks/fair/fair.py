@@ -31,7 +31,7 @@ FIRST, MORE, TEAMS = range(-2, 4), 3, 5
 SETS = {
     "main": ("prism", "dp-sgd", "dp-sgd + free", "dp-adamw", "dp-adamw + free"),
     "starts": ("dp-sgd + free + start", "dp-adamw + free + start"),
-    "relative": ("prism, relative rates", "dp-sgd + free, relative rates"),
+    "units": ("prism, rates in entries", "dp-sgd + free, relative rates"),
     "averaging": ("prism, longer averaging", "dp-sgd + free, longer averaging"),
     "others": (
         "dp-adambc + free",

@@ -1,6 +1,6 @@
 """The fair table of benchmarks/results/fair.jsonl, as docs/results.md has it.
 
-    python benchmarks/fair/tables.py benchmarks/results/fair.jsonl
+    python benchmarks/fair/tables.py benchmarks/results/fair.jsonl --figures docs/figures
 
 A score is the gain over the untouched model as a share of the best row's on that task, in the mean over tasks. Own
 best: for each task the rate whose loss is least in the mean of the choosing seeds, on their half of the held-out
@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from privlora.pages.figures import ACCENT, MUTED, SECOND, grid, in_style, png
 
 CHOOSING = (100, 101, 102)
 RESAMPLES = 2000
@@ -179,6 +182,38 @@ def tables(found: dict[Group, dict[str, dict[str, Runs]]]) -> Iterator[tuple[str
         yield f"{model}, {steps} steps, ε = {epsilon:g}", "\n".join(lines)
 
 
+@in_style
+def draw(found: dict[Group, dict[str, dict[str, Runs]]]) -> Figure:
+    """A panel for each group: every row's score at its own best rate, with two standard errors, and at its default."""
+    groups = []
+    for group, tasks in sorted(found.items(), key=lambda one: (one[0][0] != "stories260K", -one[0][2])):
+        rows, names = complete(tasks)
+        if len(names) > 1 and len(rows) > 1:
+            groups.append((group, standings({t: tasks[t] for t in names}, rows), len(names)))
+    heights = [len(places) + 1.6 for _, places, _ in groups]
+    figure, panels = grid(
+        len(groups), 1, 10.2, 0.26 * sum(heights), sharex=True, gridspec_kw={"height_ratios": heights}
+    )
+    for axes, ((model, steps, epsilon), places, tasks_of) in zip(panels, groups, strict=True):
+        for y, at in enumerate(places):
+            colour = ACCENT if at.row.startswith("prism") else SECOND
+            axes.errorbar(
+                at.score, y, xerr=2 * at.error, color=colour, marker="o", markersize=5, elinewidth=1.2
+            )
+            axes.plot(at.default, y, marker="o", markersize=5, markerfacecolor="none", color=colour)
+        axes.set_yticks(range(len(places)), [at.row for at in places])
+        axes.set_ylim(len(places) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set_title(
+            f"{model}, {steps} steps, ε = {epsilon:g}, {tasks_of} tasks", loc="left", fontsize=9, color=MUTED
+        )
+    panels[-1].set_xlabel(
+        "share of the best row's gain: filled, at its own best rate (bars: two standard errors of the distance to the "
+        "first);\nhollow, at its default rate"
+    )
+    return figure
+
+
 def complete(tasks: dict[str, dict[str, Runs]]) -> tuple[list[str], list[str]]:
     """Rows and tasks that were run together: as many pairs as there are with nothing missing."""
     every = list(dict.fromkeys(row for of_task in tasks.values() for row in of_task))
@@ -196,8 +231,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", type=Path)
-    for title, table in tables(read(parser.parse_args().path)):
+    parser.add_argument("--figures", type=Path, help="write fair.png into this folder")
+    args = parser.parse_args()
+    found = read(args.path)
+    for title, table in tables(found):
         print(f"\n{title}\n\n{table}")
+    if args.figures is not None:
+        (args.figures / "fair.png").write_bytes(png(draw(found)))
 
 
 if __name__ == "__main__":

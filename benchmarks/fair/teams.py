@@ -50,9 +50,9 @@ class Row:
 ROWS = {
     row.label: row
     for row in (
-        Row("prism", "prism", {}),
-        Row("prism, relative rates", "prism", {}, relative=True),
-        Row("prism, longer averaging", "prism", {"averaging": 0.9}),
+        Row("prism", "prism", {}, relative=True),
+        Row("prism, rates in entries", "prism", {}),
+        Row("prism, longer averaging", "prism", {"averaging": 0.9}, relative=True),
         Row("dp-sgd", "dp-sgd", {}),
         Row("dp-sgd + free", "dp-sgd", FREE),
         Row("dp-sgd + free + start", "dp-sgd", FREE, init="w0-subspace"),
@@ -120,7 +120,7 @@ class Cell:
         row = ROWS[self.row]
         if row.relative:
             return float(RELATIVE * (24 / self.steps) ** 0.5)
-        return find_method(row.method).rate_of(self.steps)
+        return find_method(row.method).rate_of(self.steps, relative=False)
 
 
 class DeviceNoise(NoiseSource):
@@ -221,7 +221,7 @@ class Table:
                     "public_dataset_size": units,
                     "clip_norm": clip,
                 },
-                "method": {"name": row.method, **row.settings},
+                "method": {"name": row.method, "relative_rate": row.relative, **row.settings},
                 "run": {"tokens_per_micro_batch": self.tokens},
             }
         )
@@ -259,11 +259,8 @@ class Table:
             template.adapter.detach()
             owners = torch.arange(count).repeat_interleave(len(train))
             parts = stack_parts(template, count, owners)
-            multiples = [torch.tensor(rates, device=parts.adapter.device).repeat_interleave(len(seeds))]
-            by_group = [
-                (multiples[0][:, None] * self._units(ROWS[cell.row], parts, g)).flatten()
-                for g in range(len(parts.adapter.groups))
-            ]
+            multiples = torch.tensor(rates, device=parts.adapter.device).repeat_interleave(len(seeds))
+            by_group = [multiples.repeat_interleave(len(group.sites)) for group in parts.adapter.groups]
             parts.optimizer = Rated(parts.optimizer, by_group)
             keys = [1000 * seed + 7 * k for k in range(len(rates)) for seed in seeds]
             members = [
@@ -313,19 +310,6 @@ class Table:
         from privlora.evaluation.next_token import record_losses
 
         return record_losses(self.model, held)
-
-    @staticmethod
-    def _units(row: Row, parts: Any, g: int) -> Tensor:
-        """(L,) of one adapter's modules: 1, or ||W|| / sqrt(numbers of a release)."""
-        group = parts.adapter.groups[g]
-        if not row.relative:
-            return torch.ones(len(group.sites), device=parts.adapter.device)
-        rank = parts.adapter.rank
-        numbers = rank * (
-            group.m + group.n - rank if hasattr(parts.coordinates, "points") else group.m + group.n
-        )
-        norms = [float(site.weight.detach().float().norm()) for site in group.sites]
-        return torch.tensor(norms, device=parts.adapter.device) / numbers**0.5
 
 
 def _rounded(t: Tensor) -> list[list[float]]:
