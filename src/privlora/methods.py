@@ -679,9 +679,13 @@ def far_rate(settings: Settings) -> str | None:
     times = rate / default
     if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
         return None
+    far = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
+    unit = " of each frozen matrix's norm" if relative else ""
+    end = "noise would drown what is learnt" if times > 1 else "the run would hardly learn"
     return (
-        f"method.learning_rate {rate:g} is {times:.3g} times the row's default ({default:g} for {row.name} and "
-        f"{privacy.steps} steps): is it meant?"
+        f"method.learning_rate {rate:g} is {far} the row's default ({default:g}{unit} for {row.name} and "
+        f"{privacy.steps} steps): is it meant? Rates of other tools are of other rules, and {end}. Leave it out for "
+        "the default"
     )
 
 

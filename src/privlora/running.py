@@ -190,8 +190,8 @@ def train_and_publish(
 
 
 def _is_over(folder: RunFolder) -> bool:
-    """Whether a run took all of its steps, so that it is only reported again."""
-    return folder.report.exists() or (folder.has_plan and read_ledger(folder.ledger).closed)
+    """Whether a run took all of its steps, so that it is only reported again: by the ledger, where there is one."""
+    return read_ledger(folder.ledger).closed if folder.has_plan else folder.report.exists()
 
 
 @contextmanager

@@ -165,7 +165,7 @@ def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
         "--sample-rate 1.5 is not a probability",
         "--max-batch-size need --public-dataset-size",
         "--max-batch-size 0 is below 1",
-        "--projection 9:4 is not RANK:WIDTH",
+        "--projection '9:4' is not RANK:WIDTH",
         "--bands 0 is not between 1 and 256",
         "--bands does not go with --max-batch-size",
         "--bands does not go with --projection",
@@ -187,6 +187,22 @@ def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
         "--epsilon 'much' is not a number; --delta 'little' is not a number; --steps '4.5' is not a whole number",
         "--sample-rate 'x' is not a number",
     )
+    request = ["--epsilon", 3, "--delta", 1e-5, "--steps", 4, "--sample-rate", 0.1]
+    long = "9" * 5000  # more digits than Python reads
+    check(call(capsys, "calibrate", *request, "--bands", long), "is neither a whole number nor auto")
+    check(call(capsys, "calibrate", *request, "--projection", f"4:{long}"), "is not RANK:WIDTH")
+
+
+@pytest.mark.parametrize(
+    "option", ["--epsilon", "--delta", "--steps", "--sample-rate", "--bands", "--projection"]
+)
+def test_a_sentence_in_the_place_of_a_number_is_not_shown(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"--epsilon": 3, "--delta": 1e-5, "--steps": 4, "--sample-rate": 0.1, option: "Mrs Smith has HIV"}
+    refused = call(capsys, "calibrate", *(word for pair in given.items() for word in pair))
+    check(refused, option, "not shown")
+    assert "Smith" not in refused.err + refused.out
 
 
 def test_wrong_values_are_told_before_slow_imports() -> None:

@@ -649,7 +649,7 @@ def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixt
     [
         ("dp-zo", 3e-3, "30 times the row's default"),
         ("dp-zo", 1e-3, "10 times the row's default"),
-        ("dp-sgd", 4e-4, "0.1 times the row's default"),
+        ("dp-sgd", 4e-4, "1/10 of the row's default"),
         ("dp-sgd", 0.02, None),
         ("dp-zo", None, None),
     ],
@@ -675,5 +675,5 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     assert "the row's default is 0.0144" in " ".join(shown.split())
     shown = call(capsys, "plan", config, *given, "method.learning_rate=0.16").out
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
-    assert "11.1 times the row's default" in lines[1]
+    assert "11.1 times the row's default" in lines[0]
     assert "in the size" not in call(capsys, "plan", config, *given[:2]).out

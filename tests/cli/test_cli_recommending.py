@@ -79,6 +79,7 @@ def test_it_advises_larger_batches_and_writes_a_page(
         ("few.jsonl", ["privacy.bands=2"], "Fix: leave out --public"),
         ("few.jsonl", ["method.name=adamw"], "error: --public does not go with method 'adamw'"),
         ("12", [], "error: --public holds 5 records"),
+        ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 records"),
     ],
 )
 def test_errors_name_what_was_typed(
@@ -90,7 +91,7 @@ def test_errors_name_what_was_typed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("few.jsonl", "12"):
+    for name in ("few.jsonl", "12", "\N{GRINNING FACE}.jsonl"):
         write_records(tmp_path / name, 5)
     monkeypatch.chdir(tmp_path)
     refused = call(capsys, "recommend", config, *more, "data.format=jsonl", "--public", file)

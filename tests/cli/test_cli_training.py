@@ -13,6 +13,8 @@ import pytest
 from cli_cases import call, check, run_settings, write_config, write_records
 
 from privlora.accounting import read_ledger
+from privlora.running import _is_over
+from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver
 
@@ -54,14 +56,14 @@ def test_a_rate_far_from_the_rows_own_is_told_as_a_plan_tells_it(
     shown = call(capsys, "plan", config).out.splitlines()
     (said,) = [line.removeprefix("rate").strip() for line in shown if line.startswith("rate ")]
     assert said.startswith(
-        "method.learning_rate 0.0002 is 0.0177 times the row's default (0.0113 for prism and 3"
+        "method.learning_rate 0.0002 is 1/283 of the row's default (0.0566 of each frozen matrix's norm for prism and 3"
     )
     lines = call(capsys, "train", config).err.splitlines()
     plan = next(at for at, line in enumerate(lines) if line.startswith("plan: "))
     assert lines[plan + 1] == f"WARNING: {said}"
     assert sum("is it meant" in line for line in lines) == 1
     assert "is it meant" not in call(capsys, "resume", folder / "run").err  # it is too late
-    again = call(capsys, "train", config, "method.learning_rate=0.002", f"run.output={folder / 'other'}").err
+    again = call(capsys, "train", config, "method.learning_rate=0.02", f"run.output={folder / 'other'}").err
     assert "is it meant" not in again
 
 
@@ -153,6 +155,34 @@ def test_resuming_a_finished_run_reports_it_again(
     assert call(capsys, "resume", run).code == 0
     assert ledger.read_bytes() == before
     assert (run / "release" / "adapter_model.safetensors").exists()
+
+
+def test_a_report_that_somebody_put_there_makes_no_run_finished(finished: Path, folder: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(finished / "run", folder / "run")))
+    assert _is_over(run)
+    run.report.unlink()
+    assert _is_over(run)
+    lines = run.ledger.read_bytes().splitlines(keepends=True)
+    run.ledger.write_bytes(b"".join(lines[:2]))
+    run.report.write_text("{}")
+    assert not _is_over(run)
+
+
+def test_a_finished_run_without_privacy_takes_no_steps_on_paper_either(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = run_settings(model, folder, run={"tokens_per_micro_batch": "auto"})
+    settings["method"] = {"name": "adamw"}
+    settings["privacy"] = {"private": False, "steps": 2, "expected_batch_size": 4, "public_dataset_size": 40}
+    assert call(capsys, "train", write_config(folder, settings)).code == 0
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("no step is left")
+
+    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", refuse)
+    again = call(capsys, "resume", folder / "run")
+    assert again.code == 0, again.err
+    assert "paper" not in again.err
 
 
 @pytest.mark.parametrize("left", ["all", "no report"])

@@ -414,13 +414,16 @@ def test_which_rows_have_their_rate_in_the_size_of_the_weights() -> None:
     assert build(METHODS["prism"], LowRankAdapter(tiny_model(), rank=2))[1].weight_units is None
 
 
-def test_a_run_of_a_version_that_knew_no_unit_was_in_entries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [{"name": "prism"}, {"name": "prism", "relative_rate": None}, None])
+def test_a_run_of_a_version_that_knew_no_unit_was_in_entries(
+    method: dict[str, Any] | None, tmp_path: Path
+) -> None:
     path = tmp_path / "config.resolved.yaml"
     content = {
         "model": {"name": "m"},
         "data": {"path": "x.jsonl"},
         "privacy": {**STEPS, **PRIVATE},
-        "method": {"name": "prism"},
+        "method": method,
     }
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     settings = kept_settings(path)

@@ -241,10 +241,10 @@ def _wrong_sizes(
 
 def _wrong_projections(given: Sequence[str]) -> Iterator[ConfigError]:
     for text in given:
-        rank, width = _parts(text)
-        if not (rank.isdecimal() and width.isdecimal() and 1 <= int(rank) <= int(width)):
+        rank, width = map(_digits, _parts(text))
+        if rank is None or width is None or not 1 <= rank <= width:
             yield ConfigError(
-                f"--projection {text} is not RANK:WIDTH, two whole numbers from 1 on, the second not the smaller",
+                f"--projection {named(text)} is not RANK:WIDTH, two whole numbers from 1 on, the second no smaller",
                 why="the share of a gradient that a random subspace captures depends on both",
                 fix="give the rank and the width of the layer's input, for example --projection 64:2048",
             )
@@ -256,10 +256,11 @@ def _wrong_bands(
     """rate: q, where it is known and a probability."""
     if bands in (None, "1"):
         return
-    number = int(bands) if bands.isdecimal() else None
+    number = _digits(bands)
     if number is None and bands != "auto":
         yield ConfigError(
-            f"--bands {bands} is neither a whole number nor auto", fix="give --bands 8, or --bands auto"
+            f"--bands {named(bands)} is neither a whole number nor auto",
+            fix="give --bands 8, or --bands auto",
         )
     elif number is not None and not 1 <= number <= MOST_BANDS:
         yield ConfigError(
@@ -293,6 +294,11 @@ def _unread(options: Mapping[str, object], kind: str) -> Iterator[ConfigError]:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float)
+
+
+def _digits(text: str) -> int | None:
+    """What digits stand for; None for anything else, and for more of them than any number here has."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
 def _parts(projection: str) -> tuple[str, str]:

@@ -40,7 +40,7 @@ def facts_of_row(row: Method) -> dict[str, Any]:
         "name": row.name,
         "summary": row.summary,
         "private": row.private,
-        "releases": row.called,
+        "releases": row.releases,
         "space": row.space,
         "described": row.coordinates.described,
         "public_data": _TEXTS[row.public_texts],
@@ -117,7 +117,9 @@ def _settings(facts: Mapping[str, Any]) -> Iterator[str]:
     yield _row("start", f"{facts['start']} (adapter.init)")
     unit = " of each frozen matrix's norm" if given["relative_rate"] else ""
     rate = f"{given['learning_rate']:g}{unit}{falls}, {given['schedule']}"
-    settings = "learning_rate, relative_rate, schedule" if facts["may_be_relative"] else "learning_rate, schedule"
+    settings = (
+        "learning_rate, relative_rate, schedule" if facts["may_be_relative"] else "learning_rate, schedule"
+    )
     yield _row("rate", f"{rate} (method.{settings})")
     yield _row("warm-up", f"{given['warmup_fraction']:.0%} of the steps (method.warmup_steps)")
     yield _row("averaging", f"{given['averaging']:g} (method.averaging)")

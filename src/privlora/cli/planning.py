@@ -347,10 +347,10 @@ def _show(
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
-    if "rows" not in content and content["hyperparameters"]["relative_rate"]:
-        rows.append(("rate", in_size_of_weights(content["default_rate"])))
     if content["far_rate"] is not None:
         rows.append(("rate", content["far_rate"]))
+    elif "rows" not in content and content["hyperparameters"]["relative_rate"]:
+        rows.append(("rate", in_size_of_weights(content["default_rate"])))
     if content["rehearsed"]:
         names = " and ".join(content["rehearsed"])
         words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"

@@ -51,7 +51,7 @@ def _recommend(
     more = []
     if public is not None:
         # JSON's quotes are YAML's: a file may be called 12.
-        more = ["method.learning_rate=auto", f"auto.file={json.dumps(str(public))}"]
+        more = ["method.learning_rate=auto", f"auto.file={json.dumps(str(public), ensure_ascii=False)}"]
     settings = load_settings(config, [*(overrides or ()), *more])
     settings.refuse_a_federation()
     if page is not None and page.is_dir():

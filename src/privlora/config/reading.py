@@ -44,12 +44,13 @@ def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
 def kept_settings(path: str | Path) -> Settings:
     """Those that a run keeps in its folder. Raises ConfigError.
 
-    A file of a version without method.relative_rate is of a run whose rate was in entries, and it stays so.
+    A file of a version without method.relative_rate is of a run whose rate was in entries, and it stays so: what this
+    version writes always says it.
     """
     content = read_yaml(path)
-    method = content.get("method")
-    if isinstance(method, dict):
-        content["method"] = {"relative_rate": False, **method}
+    method = {} if content.get("method") is None else content["method"]
+    if isinstance(method, dict) and method.get("relative_rate") is None:
+        content["method"] = {**method, "relative_rate": False}
     return settings_from(content, source=str(path))
 
 

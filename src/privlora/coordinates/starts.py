@@ -57,7 +57,8 @@ def tangent_start(
     elif init == SPECTRAL_SPLIT:
         points = []
         for g in adapter.groups:
-            u, s, v = _top(g, adapter.rank, seed)
+            # What is taken out of W0 must be the same to the bit in every process, whatever its device.
+            u, s, v = _top(g, adapter.rank, seed, on=torch.device("cpu"))
             points.append(point_from_factors(u * s[:, None, :], v, generator))
             adapter.subtract(g, *factors(points[-1]))
     else:
@@ -156,16 +157,17 @@ def _uniform(group: Group, adapter: LowRankAdapter, generator: torch.Generator) 
     return torch.rand(len(group.sites), group.n, adapter.rank, generator=generator)
 
 
-def _top(group: Group, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Top singular triplets U (L, m, r), S (L, r), V (L, n, r) of the frozen weights.
+def _top(group: Group, rank: int, seed: int, on: torch.device | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Top singular triplets U (L, m, r), S (L, r), V (L, n, r) of the frozen weights, on the CPU.
 
-    By randomised SVD with a public seed, on a generator of its own.
+    By randomised SVD with a public seed, on a generator of its own. on: where it is computed; None: where weights are.
     """
     generator = torch.Generator().manual_seed(seed)
     triplets = []
     for site in group.sites:
         # One layer at a time: of packed weights no more than one is ever unpacked.
         weight = dense_weight(site.name, site.module).float()
+        weight = weight if on is None else weight.to(on)
         found = _randomised_svd(weight, min(rank + 8, site.m, site.n), generator)
         u, s, v = (t.cpu() for t in found)
         triplets.append((u[:, :rank], s[:rank], v[:, :rank]))
