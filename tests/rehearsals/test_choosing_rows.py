@@ -297,7 +297,7 @@ def test_rates_are_sought_as_long_as_that_is_better(
 
 def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def astray(parts: Parts, *_: Any) -> Any:
-        if parts.hyper.learning_rate > 4e-4:  # also at a third of the row's own
+        if parts.hyper.learning_rate > 4e-3:  # also at a third of the row's own
             raise torch.linalg.LinAlgError
         return step(parts, *_)
 
@@ -309,7 +309,7 @@ def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pyte
     noises = [Noise(1.5, chosen.privacy, 12.0)]
     rows = [with_row(chosen, "prism")]
     (found,) = try_rows(rows, noises, texts, model, public, draws=1, told=lambda *_: None)
-    assert found["prism"].learning_rate < 4e-4
+    assert found["prism"].learning_rate < 4e-3
     assert found["prism"].losses.isfinite().all()
 
 
