@@ -131,9 +131,9 @@ def test_auto_chooses_bands_for_the_neighbours_that_are_meant(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("bands", "more", "said"),
     [
-        ("many", [], "--bands many is neither a whole number nor auto"),
+        ("many", [], "--bands 'many' is neither a whole number nor auto"),
         ("0", [], "--bands 0 is not between 1 and 256"),
-        ("-1", [], "--bands -1 is neither a whole number nor auto"),
+        ("-1", [], "--bands '-1' is neither a whole number nor auto"),
         ("9", [], "--bands 9 is above --steps 8"),
         ("300", [], "--bands 300 is not between 1 and 256"),
         ("6", ["--sample-rate", 0.2], "a class has 1/6 of all units"),
