@@ -9,7 +9,7 @@ released.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,16 +238,10 @@ class Table:
             self.records[task] = train.like(train[i] for i in usable), held
         return self.records[task]
 
-    def run(
-        self,
-        cell: Cell,
-        rates: Sequence[float],
-        seeds: Sequence[int],
-        told: Callable[[int], None] | None = None,
-    ) -> dict[str, Any]:
+    def run(self, cell: Cell, rates: Sequence[float], seeds: Sequence[int]) -> dict[str, Any]:
         """Every rate with every seed. before: the untouched model's loss on either half of the held-out records.
         choosing, report: (rates, seeds) mean losses in nats per token on the even and on the odd ones; infinite where
-        training went astray."""
+        training went astray, which a matrix without a decomposition says of the whole team."""
         began = time.perf_counter()
         settings = self.settings(cell)
         train, held = self.load(settings, cell.task)
@@ -272,7 +266,6 @@ class Table:
                 )
                 for k, key in enumerate(keys)
             ]
-            # Rows of a team come in any order of lengths; only their number decides what a micro-batch takes.
             team = Team(
                 parts,
                 tiled(train, count),
@@ -282,12 +275,12 @@ class Table:
             )
             astray = False
             try:
-                team.take(cell.steps, told)
+                team.take(cell.steps)
             except torch.linalg.LinAlgError:
                 astray = True
-            trained = (torch.cuda.synchronize() if torch.cuda.is_available() else None, time.perf_counter())[
-                1
-            ]
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            trained = time.perf_counter()
             losses = torch.full((count, len(held)), float("inf"), dtype=torch.float64)
             if not astray:
                 factors = team.factors()
