@@ -95,7 +95,7 @@ def test_peers_pad_each_micro_batch_to_its_longest_record() -> None:
     plain.setting, plain.records = setting, records
     parts = plain._parts([0, 1, 2, 3])
     assert parts == [[1, 3], [0, 2]]
-    batch = steps.Padded.of(records, parts[1])
+    batch = steps.Padded.of(records, parts[1], "cpu")
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert (batch.labels != -100).tolist() == [[False, False, True], [True, True, False]]
 
