@@ -20,40 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from privlora.config.auto import run_sizes
+from study_data import TASKS
 
-TASKS: dict[str, dict[str, Any]] = {
-    "math": {"file": "math", "units": 9400, "text": "instruction"},
-    "pubmed": {"file": "pubmed", "units": 4300, "text": "text"},
-    "biorxiv": {"file": "biorxiv", "units": 2300, "text": "text"},
-    "solutions": {
-        "file": "math",
-        "units": 9400,
-        "prompt": "{instruction}\n",
-        "completion": "output",
-        "loss_on": "completion",
-        "max_length": 80,
-    },
-    "sst2": {
-        "file": "sst2",
-        "units": 20000,
-        "prompt": "Review: {sentence1}\nIt is ",
-        "completion": "label_text",
-        "loss_on": "completion",
-    },
-}
-COMBINATIONS = tuple(
-    (model, task, units, epsilon)
-    for model, most in (("stories260K", 4000), ("reviews1M", 1000), ("babyllama105", 1000))
-    for task in ("math", "pubmed", "biorxiv")
-    for units, epsilon in ((1000, 6), (4000, 1), (1000, 1))
-    if units <= most and (task != "biorxiv" or units < 2300)
-)
-"""Numbers of records, and a model, that played no part in finding the defaults; two passes, as auto divides them."""
-PUBLIC = {"math": "math-public", "pubmed": "biorxiv-heldout"}
-"""What a rate is rehearsed on, of the same kind and of a neighbouring one."""
-POWERS = {"stories260K": range(-2, 3), "reviews1M": range(-2, 7), "babyllama105": range(-5, 2)}
-"""Rates, as powers of the root of two times the default."""
+NAMES = {"math": "math-questions", "solutions": "math-solutions"}
+"""Of study_data's tasks, where a row's is shorter."""
 OF_RATE = (0.0138, 0.0196, 0.0277)  # rate * sqrt(steps)
 
 
@@ -86,17 +56,6 @@ def grid() -> Iterator[dict[str, Any]]:
         for clip in (0.03, 0.1, 0.3, 1, 3, 10, 30):
             row = {"part": "clip norms", "task": task, "steps": 24, "batch": 64, "rate": 0.004}
             yield {**row, "clip_norm": clip}
-    for model, task, units, epsilon in COMBINATIONS:
-        steps, batch = run_sizes(units, 2)
-        for power in sorted(POWERS[model], key=abs):
-            rate = float(f"{0.004 * math.sqrt(24 / steps) * 2 ** (power / 2):.3g}")
-            row = {"part": "combinations", "task": task, "steps": steps, "batch": batch, "rate": rate}
-            yield {**row, "model": model, "units": units, "epsilon": epsilon}
-    for model, task, units, epsilon in COMBINATIONS:
-        if task in PUBLIC and units == 1000:
-            steps, batch = run_sizes(units, 2)
-            row = {"part": "rehearsed", "task": task, "steps": steps, "batch": batch, "public": PUBLIC[task]}
-            yield {**row, "model": model, "units": units, "epsilon": epsilon}
 
 
 class Runs:
@@ -109,8 +68,8 @@ class Runs:
     def settings(self, row: dict[str, Any]) -> Any:
         from privlora.config import settings_from
 
-        task = dict(TASKS[row["task"]])
-        name, units = task.pop("file"), row.get("units", task.pop("units"))
+        task = dict(TASKS[NAMES.get(row["task"], row["task"])])
+        name, units, _ = task.pop("file"), task.pop("units"), task.pop("clip_norm", None)
         return settings_from(
             {
                 "model": {"name": str(self.data / "models" / row.get("model", "stories260K"))},
@@ -121,7 +80,7 @@ class Runs:
                     "delta": 1e-5,
                     "steps": row["steps"],
                     "expected_batch_size": row["batch"],
-                    "public_dataset_size": units,
+                    "public_dataset_size": row.get("units", units),
                     "clip_norm": row.get("clip_norm", 1),
                 },
                 "method": {
@@ -129,7 +88,7 @@ class Runs:
                     "learning_rate": row.get("rate", "auto"),
                     "relative_rate": row.get("relative", False),
                 },
-                **({} if "rate" in row else {"auto": {"file": str(self.data / f"{row['public']}.jsonl")}}),
+                **({"auto": {"file": f"{self.data}/{row['public']}.jsonl"}} if "public" in row else {}),
             }
         )
 
@@ -146,44 +105,52 @@ class Runs:
             self.kept[task] = train.like(usable), held.like(list(held)[::2][:200])
         return self.kept[task]
 
-    def run(self, row: dict[str, Any]) -> dict[str, float]:
-        """sigma, and the loss before and after."""
-        from privlora.evaluation.next_token import record_losses
-        from privlora.rehearsals.settling import settle
-        from privlora.rehearsals.trials import Noise, trial_step
-        from privlora.training.assembly import PublicStart, build_parts, plan_privacy
-        from privlora.training.models import given_or_loaded, unchanged_afterwards
+    def prepare(self, row: dict[str, Any]) -> tuple[Any, Any]:
+        """The row's settings and plan; its model is at hand."""
+        from privlora.training.assembly import plan_privacy
+        from privlora.training.models import given_or_loaded
 
         settings = self.settings(row)
         if self.name != settings.model.name:
             self.name, self.kept = settings.model.name, {}
             self.model, self.tokenizer = given_or_loaded(settings.model, None, None)
+        return settings, plan_privacy(settings)[0]
+
+    def settle(self, row: dict[str, Any]) -> dict[str, float]:
+        """The rate that rehearsals on the row's public file choose, or without one noise alone; and what it took."""
+        from privlora.rehearsals.settling import settle
+
+        settings, plan = self.prepare(row)
+        began = time.process_time()
+        chosen = settle(settings, plan, self.model, self.tokenizer)
+        return {
+            "rate": chosen.settings.method.learning_rate,
+            "trials": sum(row["draws"] for row in chosen.facts["rows"]),
+            "cpu_seconds": round(time.process_time() - began, 1),
+        }
+
+    def run(self, row: dict[str, Any]) -> dict[str, float]:
+        """sigma, and the loss before and after."""
+        from privlora.evaluation.next_token import record_losses
+        from privlora.rehearsals.trials import Noise, trial_step
+        from privlora.training.assembly import PublicStart, build_parts
+        from privlora.training.models import unchanged_afterwards
+
+        settings, plan = self.prepare(row)
         train, held = self.records(row["task"], settings)
         train = train.like(list(train)[: round(settings.privacy.n)])
-        plan, _ = plan_privacy(settings)
-        sigma, more = plan.event.noise_multiplier, dict[str, float]()
-        if "rate" not in row:
-            began = time.process_time()
-            chosen = settle(settings, plan, self.model, self.tokenizer)
-            settings = chosen.settings
-            more = {
-                "rate": settings.method.learning_rate,
-                "trials": sum(row["draws"] for row in chosen.facts["rows"]),
-                "drawn": chosen.facts["drawn"],
-                "cpu_seconds_of_rehearsals": round(time.process_time() - began, 1),
-            }
+        sigma = plan.event.noise_multiplier
         began = time.process_time()
         with unchanged_afterwards(self.model):
             parts = build_parts(settings, self.model, PublicStart(self.tokenizer))
             with parts.adapter:
                 before = float(record_losses(self.model, held).mean())
                 noise = Noise(sigma, settings.privacy, settings.privacy.n)
-                trial_step(parts, train, noise, draw=0).take_many(settings.privacy.steps)
-                if more:
-                    more["cpu_seconds_of_run"] = round(time.process_time() - began, 1)
+                trial_step(parts, train, noise, draw=row.get("draw", 0)).take_many(settings.privacy.steps)
+                seconds = round(time.process_time() - began, 1)
                 parts.install_result()
                 loss = float(record_losses(self.model, held).mean())
-                return {"sigma": sigma, "before": before, "loss": loss, **more}
+                return {"sigma": sigma, "before": before, "loss": loss, "cpu_seconds": seconds}
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -227,35 +194,6 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
         own, plain = (one["before"] - one["loss"] for one in (row, default))
         c = row["rate"] * math.sqrt(steps)
         yield line(task, steps, row["rate"], f"{c:.3f}", f"{own:.3f}", f"{plain / own:.1%}")
-    combinations = defaultdict(list)
-    for row in rows:
-        if row["part"] == "combinations":
-            combinations[row["model"], row["task"], row["units"], row["epsilon"]].append(row)
-    yield ""
-    yield from head(
-        "model",
-        "task",
-        "N",
-        "epsilon",
-        "steps x batch",
-        "best rate x sqrt(steps)",
-        "gain at best",
-        "at the default",
-        "at the rehearsed rate",
-    )
-    rehearsed = {
-        (row["model"], row["task"], row["units"], row["epsilon"]): row
-        for row in rows
-        if row["part"] == "rehearsed"
-    }
-    for (model, task, units, epsilon), of in sorted(combinations.items()):
-        row, plain = best(of), of[0]
-        own, kept = (one["before"] - one["loss"] for one in (row, plain))
-        c = row["rate"] * math.sqrt(row["steps"])
-        size = f"{row['steps']} x {row['batch']:g}"
-        auto = rehearsed.get((model, task, units, epsilon))
-        found = "" if auto is None else f"{(auto['before'] - auto['loss']) / own:.1%}"
-        yield line(model, task, units, epsilon, size, f"{c:.3f}", f"{own:.3f}", f"{kept / own:.1%}", found)
     yield ""
     yield from head("clip_norm", "math", "sst2", "pubmed")
     clips = {(row["task"], row["clip_norm"]): row for row in rows if row["part"] == "clip norms"}

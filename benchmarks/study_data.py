@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 # Our name: the larger file, how many rows of it.
 FILES = {
@@ -27,6 +28,37 @@ FILES = {
     "domains-train": ("sentiment_domains/train", 10_000),
     "domains-heldout": ("sentiment_domains/validation", 800),
 }
+
+TASKS: dict[str, dict[str, Any]] = {
+    "math-questions": {"file": "math", "units": 9400, "text": "instruction"},
+    "math-solutions": {
+        "file": "math",
+        "units": 9400,
+        "prompt": "{instruction}\n",
+        "completion": "output",
+        "loss_on": "completion",
+        "max_length": 80,
+    },
+    "pubmed": {"file": "pubmed", "units": 4300, "text": "text"},
+    "biorxiv": {"file": "biorxiv", "units": 2300, "text": "text"},
+    "sst2": {
+        "file": "sst2",
+        "units": 20000,
+        "prompt": "Review: {sentence1}\nIt is ",
+        "completion": "label_text",
+        "loss_on": "completion",
+        "clip_norm": 10.0,
+    },
+    "sentiment-domains": {
+        "file": "domains",
+        "units": 7800,
+        "prompt": "Review: {text}\nIt is ",
+        "completion": "label_text",
+        "loss_on": "completion",
+        "clip_norm": 10.0,
+    },
+}
+"""Settings of group data, beside the file, its number of units, and a clip norm that is not 1."""
 
 
 def main() -> None:

@@ -8,9 +8,11 @@ released.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ from privlora.stacked import Member, Team, TrainedAdapters, stack_parts
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.inputs import tokenise
 from privlora.training.models import given_or_loaded, unchanged_afterwards
+
+sys.path.append(str(Path(__file__).parents[1]))
+from study_data import TASKS
 
 FREE = {"clipping": "spectral", "averaging": 0.5, "beta1": 0.0}
 """PRISM's ingredients that cost nothing and work on factors too."""
@@ -69,35 +74,6 @@ ROWS = {
         Row("riemannian + free", "riemannian", FREE),
         Row("lamb + free", "lamb", FREE),
     )
-}
-TASKS: dict[str, dict[str, Any]] = {
-    "math-questions": {"file": "math", "units": 9400, "text": "instruction"},
-    "math-solutions": {
-        "file": "math",
-        "units": 9400,
-        "prompt": "{instruction}\n",
-        "completion": "output",
-        "loss_on": "completion",
-        "max_length": 80,
-    },
-    "pubmed": {"file": "pubmed", "units": 4300, "text": "text"},
-    "biorxiv": {"file": "biorxiv", "units": 2300, "text": "text"},
-    "sst2": {
-        "file": "sst2",
-        "units": 20000,
-        "prompt": "Review: {sentence1}\nIt is ",
-        "completion": "label_text",
-        "loss_on": "completion",
-        "clip_norm": 10.0,
-    },
-    "sentiment-domains": {
-        "file": "domains",
-        "units": 7800,
-        "prompt": "Review: {text}\nIt is ",
-        "completion": "label_text",
-        "loss_on": "completion",
-        "clip_norm": 10.0,
-    },
 }
 RELATIVE = 0.02
 """Of rows with relative rates, at 24 steps."""

@@ -104,7 +104,7 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("groups", "told"),
     [
-        ({"auto": {"file": None}}, "chosen on public records, and there are none"),
+        ({"auto": {"file": None}, "privacy": {"clip_norm": "auto"}}, "on public records, and there are none"),
         (
             {"data": {"path": "public.jsonl"}, "auto": {"file": "public.jsonl"}},
             "auto.file names .*, which is private",

@@ -245,6 +245,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         and not uses_lora_alpha(settings.method.name),
         "aes_instructions": aes_instructions(),
         "rehearsed": [] if settings.auto is None else list(settings.auto.choose),
+        "chosen_on": None if settings.auto is None else settings.auto.chosen_on,
         "few": None
         if settings.auto is None
         else of_few(privacy.n, settings.auto.passes, privacy.steps, privacy.b),
@@ -353,7 +354,7 @@ def _show(
         rows.append(("rate", in_size_of_weights(content["default_rate"])))
     if content["rehearsed"]:
         names = " and ".join(content["rehearsed"])
-        words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"
+        words = f"chosen {content['chosen_on']} before the run begins, at no epsilon; what stands here is the default"
         rows.insert(1, ("auto", f"{names}: {words}"))
     if content["few"] is not None:
         rows.append(("sizes", f"auto: {content['few']}"))

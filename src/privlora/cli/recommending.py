@@ -58,7 +58,7 @@ def _recommend(
         raise ConfigError(f"--page {page} is a folder", fix=f"name a file, as {page / 'recommendation.html'}")
     if page is not None and not page.parent.is_dir():
         raise ConfigError(f"--page {page} is in a folder that is not there", fix=f"make {page.parent} first")
-    rehearse = settings.auto is not None and "learning_rate" in settings.auto.choose
+    rehearse = settings.auto is not None and settings.auto.rehearses_rate
     with quiet_libraries():
         with loading():
             from privlora.rehearsals.recommending import recommend as run

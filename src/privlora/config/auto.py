@@ -49,7 +49,23 @@ class AutoSettings(Group):
     limit: int = Field(default=2000, ge=32)
     """How many records of file to use at most, from the first on."""
     choose: list[Literal["clip_norm", "learning_rate"]] = Field(default=[])
-    """What is chosen by rehearsals on file before the run begins; auto in a setting's own place says the same."""
+    """What is chosen before the run begins, by rehearsals on file; without a file the learning rate, by noise alone.
+    auto in a setting's own place says the same."""
+
+    @property
+    def rehearses_rate(self) -> bool:
+        """Whether the learning rate is rehearsed on public records."""
+        return self.file is not None and "learning_rate" in self.choose
+
+    @property
+    def rate_by_noise(self) -> bool:
+        """Whether the learning rate follows from what noise alone does to the model."""
+        return self.file is None and "learning_rate" in self.choose
+
+    @property
+    def chosen_on(self) -> str:
+        """In words, what decides."""
+        return "by noise alone on the model's own texts" if self.file is None else "on auto.file"
 
 
 def run_sizes(

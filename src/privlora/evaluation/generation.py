@@ -159,6 +159,16 @@ def generate_tokens(
     return answers
 
 
+def start_of_text(tokenizer: Any, *, fix: str) -> np.ndarray:
+    """(1,) int32: what a text begins with that nothing asks for. Raises ConfigError, with ``fix``, if there is none."""
+    token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if token is None:
+        raise ConfigError(
+            "the tokenizer has neither BOS nor EOS, so the model cannot begin a text from nothing", fix=fix
+        )
+    return np.array([token], dtype=np.int32)
+
+
 def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
     """The text of token ids, without special ones."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -28,8 +28,25 @@ def leaves_a_choice(settings: Settings) -> bool:
 
 def because(facts: Mapping[str, Any]) -> str:
     """In a sentence what a run was left to find, and why; facts: of ``Chosen``, or as a report kept them."""
+    if "aim" in facts:
+        return _why_noise(facts)
     settled = {"drawn", "clip_norm"} & facts.keys()
     return _why_settings(facts) if settled else _why_row(facts)
+
+
+def _why_noise(facts: Mapping[str, Any]) -> str:
+    taken, *others = facts["rows"]
+    others.sort(key=lambda one: float(one["learning_rate"]))
+
+    def rose(row: Mapping[str, Any]) -> str:
+        return "not finite" if row["loss"] is None else f"{row['loss'] - facts['untrained']:.3f}"
+
+    beside = ", ".join(f"{rose(one)} at {one['learning_rate']:.3g}" for one in others)
+    return (
+        f"learning rate {taken['learning_rate']:.3g}, at which the run's noise alone, without a record, moves the "
+        f"model by {rose(taken)} nats a token on {facts['of_its_own']} texts that it wrote itself; the aim is "
+        f"{facts['aim']:g}" + (f" ({beside})" if beside else "")
+    )
 
 
 def _why_row(facts: Mapping[str, Any]) -> str:

@@ -58,7 +58,8 @@ class Recommendation:
     by_epsilon: at their steps and batch. untrained: the loss of the same public records before; None where nothing was
     rehearsed. public: how many public records stood for private ones. rates: which ones were rehearsed for the
     settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences.
-    relative_rate: whether learning rates are in the size of the frozen weights."""
+    relative_rate: whether learning rates are in the size of the frozen weights. by_noise: whether the run finds its own
+    by noise alone, so that those of sizes are the row's defaults."""
 
     units: float
     delta: float
@@ -69,6 +70,7 @@ class Recommendation:
     rates: Mapping[str, Any] | None = None
     bounds: Sequence[str] = ()
     relative_rate: bool = False
+    by_noise: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -95,7 +97,7 @@ def recommend(
         )
     refuse_unrehearsed(settings)
     texts = None
-    if settings.auto is not None and "learning_rate" in settings.auto.choose:
+    if settings.auto is not None and settings.auto.rehearses_rate:
         texts = public_texts(settings, tokenizer, told)  # first, since they may be none
     asked = PASSES if settings.auto is None else settings.auto.passes
     counts = sorted({*_PASSES, asked})
@@ -133,8 +135,16 @@ def recommend(
     assert privacy.delta is not None
     bounds = list(dict.fromkeys(note for note in bounded if note is not None))
     relative = find_method(settings.method.name).is_relative(settings.method.relative_rate)
+    by_noise = settings.auto is not None and settings.auto.rate_by_noise
     return Recommendation(
-        privacy.n, privacy.delta, found, epsilons, bounds=bounds, relative_rate=relative, **rehearsed
+        privacy.n,
+        privacy.delta,
+        found,
+        epsilons,
+        bounds=bounds,
+        relative_rate=relative,
+        by_noise=by_noise,
+        **rehearsed,
     )
 
 

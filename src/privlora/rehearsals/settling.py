@@ -27,6 +27,7 @@ from privlora.methods import find_row
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
 from privlora.rehearsals.kept import Chosen
+from privlora.rehearsals.noise_alone import rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
 from privlora.training.assembly import PublicStart, build_parts
@@ -56,6 +57,8 @@ def settle(
 ) -> Chosen:
     """The run's settings with what ``auto.choose`` names; ``plan`` is of the run, whatever they become.
 
+    Without auto.file the learning rate is that of ``noise_alone``.
+
     The clip norm is a quarter of the median norm of public records at the start, to two digits: what matters is that
     most records are clipped, since rules divide by the noise, which is in proportion to it (docs/clipping.md). The
     learning rate is found from the row's default on (``settle_rate``).
@@ -65,9 +68,11 @@ def settle(
     refuse_unrehearsed(settings)
     auto = settings.auto
     assert auto is not None
-    sigma = plan.event.noise_multiplier
-    texts = public_texts(settings, tokenizer, told)
+    sigma, open_yet = plan.event.noise_multiplier, settings
     settings = settings.model_copy(update={"auto": None})
+    if auto.file is None:
+        return _by_noise(settings, plan, model, tokenizer, told)
+    texts = public_texts(open_yet, tokenizer, told)
     facts: dict[str, Any] = {
         "row": settings.method.name,
         "rows": [],
@@ -86,6 +91,15 @@ def settle(
         method = settings.method.model_copy(update={"learning_rate": tried.learning_rate})
         settings = settings.model_copy(update={"method": method})
     return Chosen(settings, facts)
+
+
+def _by_noise(settings: Settings, plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told) -> Chosen:
+    rate, facts = rate_by_noise(settings, plan, model, tokenizer, told)
+    tried = Tried(rate, facts.pop("losses"), 0)
+    row = settings.method.name
+    rows = tried.to_dict(row, facts["untrained"])["rows"]
+    method = settings.method.model_copy(update={"learning_rate": rate})
+    return Chosen(settings.model_copy(update={"method": method}), {"row": row, "rows": rows, **facts})
 
 
 def refuse_unrehearsed(settings: Settings) -> None:

@@ -36,6 +36,8 @@ _OF_CHOICE: Final = _NAMES | {
     "in_place_of_records",
     "held_out",
     "drawn",
+    "aim",
+    "of_its_own",
     "median_norm",
     "clip_norm",
     "draws",
@@ -146,7 +148,9 @@ def _is_choice(text: str, report: Mapping[str, Any]) -> bool:
 def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     """Whether what rehearsals settled is what the run did, in numbers as short as a run writes them."""
     method, rows = report["method"], found["rows"]
-    counts = [found[name] for name in ("in_place_of_records", "held_out", "drawn") if name in found]
+    counts = [
+        found[name] for name in ("in_place_of_records", "held_out", "drawn", "of_its_own") if name in found
+    ]
     counts += [row["draws"] for row in rows]
     losses = [*(row[name] for row in rows for name in ("loss", "spread"))]
     losses += [found["untrained"]] if rows else []
@@ -160,6 +164,7 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
         and all(loss is None or loss == round(loss, 6) for loss in losses)
         and all(row["learning_rate"] == float(f"{row['learning_rate']:.3g}") for row in rows)
+        and ("aim" not in found or 0 < found["aim"] == float(f"{found['aim']:.2g}"))
         and {found.get("equal_from"), found.get("equal_to")} <= rates
         and all(
             found[name] == float(f"{found[name]:.4g}")

@@ -12,13 +12,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from jinja2 import TemplateError
 
 from privlora.data.examples import encode_prompts
 from privlora.errors import ConfigError, GeneratorError, article, in_one_line, named
-from privlora.evaluation.generation import Sampling, decoded, generate_tokens
+from privlora.evaluation.generation import Sampling, decoded, generate_tokens, start_of_text
 
 
 class Writer(Protocol):
@@ -81,7 +80,11 @@ class ModelWriter:
         longest = max(context - self._max_new_tokens, context // 2) if context else 2**31
         texts = [self._rendered(prompt) for prompt in prompts] if self.chat else list(prompts)
         asked = encode_prompts(texts, self._tokenizer, max_length=longest, is_chat=self.chat)
-        asked = [ids if len(ids) else self._start() for ids in asked]
+        if not all(map(len, asked)):
+            start = start_of_text(
+                self._tokenizer, fix="set synthesis.random_prompt to the words before a text"
+            )
+            asked = [ids if len(ids) else start for ids in asked]
         new = min(self._max_new_tokens, (context or 2**31) - max(map(len, asked)))
         answers = generate_tokens(
             self._model,
@@ -108,17 +111,6 @@ class ModelWriter:
                 "the tokenizer's chat template refuses a conversation of one user turn",
                 fix="set synthesis.chat to false, or mend the template",
             ) from None
-
-    def _start(self) -> np.ndarray:
-        """What a text begins with, for a prompt without a token."""
-        tokenizer = self._tokenizer
-        token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        if token is None:
-            raise ConfigError(
-                "the tokenizer has neither BOS nor EOS, so the model cannot begin a text from nothing",
-                fix="set synthesis.random_prompt to the words before a text",
-            )
-        return np.array([token], dtype=np.int32)
 
     def _read(self, asked: list[int], row: list[int]) -> str:
         if self.chat:

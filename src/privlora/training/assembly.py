@@ -240,7 +240,7 @@ def refuse_unsettled(settings: Settings) -> None:
         raise ConfigError(
             f"{names} is auto, and nothing chooses it here",
             why="the default in its place would be another run than the one that was asked for",
-            fix="give a number; `privlora train` chooses on auto.file, and its report says what",
+            fix=f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what",
         )
 
 

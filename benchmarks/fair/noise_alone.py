@@ -1,0 +1,124 @@
+"""How far noise alone moves the model at each rate of each row of the fair table, and what is gained at such rates.
+
+    python benchmarks/study_data.py --assets ASSETS --out study-data
+    python benchmarks/fair/noise_alone.py --out benchmarks/results/noise_alone.jsonl
+    python benchmarks/fair/noise_alone.py --out benchmarks/results/noise_alone.jsonl \\
+        --table benchmarks/results/fair.jsonl
+
+A line is one row at one rate: the rise of the loss on texts that the model wrote itself, after all steps of a run of
+noise and of nothing else. The table has the share of its best gain that each row keeps, on each task of the fair table, at the rate
+where that rise is 0.05 to 0.4 nats a token: between measured rates along straight lines over the logarithm of the rise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fair import REPORT, rate_of
+
+MODEL, STEPS, EPSILONS = "stories260K", 24, (1.0, 3.0)
+POWERS = range(-4, 5)
+AIMS = (0.05, 0.1, 0.15, 0.2, 0.4)
+
+
+def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    from teams import ROWS, Cell, Table
+
+    from privlora.rehearsals.noise_alone import noise_trials
+    from privlora.training.assembly import plan_privacy
+
+    table = Table(data)
+    for epsilon in EPSILONS:
+        for row in ROWS:
+            cell = Cell(MODEL, "math-questions", row, epsilon, STEPS)
+            place = {"model": MODEL, "row": row, "epsilon": epsilon, "steps": STEPS}
+            if any(place.items() <= line.items() for line in known):
+                continue
+            settings = table.settings(cell)
+            table.load(settings, cell.task)
+            plan, _ = plan_privacy(settings, table.model)
+            with noise_trials(settings, plan, table.model, table.tokenizer) as trials:
+                for power in POWERS:
+                    rise = float(trials.losses(rate_of(cell.default, power)).mean()) - trials.untrained
+                    yield {**place, "power": power, "rise": round(rise, 6) if math.isfinite(rise) else None}
+
+
+def between(at: float, points: list[tuple[float, float]]) -> float | None:
+    """Along the lines between points (x, y), x rising; None outside."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= at <= x1:
+            return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    return None
+
+
+def kept(
+    lines: list[dict[str, Any]], fair: list[dict[str, Any]]
+) -> dict[tuple[str, float, float], list[float]]:
+    """(row, epsilon, aim) -> of each task, the share of the row's best gain on it, where its grid goes so far."""
+    gains: dict[tuple[str, float, str], dict[int, float]] = defaultdict(dict)
+    for line in fair:
+        cell = line["cell"]
+        if (cell["model"], cell["steps"]) != (MODEL, STEPS):
+            continue
+        for power, losses in zip(line["powers"], line["report"], strict=True):
+            own = [loss for loss, seed in zip(losses, line["seeds"], strict=True) if seed in REPORT]
+            gains[cell["row"], cell["epsilon"], cell["task"]][power] = line["before"][1] - sum(own) / len(own)
+    rises: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
+    for line in lines:
+        if line["rise"] is not None and line["rise"] > 0:
+            rises[line["row"], line["epsilon"]].append((math.log(line["rise"]), line["power"]))
+    found: dict[tuple[str, float, float], list[float]] = defaultdict(list)
+    for (row, epsilon, _), of in sorted(gains.items()):
+        best, points = max(of.values()), sorted(of.items())
+        for aim in AIMS:
+            power = between(math.log(aim), sorted(rises[row, epsilon]))
+            gain = None if power is None else between(power, points)
+            if gain is not None:
+                found[row, epsilon, aim].append(gain / best)
+    return found
+
+
+def table(lines: list[dict[str, Any]], fair: list[dict[str, Any]]) -> Iterator[str]:
+    """As docs/choosing.md has it: the mean and the least over tasks."""
+    shares = kept(lines, fair)
+    yield "| row | epsilon | tasks | " + " | ".join(f"{aim:g}" for aim in AIMS) + " |"
+    yield "|---" * (3 + len(AIMS)) + "|"
+    for row, epsilon in dict.fromkeys((row, epsilon) for row, epsilon, _ in shares):
+        of = [shares[row, epsilon, aim] for aim in AIMS]
+        if len({len(each) for each in of}) == 1:
+            cells = (f"{sum(each) / len(each):.3f} ({min(each):.2f})" for each in of)
+            yield f"| {row} | {epsilon:g} | {len(of[0])} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="study-data")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", type=Path, metavar="FAIR", help="print the table; run nothing")
+    args = parser.parse_args()
+    known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    if args.table is not None:
+        fair = [json.loads(line) for line in args.table.read_text().splitlines()]
+        print("\n".join(table(known, fair)))
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    with args.out.open("a", encoding="utf-8") as out:
+        for line in measure(args.data, known):
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What is kept of the best tuned run by one private run of PRISM: at its default rate, and at those of ``auto``.
+
+    python benchmarks/study_data.py --assets ASSETS --out study-data
+    python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl
+    python benchmarks/zero_trials.py --out benchmarks/results/zero_trials.jsonl --table
+
+Two passes, divided as ``auto`` does, at rank 8. Rates are in factors of the root of two around the default, and go on
+where the best is the first or last; each has two draws of batches and noise. ``auto`` chooses one rate by
+noise alone, and one in rehearsals on public records of the same kind or of a neighbouring one; both are run with the
+same draws. A row of the file is one run or one choice; rows that are there are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sizes import Runs, head, line
+
+from privlora.config.auto import run_sizes
+
+COMBINATIONS = (
+    ("reviews1M", "math", 1000, 6),
+    ("babyllama105", "pubmed", 1000, 6),
+    ("reviews1M", "pubmed", 1000, 1),
+    ("babyllama105", "math", 1000, 1),
+    ("reviews1M", "math", 1000, 1),
+    ("babyllama105", "pubmed", 1000, 1),
+    ("reviews1M", "pubmed", 1000, 6),
+    ("babyllama105", "math", 1000, 6),
+    ("stories260K", "math", 1000, 6),
+    ("stories260K", "pubmed", 500, 3),
+    ("stories260K", "math", 4000, 1),
+    ("stories260K", "pubmed", 4000, 1),
+)
+ASIDE = (
+    ("stories260K", "math", 9400, 3),
+    ("stories260K", "solutions", 1000, 1),
+    ("reviews1M", "biorxiv", 2000, 3),
+    ("babyllama105", "solutions", 500, 3),
+)
+"""Run when all else was settled."""
+PUBLIC = {
+    "math": "math-public",
+    "solutions": "math-public",
+    "pubmed": "biorxiv-heldout",
+    "biorxiv": "pubmed-heldout",
+}
+DEFAULT = 0.02
+"""Of prism at 24 steps."""
+FIRST, DRAWS = (0, 1, -1, 2, -2), 2
+
+
+def rate_of(power: int, steps: int) -> float:
+    return float(f"{DEFAULT * math.sqrt(24 / steps) * 2 ** (power / 2):.3g}")
+
+
+class Study:
+    """The rows of a file, and more as they are asked for."""
+
+    def __init__(self, out: Path, data: Path) -> None:
+        self.out, self.runs = out, Runs(data)
+        self.rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+    def row(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        for row in self.rows:
+            if wanted.items() <= row.items():
+                return row
+        found = self.runs.run(wanted) if "rate" in wanted else self.runs.settle(wanted)
+        self.rows.append({**wanted, **found})
+        with self.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(self.rows[-1]) + "\n")
+        print(json.dumps(self.rows[-1]), flush=True)
+        return self.rows[-1]
+
+    def loss(self, place: dict[str, Any], rate: float) -> float:
+        """Mean of the draws; infinite where one went astray."""
+        losses = [self.row({**place, "rate": rate, "draw": draw})["loss"] for draw in range(DRAWS)]
+        mean = sum(losses) / DRAWS
+        return mean if math.isfinite(mean) else math.inf
+
+    def run(self, model: str, task: str, units: int, epsilon: float) -> None:
+        place = place_of(model, task, units, epsilon)
+        steps = place["steps"]
+        losses = {power: self.loss(place, rate_of(power, steps)) for power in FIRST}
+        while (best := min(losses, key=lambda power: losses[power])) in (min(losses), max(losses)):
+            power = best + (1 if best == max(losses) else -1)
+            losses[power] = self.loss(place, rate_of(power, steps))
+        for choice in ({"part": "noise alone"}, {"part": "rehearsed", "public": PUBLIC[task]}):
+            self.loss(place, self.row({**choice, **place})["rate"])
+
+
+def place_of(model: str, task: str, units: int, epsilon: float) -> dict[str, Any]:
+    steps, batch = run_sizes(units, 2)
+    return {
+        "model": model,
+        "task": task,
+        "units": units,
+        "epsilon": epsilon,
+        "steps": steps,
+        "batch": batch,
+        "relative": True,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """As docs/choosing.md has it: combinations of which all is there."""
+    yield from head(
+        "model",
+        "task",
+        "N",
+        "epsilon",
+        "steps x batch",
+        "best rate",
+        "gain at best",
+        "at the default",
+        "by noise alone",
+        "rehearsed",
+    )
+    for combination in (*COMBINATIONS, *ASIDE):
+        place = place_of(*combination)
+        of = [row for row in rows if place.items() <= row.items()]
+        gains: dict[float, list[float]] = {}
+        for row in of:
+            if "loss" in row:
+                gains.setdefault(row["rate"], []).append(row["before"] - row["loss"])
+        means = {rate: sum(each) / DRAWS for rate, each in gains.items() if len(each) == DRAWS}
+        chosen = {row["part"]: row["rate"] for row in of if "part" in row}
+        rates = [rate_of(0, place["steps"]), chosen.get("noise alone"), chosen.get("rehearsed")]
+        if not set(rates) <= means.keys():
+            continue
+        best = max(means, key=lambda rate: means[rate])
+        model, task, units, epsilon = combination
+        size = f"{place['steps']} x {place['batch']:g}"
+        kept = (f"{means[rate] / means[best]:.1%}" for rate in rates)
+        yield line(model, task, f"{units:,}", epsilon, size, best, f"{means[best]:.3f}", *kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("study-data"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print the table of what is there; run nothing")
+    parser.add_argument("--aside", action="store_true", help="the combinations that were set aside")
+    args = parser.parse_args()
+    study = Study(args.out, args.data)
+    if args.table:
+        print("\n".join(table(study.rows)))
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    for combination in ASIDE if args.aside else COMBINATIONS:
+        study.run(*combination)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The learning rate at which a run's noise, without a single record, moves the model's predictions by a set amount.
+
+What a private run loses to its noise is a matter of the model, the rate and the noise; records have no part in it. It
+is measured as the divergence of the model after all T steps of empty batches, p, from the untouched one, p0, on texts
+that the untouched model itself writes:
+
+    D(rate) = E_{x ~ p0} [log p0(x) - log p(x)] per token,
+
+the KL divergence KL(p0 || p), which for small moves is half of their square in the model's Fisher metric, whatever its
+width, depth and scale of weights. One D serves all models as a rate in entries or in norms does not (docs/choosing.md).
+No record, private or public, is read, so it costs no epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privlora.accounting import Plan
+from privlora.config import Settings
+from privlora.data.examples import IGNORED, Example, Examples, pad_token
+from privlora.errors import ModelError
+from privlora.evaluation.generation import Sampling, generate_tokens, start_of_text
+from privlora.evaluation.next_token import record_losses
+from privlora.rehearsals.trials import Noise, Told, trial_step
+from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.models import unchanged_afterwards
+
+AIM: Final = 0.15
+"""Nats a token: what noise alone may cost where signal has yet to come."""
+
+TEXTS: Final = 64
+_LENGTH: Final = 48
+_DRAWS: Final = 2
+_NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell
+_FARTHEST: Final = 8.0  # from one rate to the next
+MOST_RATES: Final = 8
+_WRITING: Final = "texts that the model writes itself"
+_MEASURING: Final = "what noise alone does to them"
+_STREAM: Final = 2**63 + 2**61 + 2**58  # of the public seed: apart from those of trials
+
+
+def rate_by_noise(
+    settings: Settings,
+    plan: Plan,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told = lambda what, done, total: None,
+) -> tuple[float, dict[str, Any]]:
+    """(learning rate, facts for a report and the losses of each rate). The model is given back as it was.
+
+    Raises ModelError where the model writes no text, or no rate comes near the aim.
+    """
+    tried: dict[float, Tensor] = {}
+    with noise_trials(settings, plan, model, tokenizer, told) as trials:
+
+        def rise(rate: float) -> float:
+            told(_MEASURING, len(tried), max(len(tried) + 1, MOST_RATES // 2))
+            tried[rate] = trials.losses(rate)
+            mean = float(tried[rate].mean())
+            return mean - trials.untrained if math.isfinite(mean) else math.inf
+
+        taken = find_rate(trials.start, rise)
+    told(_MEASURING, len(tried), len(tried))
+    facts = {"aim": AIM, "of_its_own": trials.texts, "untrained": round(trials.untrained, 6)}
+    return taken, {**facts, "losses": tried}
+
+
+@dataclass(frozen=True)
+class NoiseTrials:
+    """start: the row's own rate. untrained: the mean loss of so many texts before. losses: of each text after a run of
+    noise at a rate, (draws, texts); infinite where it went astray."""
+
+    start: float
+    untrained: float
+    texts: int
+    losses: Callable[[float], Tensor]
+
+
+@contextmanager
+def noise_trials(
+    settings: Settings,
+    plan: Plan,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told = lambda what, done, total: None,
+) -> Iterator[NoiseTrials]:
+    """Runs of noise and of nothing else, on a model that is given back as it was. Raises ModelError if it writes no
+    text."""
+    texts = own_texts(model, tokenizer, settings.run.seed, told)
+    untrained = float(record_losses(model, texts).mean())
+    with unchanged_afterwards(model):
+        parts = build_parts(settings, model, PublicStart(tokenizer))
+        with parts.adapter:
+            states, hyper = parts.states(), parts.hyper
+            noise = Noise(plan.event.noise_multiplier, settings.privacy, settings.privacy.n)
+
+            def losses(rate: float) -> Tensor:
+                found = []
+                for draw in range(_DRAWS):
+                    parts.take_states(states)
+                    parts.hyper = replace(hyper, learning_rate=rate)
+                    found.append(_after_noise(parts, texts, noise, draw))
+                return torch.stack(found)
+
+            yield NoiseTrials(hyper.learning_rate, untrained, len(texts), losses)
+
+
+def find_rate(start: float, rise: Callable[[float], float]) -> float:
+    """The rate whose rise is nearest to AIM, of at most MOST_RATES; rises are taken to grow with the rate.
+
+    From ``start`` on by the square law of small moves, and between two rates around the aim by the line through the
+    logarithms of both. Raises ModelError if none is within a factor of two.
+
+    >>> find_rate(1.0, lambda rate: 60 * rate**2)
+    0.05
+    """
+    rises: dict[float, float] = {}
+    rate = _short(start)
+    while rate not in rises and len(rises) < MOST_RATES:
+        rises[rate] = max(rise(rate), 1e-9)  # on texts that were drawn, a small move may seem to gain
+        if 1 / _NEAR < rises[rate] / AIM < _NEAR:
+            return rate
+        below = max((r for r, d in rises.items() if d < AIM), default=None)
+        above = min((r for r, d in rises.items() if d >= AIM), default=None)
+        if below is None or above is None or below >= above:
+            by_squares = math.sqrt(AIM / rises[rate])
+            rate *= min(max(by_squares, 1 / _FARTHEST), _FARTHEST)
+        elif math.isinf(rises[above]):
+            rate = math.sqrt(below * above)
+        else:
+            low, high = (math.log(rises[r] / AIM) for r in (below, above))
+            rate = below * (above / below) ** (low / (low - high))
+        rate = _short(rate)
+    best = min(rises, key=lambda r: abs(math.log(rises[r] / AIM)))
+    if not 0.5 < rises[best] / AIM < 2:
+        raise ModelError(
+            f"no learning rate was found at which noise alone moves the model by about {AIM} nats a token",
+            why="learning_rate: auto takes the rate from what noise does to the model",
+            fix="give method.learning_rate as a number",
+        )
+    return best
+
+
+def own_texts(model: torch.nn.Module, tokenizer: Any, seed: int, told: Told) -> Examples:
+    """Drawn from the model token by token, from the public seed. Raises ModelError where none has a token."""
+    start = start_of_text(tokenizer, fix="give method.learning_rate as a number")
+    told(_WRITING, 0, TEXTS)
+    written = generate_tokens(
+        model,
+        tokenizer,
+        [start] * TEXTS,
+        max_new_tokens=_LENGTH,
+        sampling=Sampling(seed + _STREAM),
+        told=lambda done: told(_WRITING, done, TEXTS),
+    )
+    rows = [np.concatenate([start, np.array(row, dtype=np.int32)]) for row in written if row]
+    if not rows:
+        raise ModelError(
+            "the model writes no text from nothing: every one that was drawn ended at once",
+            why="learning_rate: auto takes the rate from what noise does to the model's own texts",
+            fix="give method.learning_rate as a number, or public records as auto.file to rehearse on",
+        )
+    labels = ([IGNORED, *row[1:].tolist()] for row in rows)
+    examples = (Example(ids, np.array(of, dtype=np.int32)) for ids, of in zip(rows, labels, strict=True))
+    return Examples(examples, pad_token_id=pad_token(tokenizer))
+
+
+def _after_noise(parts: Any, texts: Examples, noise: Noise, draw: int) -> Tensor:
+    """Losses of the texts after all steps of empty batches, (texts,); infinite where a matrix had no decomposition."""
+    step = trial_step(parts, texts, noise, draw)
+    try:
+        for _ in range(noise.privacy.steps):
+            step.take([])
+    except torch.linalg.LinAlgError:
+        return torch.full((len(texts),), float("inf"), dtype=torch.float64)
+    parts.install_result()
+    losses = record_losses(parts.adapter.model, texts)
+    parts.coordinates.install()
+    return losses.nan_to_num(nan=float("inf"))
+
+
+def _short(rate: float) -> float:
+    return float(f"{rate:.3g}")

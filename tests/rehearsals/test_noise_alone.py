@@ -1,0 +1,225 @@
+"""The rate at which noise alone moves the model by a set amount: found by its law, without a record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_settling import RECORDS, settings
+from tiny_models import tiny_model, tiny_tokenizer
+
+from privlora.api import fine_tune
+from privlora.config import Settings
+from privlora.data.examples import Examples
+from privlora.errors import ConfigError, ModelError
+from privlora.mechanisms import GaussianMechanism
+from privlora.rehearsals import noise_alone
+from privlora.rehearsals.kept import because, read_choice
+from privlora.rehearsals.noise_alone import AIM, MOST_RATES, find_rate, own_texts, rate_by_noise
+from privlora.rehearsals.settling import settle
+from privlora.rehearsals.trials import Noise, trial_step
+from privlora.reporting.rows import _is_settled
+from privlora.reporting.verifying import verify
+from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.files import RunFolder
+
+
+def untold(*_: Any) -> None:
+    pass
+
+
+def texts_of(model: torch.nn.Module, seed: int = 0) -> Examples:
+    return own_texts(model, tiny_tokenizer(), seed, untold)
+
+
+@pytest.mark.parametrize(
+    "rise",
+    [
+        lambda rate: 3 * rate**2,
+        lambda rate: 1e-4 * rate**2,
+        lambda rate: 1e6 * rate**2,
+        lambda rate: 0.02 * (math.exp(min(rate, 50)) - 1),
+        lambda rate: rate**2 if rate < 0.5 else math.inf,
+        lambda rate: rate**2 if rate > 0.1 else -0.001,
+        lambda rate: 2 * rate**0.7,
+    ],
+)
+def test_a_rate_near_the_aim_is_found_whatever_the_law(rise: Callable[[float], float]) -> None:
+    for start in (0.003, 0.3, 30):
+        asked: list[float] = []
+
+        def counted(rate: float, asked: list[float] = asked) -> float:
+            asked.append(rate)
+            return rise(rate)
+
+        taken = find_rate(start, counted)
+        assert 0.5 < rise(taken) / AIM < 2
+        assert taken in asked
+        assert len(asked) == len(set(asked)) <= MOST_RATES
+
+
+def test_no_rate_is_made_up_where_noise_does_nothing_or_everything() -> None:
+    for rise in (lambda rate: 0.0, lambda rate: math.inf, lambda rate: 1.0 if rate > 0.1 else 0.001):
+        with pytest.raises(ModelError, match="no learning rate was found"):
+            find_rate(0.2, rise)
+
+
+def test_texts_are_of_the_models_own_law() -> None:
+    """Their mean loss is the model's own entropy; what is drawn at another temperature has another."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(4)  # some tokens are likelier than others
+    texts = texts_of(model)
+    assert len(texts) == noise_alone.TEXTS
+    differences = []
+    for text in texts:
+        ids = torch.from_numpy(text.input_ids)[None].long()
+        assert text.labels[0] == -100
+        assert np.array_equal(text.labels[1:], text.input_ids[1:])
+        with torch.no_grad():
+            p = model(input_ids=ids).logits[0, :-1].double().log_softmax(-1)
+        entropy = -(p.exp() * p).sum(-1)
+        differences.append((-p.gather(1, ids[0, 1:, None])[:, 0] - entropy).numpy())
+    apart = np.concatenate(differences)
+    assert abs(apart.mean()) < 5 * apart.std() / len(apart) ** 0.5
+    again, other = texts_of(model), texts_of(model, seed=1)
+    assert [t.digest for t in texts] == [t.digest for t in again] != [t.digest for t in other]
+
+
+def divergence(model: torch.nn.Module, chosen: Settings, rate: float, texts: Examples) -> float:
+    """KL(p0 || p) per token after all steps of noise, over whole distributions and not over what was drawn."""
+    plan, _ = plan_privacy(chosen, model)
+    parts = build_parts(chosen, model, PublicStart(tiny_tokenizer()))
+    rows = [torch.from_numpy(text.input_ids)[None].long() for text in texts]
+    with torch.no_grad():
+        before = [model(input_ids=ids).logits[0, :-1].double().log_softmax(-1) for ids in rows]
+        found = []
+        for draw in range(2):
+            with parts.adapter:
+                states = parts.states()
+                parts.hyper = replace(parts.hyper, learning_rate=rate)
+                step = trial_step(
+                    parts, texts, Noise(plan.event.noise_multiplier, chosen.privacy, chosen.privacy.n), draw
+                )
+                for _ in range(chosen.privacy.steps):
+                    step.take([])
+                parts.install_result()
+                for ids, p in zip(rows, before, strict=True):
+                    q = model(input_ids=ids).logits[0, :-1].double().log_softmax(-1)
+                    found.append((p.exp() * (p - q)).sum(-1))
+                parts.take_states(states)
+        return float(torch.cat(found).mean())
+
+
+@pytest.mark.parametrize("row", ["prism", "dp-adamw"])
+def test_the_rate_moves_the_model_by_the_aim(row: str) -> None:
+    chosen = settings(None, method={"name": row}, privacy={"steps": 3})
+    model = tiny_model()
+    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    rate = found.settings.method.learning_rate
+    assert rate is not None
+    open_ = chosen.model_copy(update={"auto": None})
+    assert divergence(model, open_, rate, texts_of(model)) == pytest.approx(AIM, rel=0.5)
+    assert found.facts["rows"][0]["learning_rate"] == rate
+    assert found.settings.auto is None
+
+
+@pytest.mark.parametrize("row", ["dp-sgd", "dp-zo", "projected", "ffa"])
+def test_other_rows_have_one_too_and_the_model_is_given_back(row: str) -> None:
+    chosen = settings(None, method={"name": row}, privacy={"steps": 1})
+    model = tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    taken, untrained = found.facts["rows"][0], found.facts["untrained"]
+    assert 0.5 < (taken["loss"] - untrained) / AIM < 2
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty batch a step, all steps of the run, sigma C / b in each coordinate of the mean."""
+    stds: list[float] = []
+    release = GaussianMechanism.release
+
+    def noted(self: GaussianMechanism, *total: Any) -> Any:
+        event: Any = self.event
+        stds.append(event.noise_multiplier * self.clip_norm / self.expected_batch_size)
+        return release(self, *total)
+
+    def no_gradient(*_: Any, **__: Any) -> None:
+        raise AssertionError("a record took part")
+
+    monkeypatch.setattr(GaussianMechanism, "release", noted)
+    monkeypatch.setattr("privlora.training.step.micro_batch_gradients", no_gradient)
+    chosen = settings(None, privacy={"noise_multiplier": 1.5, "clip_norm": 0.3, "steps": 4})
+    model = tiny_model()
+    _, facts = rate_by_noise(
+        chosen.model_copy(update={"auto": None}), plan_privacy(chosen, model)[0], model, tiny_tokenizer()
+    )
+    assert stds == pytest.approx([1.5 * 0.3 / 12] * len(stds))
+    assert len(stds) == 4 * noise_alone._DRAWS * len(facts["losses"])
+
+
+def test_a_clip_norm_still_needs_public_records() -> None:
+    with pytest.raises(ConfigError, match="clip_norm is to be chosen on public records, and there are none"):
+        settings(None, privacy={"clip_norm": "auto"})
+    for groups in ({"data": {"label": "label", "labels": 2}}, {"privacy": {"bands": 2}}):
+        with pytest.raises(ConfigError, match="learning_rate=auto does not go with"):
+            settings(None, **groups)
+
+
+def test_a_model_that_writes_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        noise_alone, "generate_tokens", lambda model, tokenizer, prompts, **_: [[]] * len(prompts)
+    )
+    with pytest.raises(ModelError, match="the model writes no text from nothing"):
+        texts_of(tiny_model())
+
+
+def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
+    def run(records: list[dict[str, str]], name: str) -> Any:
+        return fine_tune(
+            tiny_model(),
+            records,
+            tokenizer=tiny_tokenizer(),
+            output=tmp_path / name,
+            columns={"max_length": 16},
+            privacy={
+                "noise_multiplier": 1.0,
+                "delta": 1e-4,
+                "steps": 2,
+                "expected_batch_size": 12,
+                "public_dataset_size": 24,
+            },
+            adapter={"r": 2},
+            method={"learning_rate": "auto"},
+        )
+
+    result = run(RECORDS, "run")
+    folder = RunFolder(tmp_path / "run")
+    facts = read_choice(folder)
+    assert facts is not None
+    assert "the run's noise alone, without a record, moves the model by 0.1" in because(facts)
+    assert facts == result.report["method"]["choice"]
+    page = " ".join((folder.release / "report.html").read_text("utf-8").split())
+    assert "noise alone, without a record" in page
+    assert result.report["method"]["learning_rate"] == facts["rows"][0]["learning_rate"]
+    assert all(check.passed is not False for check in verify(tmp_path / "run").checks)
+    # Whatever the records are: nothing of them has a part in it.
+    run([{"text": f"other {i * i}"} for i in range(31)], "other")
+    assert read_choice(RunFolder(tmp_path / "other")) == facts
+
+
+def test_planted_choices_are_found() -> None:
+    row = {"name": "prism", "learning_rate": 0.02, "loss": 1.5, "spread": None, "draws": 2}
+    facts = {"row": "prism", "rows": [row], "aim": AIM, "of_its_own": 64, "untrained": 1.35}
+    report = {"method": {"name": "prism", "learning_rate": 0.02}, "statement": {"clip_norm": 1.0}}
+    assert _is_settled(facts, report)
+    assert not _is_settled({**facts, "of_its_own": 0.5}, report)
+    assert not _is_settled({**facts, "aim": 0.1500001234}, report)
