@@ -6,8 +6,8 @@
         --table benchmarks/results/fair.jsonl
 
 A line is one row at one rate: the rise of the loss on texts that the model wrote itself, after all steps of a run of
-noise and of nothing else. The table has the share of its best gain that each row keeps, on each task of the fair table, at the rate
-where that rise is 0.05 to 0.4 nats a token: between measured rates along straight lines over the logarithm of the rise.
+noise and of nothing else. The table has the share of its best gain that each row keeps, on each task of the fair table,
+at the rate where that rise is 0.05 to 0.4 nats a token: between measured rates along straight lines over its logarithm.
 """
 
 from __future__ import annotations

@@ -234,7 +234,10 @@ MISSING = {
     "a backward pass": ("model.attn_implementation=flex_attention", "flex_attention does not train here"),
     "a device": ("model.device=cuda:77", "'cuda:77' is not available here"),
     "packed weights spread": ("model.quantization=4bit", "packed weights are not taken apart"),
+    "a rate that one process finds": ("method.learning_rate=auto", "what is auto is found by one process"),
 }
+SPREAD = ("packed weights spread", "a rate that one process finds")
+"""Which several processes refuse."""
 
 
 @pytest.mark.parametrize("name", MISSING)
@@ -242,7 +245,7 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     name: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     override, words = MISSING[name]
-    given = [override, *(["model.fully_shard=true"] if "quantization" in override else ["model.device=cpu"])]
+    given = [override, *(["model.fully_shard=true"] if name in SPREAD else ["model.device=cpu"])]
     if "device=" in override:
         given = [override]
     write_records(config.parent / "records.jsonl")
@@ -252,7 +255,7 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     assert words in planned.out
     (found,) = call(capsys, "plan", config, *given, "--json").json["refused_here"]
     assert words in found
-    if "fully_shard" not in given[-1]:  # which several processes refuse
+    if name not in SPREAD:
         refuses(capsys, config.parent, ["train", config, *given], found.split(": ")[-2], quiet=False)
     assert call(capsys, "plan", config, "--json").json["refused_here"] == []
 

@@ -124,6 +124,8 @@ def test_a_file_of_this_shape(shape: str, base: Path, here: Path, capsys: pytest
     assert settings.data.max_length <= 128
     assert settings.privacy.target_epsilon == 3
     assert settings.run.tokens_per_micro_batch == "auto"
+    by_noise = settings.auto is not None and settings.auto.rate_by_noise
+    assert by_noise == (settings.data.chosen is None)
     for said in (text, outcome.out, outcome.err):
         assert "Greta" not in said
         assert "cough" not in said
@@ -157,7 +159,7 @@ def test_few_records_take_what_was_measured_on_few(
 ) -> None:
     settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(210, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 40)
-    assert "write name: auto here" in text
+    assert "write name: auto here, without a learning_rate" in text
     (here / "run.yaml").unlink()
     settings, _, outcome = started(capsys, jsonl(here / "e.jsonl", rows(3, text=SECRET)), "--model", base)
     assert settings.privacy.b == 1

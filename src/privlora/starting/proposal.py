@@ -77,7 +77,7 @@ def propose(
         notes.append(
             f"so few {'users' if asked.user else 'records'} can hardly be learnt from with privacy: expect little"
         )
-    _method(draft, numbers)
+    _method(draft, numbers, texts=draft.get("data.chosen") is None)
     name = asked.stem if asked.target is None else asked.target.stem
     draft.put("run.output", str(free(Path("runs") / name)), "release/ may be published, private/ never")
     often = numbers.steps // _CHECKPOINTS
@@ -161,7 +161,7 @@ def _data(
         draft.remark(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
-            f"label: {found.label}",
+            f"label: {found.label}   # and remove method.learning_rate",
             "labels: 2   # all that there can be: how many, or their names, as [no, yes]. PUBLIC",
         )
     draft.remark(
@@ -262,18 +262,25 @@ def _propose_users(draft: Draft, found: Survey, column: str) -> None:
     )
 
 
-def _method(draft: Draft, numbers: Numbers) -> None:
+def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
+    """texts: whether it learns to write them, and no preferences."""
     draft.put("method.name", "prism", "`privlora methods` lists the others")
+    if texts:
+        draft.put(
+            "method.learning_rate",
+            AUTO,
+            "found before the run begins, from what its noise alone does to the model: no record takes part",
+        )
     draft.remark(
         "method",
-        "Its learning rate follows from the steps and the size of the model's weights (docs/methods.md). A number of",
-        "your own is a share of each weight's norm; with relative_rate: false it is in entries, as AdamW's.",
+        "A learning rate of your own is a share of each weight's norm; with relative_rate: false it is in entries, as",
+        "AdamW's (docs/methods.md).",
     )
-    if not numbers.few:
+    if not numbers.few and texts:
         draft.remark(
             "method",
-            "learning_rate: auto   # rehearsed on PUBLIC records like yours, since tries on these cost. It goes with",
-            "  auto: {file: public.jsonl}   as a group of its own (docs/choosing.md)",
+            "With PUBLIC records like yours, rates are rehearsed on them: write the group",
+            "  auto: {file: public.jsonl}   (docs/choosing.md)",
         )
         return
     draft.put(
@@ -284,7 +291,7 @@ def _method(draft: Draft, numbers: Numbers) -> None:
     draft.remark(
         "method",
         "With PUBLIC texts of a similar kind, other rows may learn more from so few records, and auto rehearses which",
-        "does (docs/few-records.md): write name: auto here and add",
+        "does (docs/few-records.md): write name: auto here, without a learning_rate, and add",
         "  synthesis: {generator: file, file: public.jsonl}",
     )
 

@@ -113,6 +113,11 @@ def wrong_in_several(settings: Settings, *, given: bool) -> Iterator[tuple[str, 
             f"{spread} public texts are written and gone through by one process",
             f"remove the group synthesis{unspread}",
         ),
+        (
+            model.fully_shard and settings.auto is not None and bool(settings.auto.choose),
+            f"{spread} what is auto is found by one process, which would wait for the others",
+            f"give a number in the place of auto{unspread}",
+        ),
     ):
         if wrong:
             yield what, fix
