@@ -47,21 +47,20 @@ def accounting(steps: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def saying(what: str, *, elsewhere: str | None = None) -> Iterator[None]:
-    """Says on a terminal what takes seconds. elsewhere: a line for logs and pipes, of what takes longer."""
+def saying(what: str) -> Iterator[None]:
+    """Says what takes seconds: on a terminal while it does, as a line of a log or a pipe when it begins."""
     console = err()
     if not console.is_terminal:
-        if elsewhere is not None:
-            console.print(elsewhere)
+        console.print(what)
         yield
         return
     with console.status(what):
         yield
 
 
-def loading(*, elsewhere: str | None = None) -> contextlib.AbstractContextManager[None]:
-    """Says on a terminal that torch and transformers are being imported, which takes seconds. elsewhere: as there."""
-    return saying("loading torch and transformers", elsewhere=elsewhere)
+def loading() -> contextlib.AbstractContextManager[None]:
+    """Says that torch and transformers are being imported, which takes seconds."""
+    return saying("loading torch and transformers")
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def plan(
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.methods import CHOICES, far_rate, find_row
-            from privlora.rehearsals.choosing import rows_of_choice
+            from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
             from privlora.rehearsals.settling import refuse_unrehearsed
             from privlora.reporting.limits import not_protected
             from privlora.training.assembly import plan_privacy, refuse_misfits
@@ -90,6 +90,8 @@ def plan(
         )
         refuse_misfits(settings, method)
         _look_at_public_texts(settings, method, advise)
+        if advise:
+            rows_to_advise_on(asked)
         settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
         with accounting(settings.privacy.steps):
@@ -105,7 +107,7 @@ def plan(
             _print(_privacy_rows(facts, planned), shown)
         fitted = memory = None
         if model is not None and not no_memory:
-            with saying(_ON_PAPER, elsewhere=_ON_PAPER):
+            with saying(_ON_PAPER):
                 settings, fitted = as_planned(settings, model)
                 memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         statement = None
@@ -281,6 +283,17 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     }
 
 
+def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That a learning rate is far from the row's own, or the unit in which it is where it is not in entries.
+
+    content: far_rate, hyperparameters and default_rate of a plan.
+    """
+    if content["far_rate"] is not None:
+        return [("rate", content["far_rate"])]
+    relative = content["hyperparameters"]["relative_rate"]
+    return [("rate", in_size_of_weights(content["default_rate"]))] if relative else []
+
+
 def in_size_of_weights(default: float) -> str:
     """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
     from privlora.methods import RELATIVE_IN_WORDS
@@ -355,10 +368,8 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
-    if content["far_rate"] is not None:
-        rows.append(("rate", content["far_rate"]))
-    elif "rows" not in content and content["hyperparameters"]["relative_rate"]:
-        rows.append(("rate", in_size_of_weights(content["default_rate"])))
+    if "rows" not in content:
+        rows += rate_rows(content)
     if content["rehearsed"]:
         names = " and ".join(content["rehearsed"])
         words = "chosen on auto.file before the run begins, at no epsilon; what stands here is the default"
