@@ -170,7 +170,7 @@ def _finished(
         _refuse_folder_of_a_federation(target)
     settings_of_finished(target, secrets=secrets, members=members, non_members=non_members)
     with quiet_libraries():
-        with loading():
+        with loading(piped=True):
             from privlora.auditing.finished_run import audit_finished
             from privlora.auditing.page import at_most_of_finished, write_finished
 
@@ -236,7 +236,7 @@ def _one_run(
     settings = _settings(config, overrides, output, "audit")
     folder = settings.run.output
     with quiet_libraries():
-        with loading():
+        with loading(piped=True):
             from privlora.accounting import read_ledger
             from privlora.auditing.canary_run import audit_run, read_state
             from privlora.auditing.exposure import exposure_of_scores
@@ -306,7 +306,7 @@ def _shadows(
     settings = _settings(config, overrides, output, "shadows")
     folder = Path(settings.run.output)
     with quiet_libraries():
-        with loading():
+        with loading(piped=True):
             from privlora.auditing.page import at_most_of_shadows, write_shadows
             from privlora.auditing.shadows import audit_shadows
             from privlora.training.files import RunFolder
@@ -354,7 +354,7 @@ def _federation(
     as_json: bool,
 ) -> None:
     with quiet_libraries():
-        with loading():
+        with loading(piped=True):
             from privlora.auditing.federation import audit_federation
             from privlora.auditing.federation_page import at_most_of_rounds, write_federation
             from privlora.auditing.page import PAGE

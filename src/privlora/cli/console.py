@@ -47,20 +47,21 @@ def accounting(steps: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def saying(what: str) -> Iterator[None]:
-    """Says what takes seconds: on a terminal while it does, as a line of a log or a pipe when it begins."""
+def saying(what: str, *, piped: bool = False) -> Iterator[None]:
+    """Says on a terminal what takes seconds. piped: also as a line of logs and pipes, when it begins."""
     console = err()
     if not console.is_terminal:
-        console.print(what)
+        if piped:
+            console.print(what)
         yield
         return
     with console.status(what):
         yield
 
 
-def loading() -> contextlib.AbstractContextManager[None]:
-    """Says that torch and transformers are being imported, which takes seconds."""
-    return saying("loading torch and transformers")
+def loading(*, piped: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Says on a terminal that torch and transformers are being imported, which takes seconds. piped: as there."""
+    return saying("loading torch and transformers", piped=piped)
 
 
 @contextlib.contextmanager

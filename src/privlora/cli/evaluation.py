@@ -134,7 +134,7 @@ def evaluate(
     if per_example and not as_json:
         raise ConfigError("--per-example is printed with --json only", fix="add --json")
     with quiet_libraries():
-        with loading():
+        with loading(piped=True):
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
 
         if settings.label is not None:
@@ -324,7 +324,7 @@ def _task(
 def _read(path: str | list[str], data: DataSettings) -> list[Record]:
     from privlora.data.records import load_records
 
-    with saying("reading the records"):
+    with saying("reading the records", piped=True):
         return load_records(path, format=data.format, limit=data.limit)
 
 
@@ -333,7 +333,7 @@ def _load(
 ) -> tuple[torch.nn.Module, Any]:
     from privlora.training.models import load_model
 
-    with saying("loading the model"):
+    with saying("loading the model", piped=True):
         model, tokenizer = load_model(settings, head)
         return (model if adapter is None else with_adapter(model, adapter)), tokenizer
 

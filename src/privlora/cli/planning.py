@@ -107,7 +107,7 @@ def plan(
             _print(_privacy_rows(facts, planned), shown)
         fitted = memory = None
         if model is not None and not no_memory:
-            with saying(_ON_PAPER):
+            with saying(_ON_PAPER, piped=settings.run.tokens_per_micro_batch == "auto"):
                 settings, fitted = as_planned(settings, model)
                 memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         statement = None
