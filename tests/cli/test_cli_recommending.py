@@ -77,7 +77,7 @@ def test_it_advises_larger_batches_and_writes_a_page(
         ("records.jsonl", [], "error: --public names "),
         ("few.jsonl", ["privacy.bands=2"], "error: --public does not go with privacy.bands, since"),
         ("few.jsonl", ["privacy.bands=2"], "Fix: leave out --public"),
-        ("few.jsonl", ["method.name=adamw"], "method.name=adamw adds no noise"),
+        ("few.jsonl", ["method.name=wishart-m2"], "error: --public does not go with method 'wishart-m2'"),
         ("12", [], "error: --public holds 5 records"),
         ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 records"),
     ],
