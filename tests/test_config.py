@@ -16,6 +16,7 @@ from privlora.config import (
     checked,
     load_settings,
     method_names,
+    rows,
     settings_from,
 )
 from privlora.errors import ConfigError
@@ -281,7 +282,12 @@ def test_unknown_and_missing_settings_and_a_wrong_method_are_told_at_once() -> N
 def test_names_of_methods_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     from privlora.methods import CHOICES, METHODS, VOTE_METHODS
 
-    assert sorted(method_names.ROWS) == sorted([*METHODS, *VOTE_METHODS, *CHOICES])
+    assert {**METHODS, **VOTE_METHODS}.keys() == rows.ROWS.keys()
+    for name, row in {**METHODS, **VOTE_METHODS}.items():
+        assert rows.ROWS[name] == row.row
+    monkeypatch.setattr(method_names, "_tables", [])
+    assert sorted(method_names.known()) == sorted([*METHODS, *VOTE_METHODS, *CHOICES])
+    monkeypatch.undo()
     monkeypatch.setitem(METHODS, "prsm", METHODS["prism"])  # a row of one's own
     assert "prsm" in method_names.known()
     with pytest.raises(ConfigError, match=r"^settings: privacy: delta is missing\. "):

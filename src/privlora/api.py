@@ -17,6 +17,7 @@ from privlora.calling import (
     TO_RESUME,
     Source,
     given_records,
+    once_each,
     refuse_moved,
     refuse_no_mapping,
     refuse_other_names,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from privlora.federated.run import Federated
 
 
+@once_each
 def fine_tune(
     model: str | Path | torch.nn.Module,
     data: Source,
@@ -142,6 +144,7 @@ def _unheard(page: Path) -> None:
     """Of a profile that only `Result` has to tell of."""
 
 
+@once_each
 def federate(
     model: str | Path | torch.nn.Module,
     data: Source | Mapping[str, Source],
@@ -218,6 +221,7 @@ def federate(
     )
 
 
+@once_each
 def resume_federation(
     root: str | Path,
     *,
@@ -304,6 +308,7 @@ def train_run(
         return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
 
 
+@once_each
 def resume_run(
     root: str | Path,
     *,

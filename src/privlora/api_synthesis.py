@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from privlora.api import Result, train_run
-from privlora.calling import Source, given_records, settings_of_call, with_generator
+from privlora.calling import Source, given_records, once_each, settings_of_call, with_generator
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.reporting.publication import read_report
@@ -33,6 +33,7 @@ class SynthesisResult(Result):
     folder: Path
 
 
+@once_each
 def synthesize(
     model: str | Path | torch.nn.Module,
     data: Source | None = None,

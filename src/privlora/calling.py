@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
@@ -84,6 +86,33 @@ def refuse_other_names(
         if fix is None:
             raise TypeError(f"{function}() has no argument {name!r}")
         raise ConfigError(f"{function} has no argument {name}", fix=fix)
+
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    """The same function, which raises ConfigError for an argument that is given by its place and by its name."""
+    places = [
+        parameter.name
+        for parameter in inspect.signature(call).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+
+    @functools.wraps(call)
+    def checked(*args: _Given.args, **options: _Given.kwargs) -> _Found:
+        for name in places[: len(args)]:
+            if name in options:
+                own = "; fields of the group data, as text or max_length, are the argument columns"
+                raise ConfigError(
+                    f"{call.__name__} is given {name} twice, by its place and by its name",
+                    why="which of the two is meant is not to be guessed",
+                    fix=f"leave out {name}=…{own if name == 'data' else ''}",
+                )
+        return call(*args, **options)
+
+    return checked
 
 
 def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:

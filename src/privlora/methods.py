@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,8 +14,9 @@ import torch
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, method_names
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, method_names, rows
 from privlora.config.method_names import unknown_method
+from privlora.config.rows import Row, cannot_clip, no_optimizer, no_unit
 from privlora.coordinates import (
     Coordinates,
     DirectionCoordinates,
@@ -36,10 +38,12 @@ from privlora.coordinates.starts import (
     Subspaces,
     factor_start,
     projected_start,
+    refuse_subspace_start,
+    refuse_tangent_start,
     span_start,
     tangent_start,
 )
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
@@ -189,6 +193,24 @@ class Method:
         return SPACES[self.space].coordinates
 
     @property
+    def charges_projections(self) -> bool:
+        """Whether a projection of its coordinates is part of what is charged."""
+        own, plain = (
+            inspect.getattr_static(kind, "event_layers_of") for kind in (self.coordinates, Coordinates)
+        )
+        return own is not plain
+
+    @property
+    def row(self) -> Row:
+        """What settings may ask of it."""
+        return Row(
+            self.optimizers,
+            self.clippings,
+            private=self.private,
+            relative=SPACES[self.space].weight_unit is not None,
+        )
+
+    @property
     def rate_falls(self) -> bool:
         """Whether the default learning rate falls with the root of the steps: where noise limits how far a run may go.
 
@@ -205,13 +227,7 @@ class Method:
         """
         relative = self.relative_rate if asked is None else asked
         if relative and SPACES[self.space].weight_unit is None:
-            raise ConfigError(
-                f"method.relative_rate=true cannot be used with method {self.name!r}",
-                why="what it releases belongs to no single module, so no module's frozen weight says how far a step "
-                "may move it; ignored, the rate would be one in entries",
-                fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as "
-                "prism or dp-adamw",
-            )
+            raise no_unit(self.name)
         return relative
 
     def rate_of(self, steps: int, *, private: bool = True, relative: bool | None = None) -> float:
@@ -241,10 +257,7 @@ class Method:
         """``name``, or the default for None. Raises ConfigError for one that the row does not have."""
         chosen = name or self.optimizer
         if chosen not in self.optimizers:
-            raise ConfigError(
-                f"method {self.name!r} has no optimizer {named(chosen)}",
-                fix=f"one of {', '.join(self.optimizers)}",
-            )
+            raise no_optimizer(self.name, chosen, self.optimizers)
         return chosen
 
     def optimizer_settings(
@@ -297,11 +310,7 @@ class Method:
         optimizer = self.choose_optimizer(chosen.optimizer)
         clipping = given.get("clipping", self.clipping)
         if clipping not in self.clippings:
-            raise ConfigError(
-                f"method {self.name!r} cannot clip as clipping={clipping!r} does",
-                why="what that does to a unit is not defined in its coordinates",
-                fix=f"one of {', '.join(self.clippings)}",
-            )
+            raise cannot_clip(self.name, clipping, self.clippings)
         if given.get("averaging") and self.coordinates.dense:
             raise ConfigError(
                 f"method {self.name!r} cannot average its iterates",
@@ -309,6 +318,7 @@ class Method:
                 fix="remove method.averaging",
             )
         relative = self.is_relative(chosen.relative_rate)
+        _refuse_start(self, init or self.init)
         return Hyperparameters(
             optimizer=optimizer,
             init=init or self.init,
@@ -632,7 +642,14 @@ CHOICES: dict[str, Choice] = {
 }
 """Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
 
+
+def _row(name: str) -> Row | None:
+    found = METHODS.get(name) or VOTE_METHODS.get(name)
+    return None if found is None else found.row
+
+
 method_names.ask(lambda: [*METHODS, *VOTE_METHODS, *CHOICES])
+rows.ask(_row)
 
 
 def find_method(name: str) -> Method:
@@ -689,13 +706,27 @@ def far_rate(settings: Settings) -> str | None:
     )
 
 
+def _start_of(method: Method) -> Callable[..., Coordinates]:
+    """How its coordinates start, or those inside a span of public gradients."""
+    start = SPACES[method.space].start
+    inner = getattr(start, "keywords", {}).get("inner", start)
+    found: Callable[..., Coordinates] = getattr(inner, "func", inner)
+    return found
+
+
+def _refuse_start(method: Method, init: str) -> None:
+    """Raise ConfigError for an adapter.init that the row's coordinates do not have, as far as no adapter is needed."""
+    start = _start_of(method)
+    if start is factor_start:
+        refuse_tangent_start(init)
+    elif start is projected_start:
+        refuse_subspace_start(init)
+
+
 def uses_lora_alpha(name: str) -> bool:
     """Whether what a row learns depends on lora_alpha: its adapter's factors themselves are moved."""
-    if name not in METHODS:
-        return True  # which row will be taken, or what votes train by ordinary steps
-    start = SPACES[METHODS[name].space].start
-    inner = getattr(start, "keywords", {}).get("inner", start)
-    return getattr(inner, "func", inner) is factor_start
+    # Else it is not known which row will be taken, or votes train by ordinary steps.
+    return name not in METHODS or _start_of(METHODS[name]) is factor_start
 
 
 def build(

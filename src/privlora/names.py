@@ -13,6 +13,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 UNNAMED = "unnamed"
 """Of a loaded model that does not say where it is from."""
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""What peft writes of an adapter: its configuration and its weights."""
+
 
 def is_local(name: str) -> bool:
     """Whether a model or an adapter of this name is a folder of this machine, as loaders look for it."""

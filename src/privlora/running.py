@@ -40,7 +40,7 @@ from privlora.training.identity import (
     refuse_others,
     refuse_unlike_processes,
 )
-from privlora.training.inputs import Data, fitted, load_data
+from privlora.training.inputs import Data, fitted, load_data, refuse_unfit_first
 from privlora.training.loggers import Service, loggers
 from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
 from privlora.training.models import (
@@ -80,8 +80,16 @@ def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
     """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
+    begins = getattr(given.observer, "on_phase", None) or (lambda _: None)
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
+    if fresh and given.model is None:
+
+        def look() -> None:
+            refuse_unfit_first(settings, given.tokenizer, given.records, given.evaluation)
+
+        ranks.same(look)
+    begins("loading the model")
     if settings.model.fully_shard and ranks.size > 1:
         model, own = load_sharded(settings.model, ranks)
         tokenizer = own if given.tokenizer is None else given.tokenizer
@@ -119,6 +127,7 @@ def train_and_publish(
         cache = None if fresh else folder.tokens
         whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
         sources = given.records, given.evaluation
+        begins("reading the records")
         data = load_data(settings, tokenizer, *sources, model=model, cache=cache, whose=whose)
         if given.on_data is not None:
             given.on_data(data.summary, settings)
@@ -140,6 +149,7 @@ def train_and_publish(
     with unchanged_afterwards(model):
         if settings.data.label is not None:
             padded_as(model, tokenizer)
+        begins("preparing the first step")
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
         with parts.adapter:

@@ -86,6 +86,11 @@ class Screen(RichObserver):
         for what in odd:
             self.on_warning(f"{what}. PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}")
 
+    def on_phase(self, what: str) -> None:
+        """On a terminal alone: others need no sign of life of a call that they wait for."""
+        if self._console.is_terminal:
+            super().on_phase(what)
+
     def on_private_loss(self, step: int, loss: float) -> None:
         """On a terminal alone, whatever run.show_private_loss says."""
         if self._console.is_terminal:

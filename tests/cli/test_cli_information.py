@@ -143,3 +143,13 @@ def test_ctrl_c_in_a_demo_is_one_line(
     ended = call(capsys, "demo", "--few")
     assert (ended.code, ended.out) == (130, "")
     assert ended.err == "interrupted: the demo is not whole; run it again for all of it\n"
+
+
+def test_plain_lora_is_told_its_names_before_torch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.cli.information.loading", None)  # it would be called
+    told = call(capsys, "methods", "lora")
+    assert told.code == 2
+    assert "plain DP-LoRA is dp-adamw or dp-sgd" in told.err
+    assert "lora+, lora-fa and lora-rite" in told.err

@@ -387,7 +387,7 @@ def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auto = "run.tokens_per_micro_batch=auto"
-    line = "loading torch, transformers and the model, to take steps on paper for run.tokens_per_micro_batch=auto\n"
+    line = "taking steps on paper, to tell their memory\n"
     for more in ([], ["--json"]):
         assert call(capsys, "plan", config, auto, *more).err == line
         assert call(capsys, "plan", config, *more).err == ""
@@ -399,8 +399,32 @@ def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     )
     assert call(capsys, "plan", config, auto).code == 0
     assert "loading torch and transformers" in shown.getvalue()
-    assert "taking steps on paper, to tell their memory" in shown.getvalue()
-    assert line.strip() not in shown.getvalue()
+    assert line.strip() in shown.getvalue()
+
+
+def test_privacy_is_told_before_the_steps_on_paper_which_may_be_left_out(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+
+    def measured(*_: object) -> None:
+        told.append(capsys.readouterr().out)
+
+    whole = call(capsys, "plan", config).out
+    monkeypatch.setattr("privlora.cli.memory.as_planned", lambda settings, _: (measured() or settings, None))
+    rest = call(capsys, "plan", config).out
+    assert told[0].startswith("promise ")
+    assert "\nepsilon " in told[0]
+    assert "memory" not in told[0]
+    assert "memory      " in rest
+    assert told[0] + rest == whole
+    without = call(capsys, "plan", config, "--no-memory").out
+    assert "memory      not asked for (--no-memory)\n" in without
+    assert "peak" not in without
+    found = call(capsys, "plan", config, "--no-memory", "--json").json
+    assert found["memory"] is None
+    assert found["cost"]["epsilon"] > 0
+    assert len(told) == 1
 
 
 def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

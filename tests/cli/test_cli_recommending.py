@@ -77,7 +77,7 @@ def test_it_advises_larger_batches_and_writes_a_page(
         ("records.jsonl", [], "error: --public names "),
         ("few.jsonl", ["privacy.bands=2"], "error: --public does not go with privacy.bands, since"),
         ("few.jsonl", ["privacy.bands=2"], "Fix: leave out --public"),
-        ("few.jsonl", ["method.name=adamw"], "error: --public does not go with method 'adamw'"),
+        ("few.jsonl", ["method.name=wishart-m2"], "error: --public does not go with method 'wishart-m2'"),
         ("12", [], "error: --public holds 5 records"),
         ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 records"),
     ],
@@ -144,6 +144,22 @@ def test_refusals(
 ) -> None:
     given = [str(folder / word) if word.endswith(".jsonl") else word for word in words]
     check(call(capsys, "recommend", config, *given), told)
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "--public: "), ("", "--public: no records in")])
+def test_public_records_are_looked_for_before_anything_is_loaded(
+    content: str | None,
+    words: str,
+    config: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = folder / "public.jsonl"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr("privlora.cli.recommending.loading", None)  # it would be called
+    refuses(capsys, folder, ["recommend", config, "--public", file], words)
 
 
 def test_a_folder_is_no_page(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

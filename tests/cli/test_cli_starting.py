@@ -545,3 +545,23 @@ def test_no_exact_number_of_records_or_users_is_told(
     for said in (text, outcome.out, outcome.err):
         assert "4307" not in said
         assert "950" not in said
+
+
+def test_a_name_that_is_no_folder_is_said_to_be_the_hubs(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jsonl(here / "d.jsonl", rows(300, text=SECRET))
+    (here / "models" / "stories260K").mkdir(parents=True)
+    (here / "models" / "stories260K" / "config.json").write_text("{}")
+    monkeypatch.chdir(here)
+    told = call(capsys, "init", "d.jsonl", "--model", "stories260k")
+    assert told.code == 0, told.err
+    assert (
+        "note: model 'stories260k' is no folder here, so the hub will be asked for it by that name. "
+        in told.err
+    )
+    assert "Did you mean a folder? Then give --model models/stories260K\n" in told.err
+    other = call(capsys, "init", "d.jsonl", "--model", "gpt2", "--output", "o.yaml")
+    assert "for it by that name\n" in other.err
+    local = call(capsys, "init", "d.jsonl", "--model", base, "--output", "l.yaml")
+    assert "hub" not in local.err

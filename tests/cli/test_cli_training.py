@@ -89,7 +89,11 @@ def test_what_is_not_private_says_so(
     ended = call(capsys, "train", write_config(folder, settings))
     assert ended.code == 0, ended.err
     assert "NOT PRIVATE" in ended.out
-    assert "NOT PRIVATE" in ended.err.splitlines()[0]
+    begun = ended.err.splitlines()
+    assert begun[0] == "loading torch and transformers"
+    assert "NOT PRIVATE" in begun[1]
+    phases = ["loading the model", "reading the records", "preparing the first step"]
+    assert [line for line in begun if line in phases] == phases
     assert "ε" not in ended.out + ended.err
     assert "over already" not in ended.err
     again = call(capsys, "resume", folder / "run", "--json")

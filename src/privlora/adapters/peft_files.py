@@ -22,12 +22,11 @@ from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.quantised import bits
 from privlora.adapters.targets import find_targets, is_conv1d
 from privlora.errors import ModelError, PrivloraError, named
-from privlora.names import published_name
+from privlora.names import ADAPTER_FILES, published_name
 
 _PREFIX = "base_model.model."
 _LONGEST_PATH = 200  # of a folder that is not there, in an error
-WEIGHTS_NAME = "adapter_model.safetensors"
-CONFIG_NAME = "adapter_config.json"
+CONFIG_NAME, WEIGHTS_NAME = ADAPTER_FILES
 
 
 def lora_scaling(lora_alpha: float, rank: int, use_rslora: bool) -> float:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from privlora.accounting import LedgerSummary, read_ledger
-from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
+from privlora.auditing.asked import settings_of_finished
 from privlora.auditing.bounds import Floats, one_run_epsilon
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
-from privlora.config import Settings, kept_settings
-from privlora.data.records import load_records, refuse_missing, text_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, reason_of
-from privlora.training.files import RunFolder, no_run
+from privlora.config import Settings
+from privlora.data.records import load_records, text_of
+from privlora.errors import DataError, ModelError, reason_of
+from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
 
@@ -161,23 +161,8 @@ def audit_finished(
     Raises ConfigError if nothing is given to audit with, RunError for a run without an adapter, DataError for files
     that cannot be used.
     """
-    if (members is None) != (non_members is None):
-        raise ConfigError("--members and --non-members go together", fix="give both, or neither")
-    if secrets is None and members is None:
-        raise ConfigError(
-            "there is nothing to audit with",
-            fix="give --secrets, or --members and --non-members; or a configuration with --one-run",
-        )
+    settings = settings_of_finished(root, secrets=secrets, members=members, non_members=non_members)
     folder = RunFolder(Path(root))
-    if not folder.settings.exists():
-        raise no_run(Path(root))
-    if not all((folder.release / name).exists() for name in (CONFIG_NAME, WEIGHTS_NAME)):
-        raise RunError(
-            f"the run in {str(root)!r} is not finished: it has no adapter",
-            fix=f"finish it with `privlora resume {root}`",
-        )
-    settings = kept_settings(folder.settings)
-    settings.refuse_labels("an audit")
     # A member is one record, with one loss.
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"chunk": False})})
     summary = read_ledger(folder.ledger) if settings.privacy.private else None
@@ -185,8 +170,6 @@ def audit_finished(
     delta = summary.plan.delta if summary is not None else _DELTA
     planted = read_secrets(secrets) if secrets is not None else None
     files = None if members is None or non_members is None else (members, non_members)
-    for file in files or ():
-        refuse_missing(file, format=settings.data.format)
     found = _measure(folder, settings, planted, files, limit, on_stage)
     leakage, losses = found
     return FinishedAudit(
@@ -214,9 +197,11 @@ def _measure(
     limit: int | None,
     on_stage: Callable[[str], None],
 ) -> tuple[tuple[Leakage, Leakage] | None, _Losses | None]:
+    on_stage("loading the model")
     model, tokenizer = load_model(settings.model)
     examples = None
     if files is not None:
+        on_stage("reading the records")
         records = [load_records(path, format=settings.data.format, limit=limit) for path in files]
         examples = [tokenise(each, settings.data, tokenizer) for each in records]
     leakages, losses = [], []

@@ -9,10 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from privlora.cli.console import JsonOption, counted, emit, err, out, quiet_libraries
+from privlora.auditing.asked import settings_of_finished
+from privlora.cli.console import JsonOption, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.training import Stopped
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
+from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.sources import check_sources
 
 
 def audit(
@@ -165,9 +168,11 @@ def _finished(
         )
     if secrets is None and members is None:
         _refuse_folder_of_a_federation(target)
+    settings_of_finished(target, secrets=secrets, members=members, non_members=non_members)
     with quiet_libraries():
-        from privlora.auditing.finished_run import audit_finished
-        from privlora.auditing.page import at_most_of_finished, write_finished
+        with loading(piped=True):
+            from privlora.auditing.finished_run import audit_finished
+            from privlora.auditing.page import at_most_of_finished, write_finished
 
         console = err()
         with stoppable("nothing was written; an audit keeps no state, so run the command again"):
@@ -231,13 +236,14 @@ def _one_run(
     settings = _settings(config, overrides, output, "audit")
     folder = settings.run.output
     with quiet_libraries():
-        from privlora.accounting import read_ledger
-        from privlora.auditing.canary_run import audit_run, read_state
-        from privlora.auditing.exposure import exposure_of_scores
-        from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
-        from privlora.training.assembly import plan_privacy
-        from privlora.training.files import RunFolder
-        from privlora.training.progress import RichObserver
+        with loading(piped=True):
+            from privlora.accounting import read_ledger
+            from privlora.auditing.canary_run import audit_run, read_state
+            from privlora.auditing.exposure import exposure_of_scores
+            from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
+            from privlora.training.assembly import plan_privacy
+            from privlora.training.files import RunFolder
+            from privlora.training.progress import RichObserver
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         console = err()
@@ -300,9 +306,10 @@ def _shadows(
     settings = _settings(config, overrides, output, "shadows")
     folder = Path(settings.run.output)
     with quiet_libraries():
-        from privlora.auditing.page import at_most_of_shadows, write_shadows
-        from privlora.auditing.shadows import audit_shadows
-        from privlora.training.files import RunFolder
+        with loading(piped=True):
+            from privlora.auditing.page import at_most_of_shadows, write_shadows
+            from privlora.auditing.shadows import audit_shadows
+            from privlora.training.files import RunFolder
 
         RunFolder(folder).refuse_if_used()
         with (
@@ -347,10 +354,11 @@ def _federation(
     as_json: bool,
 ) -> None:
     with quiet_libraries():
-        from privlora.auditing.federation import audit_federation
-        from privlora.auditing.federation_page import at_most_of_rounds, write_federation
-        from privlora.auditing.page import PAGE
-        from privlora.training.files import RunFolder
+        with loading(piped=True):
+            from privlora.auditing.federation import audit_federation
+            from privlora.auditing.federation_page import at_most_of_rounds, write_federation
+            from privlora.auditing.page import PAGE
+            from privlora.training.files import RunFolder
 
         RunFolder(folder).refuse_if_used()
         with (
@@ -414,6 +422,9 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
             f"{option} trains in one place, and {str(config)!r} has a group federation",
             fix=f"leave out {option}: `privlora audit {config}` plays rounds of the federation with a canary",
         )
+    refuse_unknown_model(settings.model.name)
+    refuse_other_folder(settings.model.name)
+    check_sources(settings, evaluation=())
     folder = str(output) if output is not None else f"{settings.run.output}-{suffix}"
     return settings.model_copy(
         update={

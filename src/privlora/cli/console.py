@@ -47,21 +47,21 @@ def accounting(steps: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def saying(what: str, *, elsewhere: str | None = None) -> Iterator[None]:
-    """Says on a terminal what takes seconds. elsewhere: a line for logs and pipes, of what takes longer."""
+def saying(what: str, *, piped: bool = False) -> Iterator[None]:
+    """Says on a terminal what takes seconds. piped: also as a line of logs and pipes, when it begins."""
     console = err()
     if not console.is_terminal:
-        if elsewhere is not None:
-            console.print(elsewhere)
+        if piped:
+            console.print(what)
         yield
         return
     with console.status(what):
         yield
 
 
-def loading(*, elsewhere: str | None = None) -> contextlib.AbstractContextManager[None]:
-    """Says on a terminal that torch and transformers are being imported, which takes seconds. elsewhere: as there."""
-    return saying("loading torch and transformers", elsewhere=elsewhere)
+def loading(*, piped: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Says on a terminal that torch and transformers are being imported, which takes seconds. piped: as there."""
+    return saying("loading torch and transformers", piped=piped)
 
 
 @contextlib.contextmanager

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
 from privlora.config import DataSettings, ModelSettings, checked
 from privlora.errors import ConfigError, ModelError, RunError, reason_of
+from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_unknown_model
 
 if TYPE_CHECKING:
     import torch
 
+    from privlora.data.records import Record
     from privlora.evaluation import TaskResult
     from privlora.training.classifier import Head
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _FORMS = (
     "task",
     "text",
@@ -133,6 +134,9 @@ def evaluate(
     if per_example and not as_json:
         raise ConfigError("--per-example is printed with --json only", fix="add --json")
     with quiet_libraries():
+        with loading(piped=True):
+            import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
+
         if settings.label is not None:
             result = _classes(model_settings, adapter, settings, seed)
         elif settings.chosen is not None:
@@ -264,11 +268,10 @@ def require_adapter(run: RunFolder) -> None:
 
 
 def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.data.records import load_records
     from privlora.evaluation import evaluate_next_token
     from privlora.training.inputs import tokenise
 
-    records = load_records(data.path, format=data.format, limit=data.limit)
+    records = _read(data.path, data)
     model, tokenizer = _load(model_settings, adapter)
     return evaluate_next_token(model, tokenise(records, data, tokenizer)).to_dict()
 
@@ -276,21 +279,19 @@ def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataS
 def _classes(
     model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int
 ) -> dict[str, Any]:
-    from privlora.data.records import load_records
     from privlora.evaluation import evaluate_classes
     from privlora.training.classifier import Head, padded_as
     from privlora.training.inputs import tokenise
 
     classes = data.classes
     assert classes is not None
-    records = load_records(data.path, format=data.format, limit=data.limit)
+    records = _read(data.path, data)
     model, tokenizer = _load(model_settings, adapter, Head(classes.outputs, classes.names, seed))
     padded_as(model, tokenizer)
     return evaluate_classes(model, tokenise(records, data, tokenizer)).to_dict()
 
 
 def _preferences(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.data.records import load_records
     from privlora.evaluation import evaluate_preferences
     from privlora.training.inputs import tokenise
 
@@ -299,7 +300,7 @@ def _preferences(model_settings: ModelSettings, adapter: Path | None, data: Data
             "preferences are measured against the base model, and the target is one",
             fix="give a run or an adapter, or a form of records, as --text",
         )
-    records = load_records(data.path, format=data.format, limit=data.limit)
+    records = _read(data.path, data)
     model, tokenizer = _load(model_settings, adapter)
     reference: Any = model.disable_adapter
     return evaluate_preferences(model, tokenise(records, data, tokenizer), reference).to_dict()
@@ -308,17 +309,23 @@ def _preferences(model_settings: ModelSettings, adapter: Path | None, data: Data
 def _task(
     model_settings: ModelSettings, adapter: Path | None, data: DataSettings, asked: dict[str, Any]
 ) -> TaskResult:
-    from privlora.data.records import load_records
     from privlora.evaluation import evaluate_task
 
     assert data.task is not None
     paths = [data.path] if isinstance(data.path, str) else data.path
     if len(set(paths)) < len(paths):
         raise ConfigError("--data names a file twice", fix="give each part of the task once")
-    parts = {path: load_records(path, format=data.format, limit=data.limit) for path in paths}
+    parts = {path: _read(path, data) for path in paths}
     records = parts if len(parts) > 1 else parts[paths[0]]
     model, tokenizer = _load(model_settings, adapter)
     return evaluate_task(model, tokenizer, data.task, records, max_length=data.max_length, **asked)
+
+
+def _read(path: str | list[str], data: DataSettings) -> list[Record]:
+    from privlora.data.records import load_records
+
+    with saying("reading the records", piped=True):
+        return load_records(path, format=data.format, limit=data.limit)
 
 
 def _load(
@@ -326,8 +333,9 @@ def _load(
 ) -> tuple[torch.nn.Module, Any]:
     from privlora.training.models import load_model
 
-    model, tokenizer = load_model(settings, head)
-    return (model if adapter is None else with_adapter(model, adapter)), tokenizer
+    with saying("loading the model", piped=True):
+        model, tokenizer = load_model(settings, head)
+        return (model if adapter is None else with_adapter(model, adapter)), tokenizer
 
 
 def with_adapter(model: Any, adapter: Path) -> Any:

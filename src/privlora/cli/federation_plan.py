@@ -7,6 +7,7 @@ from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
+from privlora.cli.planning import rate_rows
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
@@ -30,7 +31,7 @@ from privlora.federated.words import (
     who_is_protected,
     who_trains,
 )
-from privlora.methods import find_method
+from privlora.methods import Hyperparameters, far_rate, find_method
 from privlora.reporting.limits import not_protected
 from privlora.training.models import adapter_for
 
@@ -77,6 +78,7 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         "threshold": federation.threshold if federation.secure else None,
         "method": settings.method.name,
         "hyperparameters": hyper.to_dict(),
+        **_rate(settings, hyper),
         **(kinds[0] if len(kinds) == 1 else {"phases": kinds}),
         **_noise(settings, whole),
         "epsilon": cost,
@@ -89,6 +91,18 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
             *what_is_not_hidden(settings),
         ],
     }
+
+
+def _rate(settings: Settings, hyper: Hyperparameters) -> dict[str, Any]:
+    """Of the local steps over all rounds: the row's default, and whether the rate that is set is far from it."""
+    federation, privacy = federation_of(settings), settings.privacy
+    noisy = privacy.private and federation.privacy_model == "record"  # as `plans.resolved` has it
+    of_all = settings.model_copy(
+        update={"privacy": privacy.model_copy(update={"steps": federation.steps, "private": noisy})}
+    )
+    row = find_method(settings.method.name)
+    default = row.rate_of(federation.steps, private=noisy, relative=hyper.relative_rate)
+    return {"far_rate": far_rate(of_all), "default_rate": default}
 
 
 def entries_of(settings: Settings, model: Any) -> int:
@@ -179,6 +193,7 @@ def _rows(
         ("promise", who_is_protected(settings)),
         ("server", what_the_server_sees(settings)),
         ("method", hyper),
+        *rate_rows(content),
     ]
     for place, kind in enumerate(kinds, start=1):
         average = f"on average {kind['expected_batch_size']:g} records of all clients"

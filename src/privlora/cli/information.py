@@ -14,6 +14,7 @@ from rich.console import Console
 
 from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries
 from privlora.cli.training import Stopped
+from privlora.config.method_names import known, unknown_method
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 
@@ -29,6 +30,8 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """Print the table of methods, or one row of it."""
+    if name is not None and name not in known():
+        raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers
         from privlora.methods import CHOICES, METHODS, RATE_STEPS, VOTE_METHODS, find_row
     if name is not None:

@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 
 from privlora.accounting import read_ledger
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
-from privlora.cli.evaluation import ADAPTER_FILES, require_adapter, with_adapter
+from privlora.cli.evaluation import require_adapter, with_adapter
 from privlora.cli.training import load_run_settings
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
+from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, set_times
 
 

@@ -24,14 +24,15 @@ from privlora.training.model_names import near_folder, refuse_other_folder, refu
 from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from privlora.cli.memory import MemoryEstimate
     from privlora.methods import Hyperparameters, Method
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
-_TRIED = (
-    "loading torch, transformers and the model, to take steps on paper for run.tokens_per_micro_batch=auto"
-)
+_ON_PAPER = "taking steps on paper, to tell their memory"
+_NO_MEMORY = "not asked for (--no-memory)"
 
 
 def plan(
@@ -48,6 +49,12 @@ def plan(
             "records. Loads the model.",
         ),
     ] = False,
+    no_memory: Annotated[
+        bool,
+        typer.Option(
+            "--no-memory", help="Leave out memory, whose steps on paper take most of a plan's seconds."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
@@ -62,12 +69,13 @@ def plan(
     missing = _missing_records(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
-    tried = settings.run.tokens_per_micro_batch == "auto" and Path(settings.model.name).expanduser().is_dir()
+    check_sources(settings, records=())
+    shown = out()  # inside, what libraries print goes to stderr
     with quiet_libraries():
-        with loading(elsewhere=_TRIED if tried else None):
+        with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.methods import CHOICES, far_rate, find_row
-            from privlora.rehearsals.choosing import rows_of_choice
+            from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
             from privlora.rehearsals.settling import refuse_unrehearsed
             from privlora.reporting.limits import not_protected
             from privlora.training.assembly import plan_privacy, refuse_misfits
@@ -82,16 +90,26 @@ def plan(
         )
         refuse_misfits(settings, method)
         _look_at_public_texts(settings, method, advise)
+        if advise:
+            rows_to_advise_on(asked)
         settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
-        fitted = memory = None
-        if model is not None:
-            with saying("taking steps on paper, to tell their memory"):
-                settings, fitted = as_planned(settings, model)
-                memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
+        facts = {
+            **_facts(settings, hyper, planned),
+            "far_rate": far_rate(asked),
+            **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
+            "cost": cost,
+        }
+        if not as_json:  # before the steps on paper, which take longer than all else together
+            _print(_privacy_rows(facts, planned), shown)
+        fitted = memory = None
+        if model is not None and not no_memory:
+            with saying(_ON_PAPER, piped=settings.run.tokens_per_micro_batch == "auto"):
+                settings, fitted = as_planned(settings, model)
+                memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         statement = None
         if planned is not None and cost is not None:
             sampling = planned.event.to_dict()["sampling"]
@@ -102,31 +120,28 @@ def plan(
                 "projections": planned.event.projections,
             }
         limits = not_protected(statement, hyper.init, written=settings.synthesis is not None)
-        advice = None
+        content = {
+            **facts,
+            "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
+            "refused_here": refused,
+            "memory": memory.to_dict() if memory is not None else None,
+            "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
+            "not_protected": limits,
+        }
         if advise:
             from privlora.cli.advising import advise_on
 
-            advice = advise_on(asked, planned)
-    content = {
-        **_facts(settings, hyper, planned),
-        "far_rate": far_rate(asked),
-        **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
-        "cost": cost,
-        "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
-        "refused_here": refused,
-        "memory": memory.to_dict() if memory is not None else None,
-        "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
-        "not_protected": limits,
-        **({} if advice is None else {"advice": advice}),
-    }
+            content["advice"] = advise_on(asked, planned)
     if as_json:
         emit(content)
         return
-    _show(content, planned, memory, None if fitted is None else fitted.why, near_folder(settings.model.name))
-    if advice is not None:
+    of_memory = _NO_MEMORY if no_memory else _memory_line(memory, near_folder(settings.model.name))
+    _print(_machine_rows(content, memory, None if fitted is None else fitted.why, of_memory), shown)
+    _print_limits(limits, shown)
+    if advise:
         from privlora.cli.advising import show_advice
 
-        show_advice(advice)
+        show_advice(content["advice"])
 
 
 def _missing_records(settings: Settings) -> str | None:
@@ -144,7 +159,6 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
     from privlora.training.texts.preferences import refuse_without_trl
     from privlora.training.texts.synthetic_texts import refuse_unusable_texts
 
-    check_sources(settings, records=())
     chosen = settings.synthesis
     if chosen is None:
         refuse_missing_texts(method)
@@ -169,7 +183,8 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
     if as_json:
         emit(content)
     else:
-        _print(rows, content["not_protected"])
+        _print(rows, out())
+        _print_limits(content["not_protected"], out())
 
 
 def local_model(settings: Settings) -> tuple[Settings, Any]:
@@ -269,6 +284,17 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     }
 
 
+def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """That a learning rate is far from the row's own, or the unit in which it is where it is not in entries.
+
+    content: far_rate, hyperparameters and default_rate of a plan.
+    """
+    if content["far_rate"] is not None:
+        return [("rate", content["far_rate"])]
+    relative = content["hyperparameters"]["relative_rate"]
+    return [("rate", in_size_of_weights(content["default_rate"]))] if relative else []
+
+
 def in_size_of_weights(default: float) -> str:
     """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
     from privlora.methods import RELATIVE_IN_WORDS
@@ -326,13 +352,8 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
     return {"epsilon": found, "versions": accountant_versions(accountant)}
 
 
-def _show(
-    content: dict[str, Any],
-    planned: Plan | None,
-    memory: MemoryEstimate | None,
-    chosen: str | None,
-    near: str,
-) -> None:
+def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[str, str]]:
+    """What follows from the settings alone: the promise, the noise and its cost, the method and its rate."""
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
     if "rows" in content:
         settings = [
@@ -348,10 +369,8 @@ def _show(
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
-    if content["far_rate"] is not None:
-        rows.append(("rate", content["far_rate"]))
-    elif "rows" not in content and content["hyperparameters"]["relative_rate"]:
-        rows.append(("rate", in_size_of_weights(content["default_rate"])))
+    if "rows" not in content:
+        rows += rate_rows(content)
     if content["rehearsed"]:
         names = " and ".join(content["rehearsed"])
         words = f"chosen {content['chosen_on']} before the run begins, at no epsilon; what stands here is the default"
@@ -373,7 +392,7 @@ def _show(
             ),
         ]
         if "bands" in content:
-            rows.append(("bands", _bands_line(content, memory)))
+            rows.append(("bands", _bands_line(content)))
         elif "bands_by_auto" in content:
             rows.append(("bands", words_of_bands(content)))
         if content["clip_quantile"] is not None:
@@ -394,8 +413,17 @@ def _show(
                 f"has no effect on what {content['method']} learns; the adapter is written with it",
             )
         )
-    rows.append(("dropout", _dropout_line(content["dropout"], content["lora_dropout"])))
-    rows.append(("model", _model_line(content["model"])))
+    return rows
+
+
+def _machine_rows(
+    content: dict[str, Any], memory: MemoryEstimate | None, chosen: str | None, of_memory: str
+) -> list[tuple[str, str]]:
+    """The model, and what a run takes of a machine. chosen: why micro-batches are as long as they are."""
+    rows = [
+        ("dropout", _dropout_line(content["dropout"], content["lora_dropout"])),
+        ("model", _model_line(content["model"])),
+    ]
     rows += [
         ("here", f"`privlora train` is refused on this machine: {why}") for why in content["refused_here"]
     ]
@@ -403,21 +431,20 @@ def _show(
         rows.append(
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
-    rows.append(("memory", _memory_line(memory, near)))
+    if memory is not None and "bands" in content:
+        kept = 8 * (content["bands"] - 1) * memory.trained_numbers
+        of_memory += f"; kept noise {in_one_unit(kept)(kept)}"
+    rows.append(("memory", of_memory))
     if chosen is not None:
         rows.append(("auto", chosen))
     if memory is not None and (memory.peak is not None or memory.peak_unknown is not None):
         rows.append(("peak", _peak_line(memory, on_cpu=memory.device == "cpu")))
-    _print(rows, content["not_protected"])
+    return rows
 
 
-def _bands_line(content: dict[str, Any], memory: MemoryEstimate | None) -> str:
-    """What correlated noise does in steps and in their sums, what of it is kept, and what is known of such a row."""
-    text = words_of_bands(content)
-    if memory is not None:
-        kept = 8 * (content["bands"] - 1) * memory.trained_numbers
-        text += f"; kept noise {in_one_unit(kept)(kept)}"
-    return f"{text}. {_of_row_with_bands(content)}"
+def _bands_line(content: dict[str, Any]) -> str:
+    """What correlated noise does in steps and in their sums, and what is known of such a row."""
+    return f"{words_of_bands(content)}. {_of_row_with_bands(content)}"
 
 
 def _of_row_with_bands(content: dict[str, Any]) -> str:
@@ -444,12 +471,15 @@ def _batches(content: dict[str, Any]) -> str:
     return f"Poisson from {content['bands']} classes in turn, q {content['rate_of_a_class']:.6g} of a class"
 
 
-def _print(rows: list[tuple[str, str]], limits: list[str]) -> None:
+def _print(rows: list[tuple[str, str]], shown: Console) -> None:
     for name, text in rows:
-        out().print(f"{name:<12}{text}")
-    out().print("not protected:")
+        shown.print(f"{name:<12}{text}")
+
+
+def _print_limits(limits: list[str], shown: Console) -> None:
+    shown.print("not protected:")
     for sentence in limits:
-        out().print(f"  - {sentence}")
+        shown.print(f"  - {sentence}")
 
 
 def _cost_rows(cost: dict[str, Any], delta: float, unit: str) -> list[tuple[str, str]]:

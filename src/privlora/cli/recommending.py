@@ -14,7 +14,9 @@ import typer
 from privlora.cli.console import JsonOption, emit, loading, out, phased, quiet_libraries
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError, PrivloraError
+from privlora.data.records import iterate_records
+from privlora.errors import ConfigError, DataError, PrivloraError
+from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,15 +61,16 @@ def _recommend(
     if page is not None and not page.parent.is_dir():
         raise ConfigError(f"--page {page} is in a folder that is not there", fix=f"make {page.parent} first")
     rehearse = settings.auto is not None and settings.auto.rehearses_rate
+    if rehearse:
+        _refuse_no_records(settings)
     with quiet_libraries():
         with loading():
             from privlora.rehearsals.recommending import recommend as run
-            from privlora.training.inputs import check_sources, fitted
+            from privlora.training.inputs import fitted
             from privlora.training.models import check_model, given_or_loaded
 
         model = tokenizer = None
         if rehearse:
-            check_sources(settings, records=())
             model, tokenizer = given_or_loaded(settings.model, None, None)
             settings = fitted(settings, model)
             check_model(settings, model, tokenizer)
@@ -83,6 +86,17 @@ def _recommend(
     _show(found, settings)
     if page is not None:
         out().print(f"page: {page}")
+
+
+def _refuse_no_records(settings: Settings) -> None:
+    """Raise DataError for public files that are not there, and for an auto.file without a record."""
+    check_sources(settings, records=())
+    assert settings.auto is not None
+    assert settings.auto.file is not None
+    try:
+        next(iterate_records(settings.auto.file, format=settings.data.format, limit=1))
+    except DataError as error:
+        raise error.of("auto.file") from None
 
 
 _TYPED: Final = (

@@ -59,6 +59,7 @@ def init(
     from privlora.starting.foreign.reading import data_of, lay_over, read_foreign
     from privlora.starting.proposal import Asked, checked_text, look_at, propose, refuse_epsilon, top_of
     from privlora.starting.survey import survey
+    from privlora.training.model_names import told_to_be_of_the_hub
 
     refuse_epsilon(epsilon)
     taken = None if source is None else read_foreign(source)
@@ -78,6 +79,8 @@ def init(
     given_length = taken is not None and "data.max_length" in taken.settings
     end: list[str] = []
     draft, notes = propose(asked, found, form, base, long_given=given_length)
+    if (told := told_to_be_of_the_hub(model)) is not None:
+        notes.insert(0, told)
     words = ", ".join(Path(path).name for path in paths)
     if taken is not None:
         lay_over(draft, taken, base.positions)

@@ -66,7 +66,7 @@ def train(
         settings = ranks.same(partial(_settings, config, overrides))
         folder = RunFolder(Path(settings.run.output))
         with quiet_libraries():
-            with loading():
+            with loading(piped=True):
                 from privlora.api import train_run
                 from privlora.rehearsals.choosing import plan_run
 
@@ -116,7 +116,7 @@ def go_on(
     chosen = settings.synthesis
     publish = chosen is not None and chosen.publish
     with quiet_libraries():
-        with loading():
+        with loading(piped=True):
             from privlora.api import resume_run
             from privlora.training.assembly import plan_privacy
 

@@ -3,38 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from privlora.config.other_names import OTHER_VALUES
+from privlora.config.rows import ROWS
 from privlora.errors import ConfigError, named, nearest
-
-ROWS: Final = (
-    *(
-        "prism",
-        "dp-adamw",
-        "dp-sgd",
-        "dp-adambc",
-        "lora+",
-        "ffa",
-        "lora-fa",
-        "lamb",
-        "lora-rite",
-        "riemannian",
-    ),
-    *(
-        "projected",
-        "wishart-m2",
-        "dp-zo",
-        "pe-sgd",
-        "pe-sgd-fix",
-        "span-prism",
-        "guided-prism",
-        "pdp-sgd",
-        "gep",
-    ),
-    *("b-gep", "adamw", "aug-pe", "popri", "auto"),
-)
-"""Those of the package; a test compares them with the table."""
 
 _tables: list[Callable[[], Iterable[str]]] = []
 
@@ -46,7 +18,7 @@ def ask(table: Callable[[], Iterable[str]]) -> None:
 
 def known() -> list[str]:
     """All names that ``method.name`` may have."""
-    return list(_tables[-1]()) if _tables else list(ROWS)
+    return list(_tables[-1]()) if _tables else [*ROWS, "auto"]
 
 
 def unknown_method(name: str) -> ConfigError:

@@ -98,6 +98,11 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
             ("dp-bandmf", "band-mf", "bandmf", "dp-ftrl"),
             "correlated noise is a setting of a row: set privacy.bands, as bands: auto, and write dp-sgd",
         ),
+        **dict.fromkeys(
+            ("lora", "dp-lora", "dplora", "plain-lora"),
+            "plain DP-LoRA is dp-adamw or dp-sgd; lora+, lora-fa and lora-rite are rules of their own",
+        ),
+        **dict.fromkeys(("lora-plus", "loraplus"), "write lora+"),
         **dict.fromkeys(("zo", "zo-sgd", "mezo", "dp-mezo", "dp-zero"), "write dp-zo"),
     },
     "method.schedule": {

@@ -18,6 +18,7 @@ from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import PrivacySettings, QuantizationSettings, Settings
 from privlora.config.method_names import known, unknown_method
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, called_here, plain
+from privlora.config.rows import refuse_for_row
 from privlora.errors import ConfigError, in_one, named, nearest
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
@@ -37,8 +38,10 @@ _BRANCH = re.compile(r"constrained-|literal\[")
 
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
-    """Read a YAML file and apply ``group.key=value`` overrides. Raises ConfigError."""
-    return settings_from(read_yaml(path), overrides, source=str(path))
+    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError."""
+    settings = settings_from(read_yaml(path), overrides, source=str(path))
+    refuse_for_row(settings)
+    return settings
 
 
 def kept_settings(path: str | Path) -> Settings:

@@ -86,8 +86,7 @@ def factor_start(
     """
     generator = torch.Generator().manual_seed(seed)
     pairs: list[tuple[Tensor, Tensor]]
-    if init == SPECTRAL_SPLIT:
-        raise ConfigError(f"adapter.init={init!r} is for tangent methods", fix="use random or w0-subspace")
+    refuse_tangent_start(init)
     if init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         right_of: Callable[[Group], Tensor]
         if init == RANDOM:  # kaiming_uniform_(a=sqrt(5)): entries uniform in +-1/sqrt(n)
@@ -105,6 +104,21 @@ def factor_start(
     return make(adapter, placed, scale, dtype, **settings)
 
 
+def refuse_tangent_start(init: str) -> None:
+    """Raise ConfigError for a start that factors do not have."""
+    if init == SPECTRAL_SPLIT:
+        raise ConfigError(f"adapter.init={init!r} is for tangent methods", fix="use random or w0-subspace")
+
+
+def refuse_subspace_start(init: str) -> None:
+    """Raise ConfigError for a start that dense updates do not have."""
+    if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
+        raise ConfigError(
+            f"adapter.init={init!r} chooses subspaces, and this method draws new ones at every step",
+            fix="use random, or the folder of an adapter",
+        )
+
+
 def projected_start(
     adapter: LowRankAdapter,
     init: str,
@@ -119,11 +133,7 @@ def projected_start(
 
     ``seed`` is public; a WishartCoordinates' projections follow from it in tests alone. scale, subspaces: unused.
     """
-    if init in (W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT):
-        raise ConfigError(
-            f"adapter.init={init!r} chooses subspaces, and this method draws new ones at every step",
-            fix="use random, or the folder of an adapter",
-        )
+    refuse_subspace_start(init)
     if init == RANDOM:
         updates = [torch.zeros(len(g.sites), g.m, g.n) for g in adapter.groups]
     else:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from privlora.federated.history import Round
-from privlora.training.progress import clock
+from privlora.training.progress import bar_of, fitting, layouts, losses_drawn, pace
 
 _LINES = 10  # plain lines of a federation
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
@@ -31,6 +31,7 @@ class RoundProgress:
     def __init__(self, console: Console, *, private: bool) -> None:
         self._console, self._private = console, private
         self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._losses = list[float]()  # on public records
         self._loss: tuple[int, float] | None = None
         self._seconds: float | None = None
         self._ended_at = self._printed_at = time.monotonic()
@@ -56,7 +57,9 @@ class RoundProgress:
         if done.void is not None:  # stays on the screen
             self._print(line)
         elif self._live.is_started:
-            self._live.update(line, refresh=True)
+            bar, short = bar_of(done.step, rounds), self._line(done, rounds, self._seconds, short=True)
+            live = layouts(bar, losses_drawn(self._losses), line, short)
+            self._live.update(fitting(live, self._console.width), refresh=True)
             if last:
                 self._console.print(line)
         elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0 or self._late(now, done):
@@ -65,6 +68,7 @@ class RoundProgress:
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
         self._loss = step, loss
+        self._losses.append(loss)
         self._console.print(
             f"held-out loss after round {step}: {loss:.4f} nats per token (mean over records)"
         )
@@ -78,7 +82,8 @@ class RoundProgress:
         self._console.print(line)
         self._printed_at = time.monotonic()
 
-    def _line(self, done: Round, rounds: int, seconds: float) -> Text:
+    def _line(self, done: Round, rounds: int, seconds: float, *, short: bool = False) -> Text:
+        """Round, who answered, bytes and time left, in the order of a run's line. short: without bytes."""
         line = Text(f"round {done.step}/{rounds}")
         if done.asked:  # else who was drawn is the server's secret, and so is how long they took
             line.append(f"  {len(done.answered)}/{len(done.asked)} clients", style="bold")
@@ -87,13 +92,11 @@ class RoundProgress:
         if done.void is not None:
             return line.append(f"  VOID, nothing moved: {done.void}", style="bold red")
         if done.asked:
-            line.append(
-                f"  ETA {clock(seconds * (rounds - done.step))}"
-            )  # first: a narrow screen cuts the line
-            line.append(f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
-        if self._loss is not None and self._loss[0] == done.step:
+            line.append("" if short else f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
+            line.append(pace(seconds, "round", rounds - done.step))
+        if self._loss is not None and self._loss[0] == done.step and not short:
             line.append(f"  held-out loss {self._loss[1]:.4f}")
-        return line.append(f"  {seconds:.2g} s/round" if done.asked else "")
+        return line
 
 
 def in_bytes(count: float) -> str:

@@ -15,13 +15,19 @@ import torch
 from privlora.accounting import Plan
 from privlora.config import MethodSettings, Settings, SynthesisSettings
 from privlora.errors import ConfigError, PrivloraError
-from privlora.methods import CHOICES, find_method
+from privlora.methods import CHOICES, find_method, find_row
 from privlora.pages.numbers import finite
 from privlora.rehearsals.kept import Chosen
 from privlora.rehearsals.rates import paired_error
 from privlora.rehearsals.settling import refuse_unrehearsed
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
-from privlora.training.assembly import PublicStart, plan_privacy, refuse_unused_texts
+from privlora.training.assembly import (
+    PublicStart,
+    plan_privacy,
+    refuse_misfits,
+    refuse_other_texts,
+    refuse_unused_texts,
+)
 from privlora.training.cycles import refuse_bands
 from privlora.training.inputs import text_column
 
@@ -107,10 +113,16 @@ def with_row(
 
 
 def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
-    """What a run will release and cost, whichever row it takes; None in the non-private mode. See ``plan_privacy``."""
+    """What a run will release and cost, whichever row it takes; None in the non-private mode. See ``plan_privacy``.
+
+    Raises ConfigError for all that is wrong with the settings as far as they tell it alone, before a model is loaded.
+    """
     if settings.method.name in CHOICES:
         settings, *_ = rows_of_choice(settings)
     refuse_unrehearsed(settings)
+    method = find_row(settings.method.name)
+    refuse_misfits(settings, method)
+    refuse_other_texts(settings, method)
     return plan_privacy(settings, model)[0] if settings.privacy.private else None
 
 

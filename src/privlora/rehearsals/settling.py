@@ -7,7 +7,6 @@ draw of records does, so a few records a step tell which rate serves, at a small
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.config import Settings
-from privlora.coordinates import Coordinates
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
@@ -37,7 +35,6 @@ from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
 from privlora.training.models import unchanged_afterwards
 
-_EVENT = "event_layers_of"  # of coordinates whose projection is part of what is charged
 _FEWEST = 16  # records in the place of private ones, and held out
 _MOST_HELD = 256
 _NORMS = 128  # records whose norms are taken
@@ -107,10 +104,7 @@ def refuse_unrehearsed(settings: Settings) -> None:
     if settings.auto is None or not settings.auto.choose:
         return
     row, names = find_row(settings.method.name), " and ".join(settings.auto.choose)
-    projected = inspect.getattr_static(row.coordinates, _EVENT) is not inspect.getattr_static(
-        Coordinates, _EVENT
-    )
-    if row.releases != "gradients" or row.public_texts or not row.private or projected:
+    if row.releases != "gradients" or row.public_texts or not row.private or row.charges_projections:
         raise ConfigError(
             f"{names} cannot be auto with method {row.name!r}",
             why="its rehearsals would need public texts beside the public records, or the cost of a projection, or "

@@ -19,6 +19,7 @@ from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import PrivacySettings, Settings
+from privlora.config.rows import adds_no_noise
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
 from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
 from privlora.data.records import load_records
@@ -39,7 +40,7 @@ from privlora.randomness import private_generator
 from privlora.training.classifier import head_of, refuse_other_rows
 from privlora.training.cycles import Cycles, bands_of, planned_sampling, refuse_bands
 from privlora.training.files import write_atomically
-from privlora.training.inputs import Data, sampler, tokenise
+from privlora.training.inputs import Data, sampler, text_column, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
 from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
@@ -128,11 +129,6 @@ def plan_privacy(
     assert privacy.private
     assert privacy.delta is not None
     method = find_row(settings.method.name)
-    if not method.private:
-        raise ConfigError(
-            f"method.name={method.name} adds no noise, so it cannot meet a privacy target",
-            fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
-        )
     refuse_misfits(settings, method)
     if phases:
         refuse_bands(privacy, "a run of several phases")
@@ -143,12 +139,6 @@ def plan_privacy(
         return adapter_for(settings, skeleton)
 
     projections = method.coordinates.event_layers_of(skeleton)
-    if privacy.clip_quantile is not None and projections:
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with method {method.name!r}",
-            why="the count of norms is not projected, so the projection's event would not cover it",
-            fix="remove clip_quantile, or use another method",
-        )
     calibration = None
     sigma = privacy.noise_multiplier
     if sigma is None:
@@ -183,10 +173,13 @@ def plan_privacy(
 def refuse_misfits(settings: Settings, method: Method) -> None:
     """Raise ConfigError for settings that do not go with a row, as far as no model is needed to tell."""
     privacy = settings.privacy
+    if privacy.private and not method.private:
+        raise adds_no_noise(method.name)
     refuse_other_rows(settings, method)
     refuse_without_gradients(settings, method)
     if method.releases == "votes":
         refuse_what_votes_have_not(settings, method)
+    _refuse_other_dtype(settings, method)
     if method.coordinates.dense and settings.model.quantization is not None:
         raise ConfigError(
             f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
@@ -207,12 +200,27 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
             why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
             fix="remove clip_quantile, or set method.clipping=flat",
         )
+    if privacy.clip_quantile is not None and method.charges_projections:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method {method.name!r}",
+            why="the count of norms is not projected, so the projection's event would not cover it",
+            fix="remove clip_quantile, or use another method",
+        )
     hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
     if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
         raise ConfigError(
             f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
             why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
             fix="remove clip_quantile, or set method.hold_out=0",
+        )
+
+
+def _refuse_other_dtype(settings: Settings, method: Method) -> None:
+    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
+        raise ConfigError(
+            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="remove it, or choose a method with public texts, such as pe-sgd",
         )
 
 
@@ -316,12 +324,7 @@ def build_parts(
         refuse_what_votes_have_not(settings, method)
     if method.tunes_writer:
         refuse_without_trl()
-    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
-        raise ConfigError(
-            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
-            why="a setting that is ignored would make two runs look different that are the same",
-            fix="remove it, or choose a method with public texts, such as pe-sgd",
-        )
+    _refuse_other_dtype(settings, method)
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -402,6 +405,18 @@ def refuse_without_gradients(settings: Settings, method: Method) -> None:
             why="a few epochs of one direction a step learn next to nothing of public texts",
             fix="start from an adapter that was trained on them (adapter.init), or use a method that takes gradients",
         )
+
+
+def refuse_other_texts(settings: Settings, method: Method) -> None:
+    """Raise ConfigError where a row's public texts are missing, or those of the settings would not be used or cannot
+    be written with what is installed."""
+    if settings.synthesis is None:
+        refuse_missing_texts(method)
+    else:
+        refuse_unused_texts(settings)
+        text_column(settings.data)
+    if method.tunes_writer:
+        refuse_without_trl()
 
 
 def refuse_missing_texts(method: Method) -> None:

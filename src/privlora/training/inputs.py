@@ -34,7 +34,9 @@ from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
 )
+from privlora.training.models import load_tokenizer
 from privlora.training.sources import check_sources as check_sources
+from privlora.training.sources import first_records
 from privlora.training.token_cache import Kept, held, keep, kept_in, key_of
 
 
@@ -151,6 +153,39 @@ def load_data(
             at_clients=data.path == AT_CLIENTS,
         )
     return loaded
+
+
+_FIRST: Final = 64  # records that show whether it is worth looking at all before the model
+
+
+def refuse_unfit_first(
+    settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None
+) -> None:
+    """Before the model's weights are loaded, raise what `load_data` would of records that are mostly without a token to
+    learn from, or mostly cut off, as where data.max_length is too short.
+
+    The first records tell whether that may be; if so, all are read, since they decide. Of records on the hub, in a JSON
+    list and of an iterator none is looked at. tokenizer: None for that of the settings.
+    """
+    data = settings.data
+    if data.unchecked:
+        return
+    first = (
+        first_records(settings, _FIRST)
+        if records is None
+        else records[:_FIRST]
+        if isinstance(records, list)
+        else []
+    )
+    if not first:
+        return
+    if tokenizer is None:
+        tokenizer = load_tokenizer(settings.model)
+    try:
+        found = summarise(tokenise(first, data, tokenizer), len(first))
+        refuse_implausible(found, public_units=len(first), unit="record", max_length=data.max_length)
+    except DataError:
+        load_data(settings, tokenizer, records, evaluation)
 
 
 def _refuse_chosen_on(hashes: Mapping[str, Set[bytes]], tokens: Mapping[str, Examples]) -> None:

@@ -81,8 +81,33 @@ def near_folder(name: str) -> str:
         known = {each.parent.name: each.parent for each in place.parent.glob("*/config.json")}
     except (OSError, ValueError, RuntimeError):
         return ""
-    near = difflib.get_close_matches(place.name, known, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(place.name, known, n=1, cutoff=_NEAR)
     return f"did you mean the folder {str(known[near[0]])!r}? Else " if near else ""
+
+
+def told_to_be_of_the_hub(name: str) -> str | None:
+    """For who proposes settings: that a name is that of no folder here, and which folders are called nearly so; None
+    for a folder's. Only the local disk is asked."""
+    if Path(name).expanduser().is_dir():
+        return None
+    here = Path()
+    known = {
+        str(each.parent): each.parent.name
+        for each in [*here.glob("*/config.json"), *here.glob("*/*/config.json")]
+    }
+    wanted = Path(name).name.lower()
+    near = [
+        place
+        for place, last in sorted(known.items())
+        if difflib.get_close_matches(wanted, [last.lower()], n=1, cutoff=_NEAR)
+    ][:_SHOWN]
+    told = f"model {name!r} is no folder here, so the hub will be asked for it by that name"
+    if not near:
+        return told
+    return f"{told}. Did you mean a folder? Then give --model {' or --model '.join(near)}"
+
+
+_NEAR, _SHOWN = 0.7, 3
 
 
 def _inside(folder: Path) -> str:

@@ -35,6 +35,7 @@ _SMALL = 2**14
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # What an allocator gives at least, and in multiples of.
 _GRAIN = {"cpu": 64, "cuda": 512}
+_DEVICE = torch.ops.prim.device.default
 # Phases of a step whose largest totals are noted apart.
 FORWARD, BACKWARD, GATHERING = "forward", "backward", "gathering"
 
@@ -107,6 +108,8 @@ class Paper(TorchDispatchMode):
         return copy.deepcopy(model, placed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked as often as all else together, by operations themselves
         kwargs = kwargs or {}
         for t in tensors_in([*args, *kwargs.values()]):
             self._note(t)
@@ -154,7 +157,8 @@ class Paper(TorchDispatchMode):
         return FakeTensor(self._fake, shape, self.device)
 
     def _note(self, t: Tensor, *, empty: bool = False) -> None:
-        if t.device.type != self.device.type:
+        device = t.fake_device if isinstance(t, FakeTensor) else t.device
+        if device.type != self.device.type:
             return
         storage = t.untyped_storage()
         if storage._cdata not in self._held:

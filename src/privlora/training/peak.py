@@ -245,7 +245,7 @@ def _further(less: int, more: int, at: tuple[int, int], asked: int) -> int:
 def _phases(
     settings: Settings, model: Any, device: torch.device, batches: Sequence[Rows], layers: int | None
 ) -> dict[Rows, Mapping[str, int]]:
-    """Phase -> the largest total in it, of a step with two such micro-batches each.
+    """Phase -> the largest total in it, of a micro-batch of each kind that is added to the sum of those before.
 
     There was a step before, so the optimizer has its moments.
     """
@@ -266,14 +266,13 @@ def _phases(
         for batch in batches:
             paper.peaks.clear()
             clipped[0] = batch.clipped
-            step = _step(parts, mechanism, [batch, batch])
-            bounds = np.cumsum([0, *batch.rows, *batch.rows])
-            units = [np.arange(first, stop) for first, stop in pairwise(bounds)]
-            step.accumulate(units)
+            again = [batch] if mechanism.pending else [batch, batch]  # the second one is added to a sum
+            step = _step(parts, mechanism, again)
+            bounds = np.cumsum([0, *(rows for each in again for rows in each.rows)])
+            # Past the guard between batches, which a release is for: of these sums nothing is released.
+            step._accumulate([np.arange(first, stop) for first, stop in pairwise(bounds)])
             found[batch] = Counter(paper.peaks)
             found[batch][CLIPPING] -= beside.pop() if beside else 0
-            if batch != batches[-1]:
-                mechanism.discard()
         paper.peaks.clear()
         paper.phase = "release"
         step.release()

@@ -78,12 +78,9 @@ class RichObserver:
             line = self._line(report, self._seconds, spent)
             if report.step == report.steps:
                 self._console.print(self._with_private_loss(line))
-            bar, losses = self._bar(report), self._losses_drawn()
+            bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
             short = self._line(report, self._seconds, spent, short=True)
-            fullest = (bar, losses, line) if losses else (bar, line)
-            self._layouts = [
-                Text("  ").join(parts) for parts in (fullest, (bar, line), (bar, short), (short,))
-            ]
+            self._layouts = layouts(bar, losses, line, short)
             self._live.update(self._fitting(), refresh=True)
             return
         every = self._every or max(1, report.steps // _LINES)
@@ -120,6 +117,13 @@ class RichObserver:
         """Show what is odd about the run."""
         self._console.print(Text(f"WARNING: {what}", style="bold yellow"))
 
+    def on_phase(self, what: str) -> None:
+        """Show what begins before the first step: on a terminal while it lasts, as a line elsewhere."""
+        if self._live.is_started:
+            self._live.update(self._fitting(Text(what)), refresh=True)
+        else:
+            self._console.print(what)
+
     def on_texts(self, done: int, total: int) -> None:
         """Show how many texts of a release are written."""
         self.on_public_work("texts to release", done, total)
@@ -147,7 +151,7 @@ class RichObserver:
         rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
         line.append(rate)
         if self._timed:
-            line.append(f"  {seconds:.2g} s/{word}  ETA {clock(seconds * (report.steps - report.step))}")
+            line.append(pace(seconds, word, report.steps - report.step))
         return line
 
     def _with_private_loss(self, line: Text) -> Text:
@@ -160,26 +164,9 @@ class RichObserver:
         return Text(f"PRIVATE training loss {self._private_loss:.4f}", style="magenta")
 
     def _fitting(self, *more: Text) -> Text:
-        """The fullest layout of the last step's line that the terminal is wide enough for, so that nothing of it is
-        cut. more: shown beside it, or below where there is no room."""
+        """The last step's line as ``fitting`` has it. more: shown beside it, or below where there is no room."""
         beside = [part for part in (self._private_part(), *more) if part is not None]
-        if not self._layouts:
-            return Text("  ").join(beside)
-        for layout in self._layouts:
-            line = Text("  ").join([layout, *beside])
-            if line.cell_len <= self._console.width:
-                return line
-        fits = [each for each in self._layouts if each.cell_len <= self._console.width]
-        return Text("\n").join([(fits or self._layouts[-1:])[0], *beside])
-
-    def _bar(self, report: StepReport) -> Text:
-        """What is done; on a terminal alone."""
-        full = _BAR * report.step // report.steps
-        return Text("━" * full, style="green").append("─" * (_BAR - full), style="dim")
-
-    def _losses_drawn(self) -> Text:
-        """How the held-out loss went; nothing before it was taken twice."""
-        return Text(f"loss {spark(self._losses)} {self._losses[-1]:.3f}" if len(self._losses) > 1 else "")
+        return fitting(self._layouts, self._console.width, beside)
 
     def _epsilon(self, plan: Plan, step: int, *, exact: bool) -> tuple[int, float]:
         """(step, PLD epsilon after it): of this step if ``exact``, else of one for which it could be afforded."""
@@ -189,6 +176,43 @@ class RichObserver:
             ended = time.monotonic()
             self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
         return self._spent
+
+
+def layouts(bar: Text, losses: Text, line: Text, short: Text) -> list[Text]:
+    """A live line, from the fullest to the shortest."""
+    fullest = (bar, losses, line) if losses else (bar, line)
+    return [Text("  ").join(parts) for parts in (fullest, (bar, line), (bar, short), (short,))]
+
+
+def fitting(layouts: Sequence[Text], width: int, beside: Sequence[Text] = ()) -> Text:
+    """The fullest layout that a terminal of so many columns is wide enough for, so that nothing of it is cut.
+
+    beside: shown with it, or below where there is no room.
+    """
+    if not layouts:
+        return Text("  ").join(beside)
+    for layout in layouts:
+        line = Text("  ").join([layout, *beside])
+        if line.cell_len <= width:
+            return line
+    fits = [each for each in layouts if each.cell_len <= width]
+    return Text("\n").join([(fits or layouts[-1:])[0], *beside])
+
+
+def bar_of(done: int, total: int) -> Text:
+    """What is done; on a terminal alone."""
+    full = _BAR * done // total
+    return Text("━" * full, style="green").append("─" * (_BAR - full), style="dim")
+
+
+def losses_drawn(losses: Sequence[float]) -> Text:
+    """How the held-out loss went; nothing before it was taken twice."""
+    return Text(f"loss {spark(losses)} {losses[-1]:.3f}" if len(losses) > 1 else "")
+
+
+def pace(seconds: float, word: str, left: int) -> str:
+    """PRIVATE. How long a step or a round takes, and so many of them that are left."""
+    return f"  {seconds:.2g} s/{word}  ETA {clock(seconds * left)}"
 
 
 def spark(values: Sequence[float]) -> str:

@@ -61,11 +61,16 @@ def check_columns(settings: Settings, records: Any = None) -> None:
 
 
 def _first(settings: Settings) -> Mapping[str, Any] | None:
+    return next(iter(first_records(settings, 1)), None)
+
+
+def first_records(settings: Settings, count: int) -> list[Mapping[str, Any]]:
+    """The first private ones, without reading more; none of records on the hub, elsewhere, or in a JSON list."""
     data = settings.data
     path = data.path if isinstance(data.path, str) else data.path[0]
     if path in (IN_MEMORY, AT_CLIENTS) or path.startswith(HUB) or local_file(path, data.format)[1] == "json":
-        return None
-    return next(iterate_records(path, format=data.format, limit=1))
+        return []
+    return list(iterate_records(path, format=data.format, limit=min(count, data.limit or count)))
 
 
 def _first_given(records: Any) -> Mapping[str, Any] | None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback
 
 from privlora.adapters.lowrank import Site
 from privlora.adapters.targets import is_conv1d
@@ -138,6 +137,7 @@ class PreferenceTuner:
     def _trained(self, preferences: list[Preference]) -> dict[str, Tensor]:
         """The point after the round, as the coordinates' state_dict has it."""
         from datasets import Dataset
+        from transformers import PrinterCallback  # brings peft, which takes seconds
         from trl import DPOTrainer
 
         model = self._adapter.model

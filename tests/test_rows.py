@@ -1,0 +1,133 @@
+"""What settings ask of a row: refused as they are read, without the table, and of a start before a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import privlora
+from privlora.config import load_settings, rows, settings_from
+from privlora.errors import ConfigError, DataError
+from privlora.methods import find_row
+from privlora.rehearsals.choosing import plan_run
+from privlora.training import inputs
+from privlora.training.assembly import refuse_misfits
+
+PRIVACY = {
+    "target_epsilon": 3,
+    "delta": 1e-5,
+    "steps": 5,
+    "expected_batch_size": 4,
+    "public_dataset_size": 100,
+}
+PLAIN: dict[str, Any] = {"model": {"name": "tiny"}, "data": {"path": "r.jsonl"}, "privacy": PRIVACY}
+
+UNFIT = {
+    "no noise": ({"name": "adamw"}, "method.name=adamw adds no noise"),
+    "no unit": ({"name": "dp-zo", "relative_rate": True}, "method.relative_rate=true cannot be used"),
+    "a clipping": ({"name": "pe-sgd", "clipping": "automatic"}, "cannot clip as clipping='automatic'"),
+    "an optimizer": ({"name": "prism", "optimizer": "lamb"}, "has no optimizer 'lamb'"),
+}
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_a_row_cannot_have_is_refused_where_settings_are_read(
+    name: str, loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not loaded:  # as on the command line, before torch
+        monkeypatch.setattr(rows, "_tables", [])
+    method, words = UNFIT[name]
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({**PLAIN, "method": method}))
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        load_settings(path)
+    path.write_text(yaml.safe_dump({**PLAIN, "method": {"name": "prism", "clipping": "automatic"}}))
+    assert load_settings(path).method.clipping == "automatic"
+
+
+UNFIT_LATER = {
+    "a start of tangents": (
+        {"method": {"name": "dp-adamw"}, "adapter": {"init": "spectral-split"}},
+        "for tangent",
+    ),
+    "a start of subspaces": (
+        {"method": {"name": "projected"}, "adapter": {"init": "w0-subspace"}},
+        "draws new ones",
+    ),
+    "a dtype": ({"run": {"public_gradient_dtype": "bfloat16"}}, "keeps no gradients of public texts"),
+    "a count": (
+        {"method": {"name": "wishart-m2"}, "privacy": {**PRIVACY, "clip_quantile": 0.5}},
+        "not projected",
+    ),
+    "no texts": ({"method": {"name": "pe-sgd"}}, "public texts, and none are given"),
+    "texts of nobody": ({"synthesis": {"generator": "model"}}, "uses no public texts"),
+    "no noise": ({"method": {"name": "adamw"}}, "adds no noise"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT_LATER)
+def test_what_settings_alone_tell_is_refused_before_a_model_is_looked_for(name: str) -> None:
+    groups, words = UNFIT_LATER[name]
+    with pytest.raises(ConfigError, match=words):
+        plan_run(settings_from({**PLAIN, **groups}))  # there is no model called tiny
+
+
+def test_without_noise_settings_are_looked_at_as_well() -> None:
+    settings = settings_from(
+        {
+            **PLAIN,
+            "privacy": {"private": False, "steps": 5, "sample_rate": 0.1, "public_dataset_size": 9},
+            "adapter": {"init": "spectral-split"},
+            "method": {"name": "adamw"},
+        }
+    )
+    with pytest.raises(ConfigError, match="for tangent"):
+        refuse_misfits(settings, find_row("adamw"))
+    with pytest.raises(ConfigError, match="for tangent"):
+        plan_run(settings)
+
+
+@pytest.mark.parametrize("function", ["fine_tune", "federate", "synthesize"])
+def test_an_argument_is_given_once(function: str) -> None:
+    call: Any = getattr(privlora, function)
+    with pytest.raises(
+        ConfigError, match=f"{function} is given data twice, by its place and by its name.* columns"
+    ):
+        call("tiny", "secret.jsonl", data={})
+    with pytest.raises(ConfigError, match=f"{function} is given model twice"):
+        call("tiny", model="tiny")
+
+
+def test_mostly_empty_records_are_refused_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones raise suspicion, and all of them decide."""
+    asked = list[int]()
+
+    def all_of_them(settings: Any, tokenizer: Any, records: Any, evaluation: Any) -> None:
+        asked.append(len(records))
+        raise DataError("more than half of the records have nothing to train on")
+
+    def found(records: Any, *_: Any) -> list[Any]:
+        return records
+
+    def plausible(summary: Any, **_: Any) -> None:
+        if summary:
+            raise DataError("nothing to train on")
+
+    monkeypatch.setattr(inputs, "load_data", all_of_them)
+    monkeypatch.setattr(inputs, "tokenise", found)
+    monkeypatch.setattr(inputs, "summarise", lambda examples, units: [r for r in examples if not r["text"]])
+    monkeypatch.setattr(inputs, "refuse_implausible", plausible)
+    settings = settings_from(PLAIN)
+    empty, full = [{"text": ""}] * 100, [{"text": "a"}] * 100
+    inputs.refuse_unfit_first(settings, object(), full)
+    assert not asked
+    with pytest.raises(DataError, match="more than half"):
+        inputs.refuse_unfit_first(settings, object(), empty)
+    assert asked == [100]
+    unchecked = settings.model_copy(update={"data": settings.data.model_copy(update={"unchecked": True})})
+    inputs.refuse_unfit_first(unchecked, object(), empty)
+    assert asked == [100]
