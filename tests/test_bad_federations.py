@@ -40,7 +40,7 @@ JOINT = {"rule": "joint", "local_steps": 1}
 SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "unknown rule": (
         {"federation": {"rule": "fedaks"}},
-        ["federation.rule: unknown rule 'fedaks'", "'fedask'?"],
+        ["federation.rule (line ", "): unknown rule 'fedaks'", "'fedask'?"],
     ),
     "one client": (
         {"federation": {"clients": 1}},
@@ -51,7 +51,11 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "names alone": ({**OWN, "federation": {"clients": ["a", "b"]}}, ["- {name: north, path: north.jsonl}"]),
     "a bad name": (
         {**OWN, "federation": {"clients": two(name="the south")}},
-        ["federation.clients[1].name: (a str, not shown", "Fix: letters a to z and A to Z, digits"],
+        [
+            "federation.clients[1].name (line ",
+            "): (a str, not shown",
+            "Fix: letters a to z and A to Z, digits",
+        ],
     ),
     "a number for a name": (
         {**OWN, "federation": {"clients": two(name=7)}},

@@ -12,7 +12,7 @@ import torch
 from privlora.api import fine_tune, resume_run
 from privlora.calling import given_records, refuse_no_mapping, settings_of_call
 from privlora.config import IN_MEMORY
-from privlora.config.reading import whereabouts
+from privlora.config.nearby import whereabouts
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.reporting.pushing import checked
 from privlora.result import Result
