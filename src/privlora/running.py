@@ -35,8 +35,10 @@ from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.identity import (
     Identity,
+    fixed,
     identify,
     keep_identity,
+    refuse_other_settings,
     refuse_others,
     refuse_unlike_processes,
 )
@@ -142,6 +144,9 @@ def train_and_publish(
             padded_as(model, tokenizer)
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
+        planned = fixed(settings, parts.hyper.to_dict())
+        if not fresh:
+            ranks.same(lambda: refuse_other_settings(folder, planned))
         with parts.adapter:
             if not ranks.first:
                 train_beside(parts, data, ranks)
@@ -149,7 +154,8 @@ def train_and_publish(
             if fresh:
                 make_room(folder)
                 folder.create(protects=settings.privacy.protects)
-                keep_identity(folder, identity)  # first: whatever can be resumed has it
+                # First: whatever can be resumed has it.
+                keep_identity(folder, replace(identity, settings=planned))
                 keep_choice(folder, chosen)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())

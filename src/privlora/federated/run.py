@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +43,13 @@ from privlora.reporting.publication import read_report
 from privlora.reporting.seals import HTML_NAME, is_whole
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.identity import identify, keep_identity, refuse_others
+from privlora.training.identity import (
+    fixed,
+    identify,
+    keep_identity,
+    refuse_other_settings,
+    refuse_others,
+)
 from privlora.training.inputs import Data, load_clients, tokenise
 from privlora.training.models import unchanged_afterwards
 
@@ -355,12 +361,14 @@ def _opened(
     model, _, settings = workplace.loaded
     identity = identify(data, model, {name: len(given) for name, given in records.items()})
     client_plan(settings, model)  # refuses settings under which nothing can be planned
+    planned = fixed(settings, resolved(settings).to_dict())
     if fresh:
         folder.create(protects=settings.privacy.protects)
-        keep_identity(folder, identity)
+        keep_identity(folder, replace(identity, settings=planned))
         write_atomically(folder.settings, _as_kept(settings).to_yaml())
     else:
         refuse_others(folder, identity)
+        refuse_other_settings(folder, planned)
     return Prepared(folder, workplace, records)
 
 
