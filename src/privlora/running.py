@@ -54,7 +54,7 @@ from privlora.training.models import (
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
 from privlora.training.sharding import load_sharded, refuse_in_several
-from privlora.training.takeover import make_room
+from privlora.training.takeover import is_over, make_room
 from privlora.training.texts.final_texts import Progress, final_texts
 
 
@@ -98,7 +98,7 @@ def train_and_publish(
     refuse_other_logits(settings, model, ranks)
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
-    over = not fresh and _is_over(folder)
+    over = not fresh and is_over(folder)
 
     def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device
@@ -193,11 +193,6 @@ def train_and_publish(
     was_given = given.model is not None
     found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
     return replace(found, profile=pages[0]) if pages else found
-
-
-def _is_over(folder: RunFolder) -> bool:
-    """Whether a run took all of its steps, so that it is only reported again: by the ledger, where there is one."""
-    return read_ledger(folder.ledger).closed if folder.has_plan else folder.report.exists()
 
 
 @contextmanager
