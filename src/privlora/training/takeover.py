@@ -89,10 +89,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     if go_on is None and is_over(folder):
         raise finished(folder)
     used = f"{str(folder.root)!r} holds {'a run already' if go_on is None else 'another run'}"
-    go_on = go_on or (
-        f"continue it with `privlora resume {folder.root}` (records in memory: privlora.resume_run), or set run.output "
-        "to another folder"
-    )
+    ways = [go_on] if go_on is not None else folder.ways_on
     # The ledger last: until it is gone, nobody else begins or goes on here.
     first = [folder.settings, folder.identity, folder.data_summary, folder.choice, folder.tokens]
     first += [folder.cycles, *also]
@@ -113,7 +110,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
         raise RunError(
             f"{used}, and no ledger that shows that nothing was released",
             why="nothing tells either whether a process still works there",
-            fix=f"{go_on}; or remove that folder, if nothing was trained in it and no process works there",
+            fix=[*ways, "or remove that folder, if nothing was trained in it and no process works there"],
         )
     with ExitStack() as held:
         try:
@@ -124,14 +121,14 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
             ) from None
         if charges:
             raise RunError(
-                f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=go_on
+                f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=ways
             )
         more = _not_of_a_start(folder, left)
         if more is not None:
             raise RunError(
                 f"{used}: its ledger shows no charge, but {str(more)!r} is not left by a start that failed",
                 why="it may follow from private records, or be needed by somebody",
-                fix=go_on,
+                fix=ways,
             )
         yield left
 
