@@ -130,17 +130,26 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 def refuses(
     capsys: pytest.CaptureFixture[str], folder: Path, argv: list[object], *words: str, quiet: bool = True
 ) -> None:
-    """The command refuses in one line that holds ``words``, and changes nothing in ``folder``."""
+    """The command refuses in one line that holds ``words``, or with a line for each fix; nothing changes in
+    ``folder``."""
     before = tree(folder)
     outcome = call(capsys, *argv)
     check(outcome, *words)
     if quiet:
-        assert outcome.err.count("\n") == 1, outcome.err
+        _, *fixes = outcome.err.splitlines()
+        assert len(fixes) != 1, outcome.err
+        assert all(line.startswith("  - ") for line in fixes), outcome.err
     assert tree(folder) == before
 
 
 def check(outcome: Outcome, *words: str) -> None:
-    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    lines = outcome.err.splitlines()
+    fixes = [line.removeprefix("  - ") for line in lines if line.startswith("  - ")]
+    errors = [
+        f"{line} {'; '.join(fixes)}" if line.endswith(" Fix:") else line
+        for line in lines
+        if line.startswith("error: ")
+    ]
     assert outcome.code == 2, outcome
     assert len(errors) == 1, outcome.err
     assert "Traceback" not in outcome.err

@@ -10,13 +10,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -75,6 +76,18 @@ class Bench:
         if (folder / "private/config.resolved.yaml").exists():
             return self.resume(folder, options.get("evaluation"))
         return self.start(folder, **options)
+
+
+def edit_settings(root: Path, group: str, change: Mapping[str, Any], *, old: bool = False) -> None:
+    """What a run keeps of its settings, edited by hand. old: the run is of a version that kept no others to compare."""
+    path, identity = root / "private/config.resolved.yaml", root / "private/identity.json"
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    settings[group].update(change)
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    if old:
+        kept = json.loads(identity.read_text(encoding="utf-8"))
+        del kept["settings"]
+        identity.write_text(json.dumps(kept), encoding="utf-8")
 
 
 class StopAt:

@@ -40,7 +40,7 @@ JOINT = {"rule": "joint", "local_steps": 1}
 SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "unknown rule": (
         {"federation": {"rule": "fedaks"}},
-        ["federation.rule: unknown rule 'fedaks'", "'fedask'?"],
+        ["federation.rule (line ", "): unknown rule 'fedaks'", "'fedask'?"],
     ),
     "one client": (
         {"federation": {"clients": 1}},
@@ -51,7 +51,11 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "names alone": ({**OWN, "federation": {"clients": ["a", "b"]}}, ["- {name: north, path: north.jsonl}"]),
     "a bad name": (
         {**OWN, "federation": {"clients": two(name="the south")}},
-        ["federation.clients[1].name: (a str, not shown", "Fix: letters a to z and A to Z, digits"],
+        [
+            "federation.clients[1].name (line ",
+            "): (a str, not shown",
+            "Fix: letters a to z and A to Z, digits",
+        ],
     ),
     "a number for a name": (
         {**OWN, "federation": {"clients": two(name=7)}},
@@ -339,7 +343,9 @@ def test_too_few_records_to_cut(model: Path, folder: Path, capsys: pytest.Captur
 def test_a_used_folder(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(folder, federation_settings(model, folder))
     assert call(capsys, "federate", config).code == 0
-    refuses(capsys, folder, ["federate", config], "holds a run already", "privlora resume")
+    over = ["holds a federation already, and that is finished", f"its results are in {folder}/run/release"]
+    refuses(capsys, folder, ["federate", config], *over, "set run.output to another folder")
+    assert "privlora resume" not in call(capsys, "federate", config).err
     (folder / "records.jsonl").write_text("\n".join(json.dumps(record(n)) for n in range(1, 41)))
     refuses(capsys, folder, ["resume", folder / "run"], quiet=False)
 

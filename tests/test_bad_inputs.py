@@ -478,7 +478,9 @@ def test_methods(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, finished, ["train", finished / "run.yaml"], "holds a run already", quiet=False)
+    over = ["holds a run already, and that is finished", f"its results are in {finished}/run/release"]
+    refuses(capsys, finished, ["train", finished / "run.yaml"], *over, "set run.output to another folder")
+    assert "privlora resume" not in call(capsys, "train", finished / "run.yaml").err
 
 
 def test_an_output_below_a_file(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from privlora.config import (
     IN_MEMORY,
@@ -19,6 +22,8 @@ from privlora.config import (
     rows,
     settings_from,
 )
+from privlora.config.base import group_in
+from privlora.config.nearby import slip
 from privlora.errors import ConfigError
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -250,12 +255,15 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
         settings_from(wrong, ["privacy.foo=1", "privacy.bar=2", "privacy.clipnorm=3"], source="run.yaml")
     told = str(caught.value)
     assert told.startswith(
-        "run.yaml: unknown setting 'data.pth', setting 'privacy.foo', setting 'privacy.bar', "
-        "setting 'privacy.clipnorm', group 'privcy'. A setting that is ignored"
+        "run.yaml: unknown setting 'data.pth', setting 'privacy.foo' (on the command line), setting 'privacy.bar' "
+        "(on the command line), setting 'privacy.clipnorm' (on the command line), group 'privcy'. A setting that is "
+        "ignored"
     )
     assert "'data.pth': did you mean 'path'?" in told
     assert "'privacy.foo', 'privacy.bar': known: private, target_epsilon" in told  # the list once
-    assert "'privacy.clipnorm': did you mean 'clip_norm'?; 'privcy': did you mean 'privacy'?" in told
+    assert (
+        "'privacy.clipnorm': did you mean 'clip_norm'? Write privacy.clip_norm=3; 'privcy': did you" in told
+    )
 
 
 def test_unknown_and_missing_settings_and_a_wrong_method_are_told_at_once() -> None:
@@ -265,11 +273,11 @@ def test_unknown_and_missing_settings_and_a_wrong_method_are_told_at_once() -> N
         settings_from(content, ["privacy.foo=1"], source="run.yaml")
     told = str(caught.value)
     assert told.startswith(
-        "run.yaml: unknown setting 'model.nam', setting 'privacy.foo'; privacy.delta is missing; "  # name is told
-        "method.name: unknown method 'prsm'. A setting that is ignored"
+        "run.yaml: unknown setting 'model.nam', setting 'privacy.foo' (on the command line); model.name and "
+        "privacy.delta are missing; method.name: unknown method 'prsm'. A setting that is ignored"
     )
     assert "'model.nam': did you mean 'name'?" in told
-    assert "add delta: 1e-5" in told
+    assert "add privacy.delta: 1e-5" in told
     assert told.endswith("method.name: did you mean 'prism'? (privlora methods)")
     with pytest.raises(ConfigError, match=r"^run.yaml: privacy.delta is missing; method.name: unknown"):
         settings_from({**without("privacy.delta"), "method": {"name": "prsm"}}, source="run.yaml")
@@ -297,3 +305,142 @@ def test_names_of_methods_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch
 def test_a_file_of_other_settings_is_no_page_of_names() -> None:
     with pytest.raises(ConfigError, match=r"setting 'run.none7' and 5 more\. "):
         settings_from({**GOOD, "run": {f"none{number}": 1 for number in range(13)}})
+
+
+WRONG = """model:
+  name: org/model
+  dropout: maybe
+data: {path: notes.txt}
+privacy:
+  target_epsilon: -3
+  steps: 2.5
+  expected_batch_sise: 64
+  clip_norm: on
+method:
+  learning_rat: 0.1
+"""
+
+
+def test_all_wrong_values_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(WRONG)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(config, ["privacy.steps=abc", "method.warmup_steps=1,5", "run.sed=3"])
+    told = str(caught.value)
+    assert told.startswith(
+        f"{config}: unknown setting 'privacy.expected_batch_sise' (line 8), setting 'method.learning_rat' (line 11), "
+        "setting 'run.sed' (on the command line); "
+        "privacy.delta, privacy.expected_batch_size and privacy.public_dataset_size are missing; "
+        "model.dropout='maybe' (line 3) is neither true nor false; "
+        "privacy.target_epsilon=-3 (line 6) is not above 0; "
+        "privacy.clip_norm=true (line 9) is not a value for this setting; "
+        "privacy.steps='abc' (on the command line) is no whole number; "
+    )
+    assert list(caught.value.fixes) == [
+        "'privacy.expected_batch_sise': did you mean 'expected_batch_size'? Write expected_batch_size: 64",
+        "'method.learning_rat': did you mean 'learning_rate'? Write learning_rate: 0.1",
+        "'run.sed': did you mean 'seed'? Write run.seed=3",
+        "add delta: 1e-5, or another number well below 1 / number of records",
+        "add expected_batch_size: 64, or a sample_rate",
+        "add public_dataset_size: your number of units as you are willing to publish it",
+        "model.dropout: true or false",
+        "privacy.target_epsilon: a number above 0, as target_epsilon: 3",
+        "privacy.clip_norm: write a number or a word; YAML reads yes, no, on and off as true and false",
+        "privacy.steps: a whole number, or auto, as privacy.steps=200",
+        "method.warmup_steps: a whole number, as method.warmup_steps=10",
+    ]
+
+
+def test_what_is_wrong_on_the_command_line_is_not_laid_on_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(settings_from(GOOD).to_yaml())
+    for override, told in {
+        "privacy.steps=abc": "privacy.steps='abc' is no whole number. Fix: a whole number, or auto, as "
+        "privacy.steps=200",
+        "privacy.stepz=5": "unknown setting 'privacy.stepz'. A setting that is ignored may be one that privacy rests "
+        "on. Fix: did you mean 'steps'? Write privacy.steps=5",
+        "privacy.learning_rate=5": "unknown setting 'privacy.learning_rate'. A setting that is ignored may be one "
+        "that privacy rests on. Fix: it belongs elsewhere: write method.learning_rate",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            load_settings(config, [override])
+        assert str(caught.value) == f"on the command line: {told}"
+
+
+def test_what_is_missing_is_the_same_beside_what_is_unknown() -> None:
+    left_out = without("privacy.steps", "privacy.expected_batch_size", "privacy.public_dataset_size")
+    whats = []
+    for more in ({}, {"epochs": 3, "batch": 4, "stepz": 5}):  # whose answers name all of the three
+        with pytest.raises(ConfigError) as caught:
+            settings_from({**left_out, "privacy": {**left_out["privacy"], **more}})
+        whats.append(re.search(r"([\w., ]+) are missing", str(caught.value)))
+    assert whats[0] is not None
+    assert whats[1] is not None
+    assert whats[0][1].strip() == whats[1][1].strip()
+    assert whats[0][1].count("privacy.") == 3
+
+
+def test_wrong_values_are_told_beside_auto_and_what_contradicts() -> None:
+    content = without("privacy.public_dataset_size")
+    content |= {"run": {"seed": "x"}}
+    with pytest.raises(
+        ConfigError, match=r"steps=auto follows from .* which is missing; run.seed='x' is no whole"
+    ):
+        settings_from(content, ["privacy.steps=auto"])
+    many = dict.fromkeys(("beta1", "beta2", "weight_decay", "floor", "right_weight", "alpha", "ridge"), "x")
+    with pytest.raises(ConfigError, match=r"is no whole number, and 2 more\. Fix"):
+        settings_from({**GOOD, "method": {**many, "top_k": "x", "beside": "x", "hold_out": "x"}})
+
+
+def told_of(content: dict[str, Any]) -> ConfigError | None:
+    try:
+        settings_from(content)
+    except ConfigError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("group", list(Settings.model_fields))
+def test_no_wrong_value_is_told_in_words_of_the_library(group: str) -> None:
+    kind = group_in(Settings.model_fields[group].annotation)
+    assert kind is not None
+    values = ("abc", "1,5", [], {"a": 1}, [None], 2.5, -1, 1e9, float("nan"), True, None)
+    for name, value in product(kind.model_fields, values):
+        own = GOOD.get(group, {})
+        error = told_of({**GOOD, group: {**own, name: value}})
+        if error is None:
+            continue
+        told = str(error)
+        assert group in told
+        assert not re.search(r"Input should|Value error|valid |unable|Field required", told), told
+        assert error.fixes, told
+        example = re.search(r", as (\w+): ([\w.-]+)$", told)
+        if example is not None:  # what is advised is taken
+            assert example[1] == name
+            again = told_of({**GOOD, group: {**own, name: yaml.safe_load(example[2])}})
+            assert not str(again).startswith(f"settings: {group}.{name}="), again
+
+
+TYPOS = {
+    "privacy.stepz": "steps",
+    "privacy.delat": "delta",
+    "privacy.target_epislon": "target_epsilon",
+    "privacy.noise_mutliplier": "noise_multiplier",
+    "privacy.clip_nrom": "clip_norm",
+    "privacy.public_dataset_szie": "public_dataset_size",
+    "privacy.lerning_rate": "method.learning_rate",
+    "run.learning_rat": "method.learning_rate",
+    "run.exepcted_batch_size": "privacy.expected_batch_size",
+    "adapter.max_lenght": "data.max_length",
+    "method.nmae": "name",
+    "method.learn_rate": "learning_rate",
+    "data.pth": "path",
+    "run.outptu": "output",
+}
+
+
+@pytest.mark.parametrize("name", TYPOS)
+def test_a_slip_in_a_dotted_name_finds_its_nearest(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{TYPOS[name]}'"):
+        settings_from(GOOD, [f"{name}=1"])
+    assert (slip(name) or "").endswith(f".{TYPOS[name]}".rpartition(".")[2])

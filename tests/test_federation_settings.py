@@ -18,8 +18,8 @@ from privlora.config import (
 )
 from privlora.config.federation import RULE_NAMES, FederationSettings
 from privlora.config.groups import MethodSettings
+from privlora.config.mistakes import _INNER
 from privlora.config.other_names import OTHER_NAMES
-from privlora.config.reading import _INNER
 from privlora.errors import ConfigError, DataError, named
 from privlora.federated.plans import JOINT
 from privlora.federated.rules import RULES
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "neither clients nor rounds": (
         of(clients=None, rounds=None),
-        ["federation.clients and federation.rounds are missing", "Fix: add clients: 3", "and rounds: 20"],
+        ["federation.clients and federation.rounds are missing", "Fix: add clients: 3", "add rounds: 20"],
     ),
     "neither federation nor path": (
         settings(data={"path": None, "text": "note"}, federation=None, privacy={"steps": 3}),

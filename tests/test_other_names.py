@@ -12,8 +12,8 @@ import yaml
 
 from privlora.config import PrivacySettings, settings_from
 from privlora.config.foreign_names import EVERYWHERE, GROUPS_ELSEWHERE, Here, Refused
+from privlora.config.nearby import whereabouts
 from privlora.config.other_names import OTHER_NAMES
-from privlora.config.reading import whereabouts
 from privlora.config.reference import find_settings, groups
 from privlora.errors import ConfigError
 

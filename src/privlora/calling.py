@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 
 from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
-from privlora.config.reading import whereabouts
+from privlora.config.nearby import whereabouts
 from privlora.data.records import as_records
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.names import UNNAMED

@@ -1,4 +1,5 @@
-"""Errors that a user can act on. The command line prints them as one line and exits with 2."""
+"""Errors that a user can act on. The command line prints one line, and one for each of several ways to mend it, and
+exits with 2."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ from typing import Self
 
 
 class PrivloraError(Exception):
-    """A problem that the user can mend: what is wrong and where, why it matters, how to mend it.
+    """A problem that the user can mend: what is wrong and where, why it matters, how to mend it, or each of several.
 
     >>> str(ConfigError("privacy.delta=0.1 is not below 1/N=0.001", fix="set privacy.delta to 1e-5"))
     'privacy.delta=0.1 is not below 1/N=0.001. Fix: set privacy.delta to 1e-5'
     """
 
-    def __init__(self, what: str, *, why: str | None = None, fix: str | None = None) -> None:
+    def __init__(self, what: str, *, why: str | None = None, fix: str | Sequence[str] | None = None) -> None:
+        fixes = (fix,) if isinstance(fix, str) else tuple(fix or ())
+        self.fixes = tuple(each for each in fixes if each)
+        fix = "; ".join(each.rstrip(".") for each in self.fixes) or None
         self.what, self.why, self.fix = what, why, fix
         parts = [what.rstrip(".")]
         if why:
@@ -29,7 +33,19 @@ class PrivloraError(Exception):
         >>> str(DataError("there are no records", fix="give at least one").of("client north"))
         'client north: there are no records. Fix: give at least one'
         """
-        return type(self)(f"{whom}: {self.what}", why=self.why, fix=self.fix)
+        return type(self)(f"{whom}: {self.what}", why=self.why, fix=self.fixes)
+
+    def lines(self) -> list[str]:
+        """For a terminal: the problem, and of several ways to mend it each in its own line.
+
+        >>> ConfigError("a and b are 0", fix=["a: 1", "b: 1"]).lines()
+        ['a and b are 0. Fix:', '  - a: 1', '  - b: 1']
+        """
+        told = " ".join(str(self).split())
+        if len(self.fixes) < 2:
+            return [told]
+        fixes = [" ".join(each.split()).rstrip(".") for each in self.fixes]
+        return [told.removesuffix(f" {'; '.join(fixes)}"), *(f"  - {each}" for each in fixes)]
 
 
 class ConfigError(PrivloraError):
@@ -68,8 +84,10 @@ def in_one(errors: Sequence[ConfigError]) -> ConfigError:
     def joined(parts: Iterable[str | None]) -> str:
         return "; ".join(part.rstrip(".") for part in dict.fromkeys(parts) if part)
 
-    whats, whys, fixes = (joined(getattr(e, name) for e in errors) for name in ("what", "why", "fix"))
-    return ConfigError(whats, why=whys or None, fix=fixes or None)
+    whats, whys = (joined(getattr(e, name) for e in errors) for name in ("what", "why"))
+    return ConfigError(
+        whats, why=whys or None, fix=list(dict.fromkeys(fix for e in errors for fix in e.fixes))
+    )
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

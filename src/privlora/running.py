@@ -35,8 +35,10 @@ from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.identity import (
     Identity,
+    fixed,
     identify,
     keep_identity,
+    refuse_other_settings,
     refuse_others,
     refuse_unlike_processes,
 )
@@ -52,7 +54,7 @@ from privlora.training.models import (
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
 from privlora.training.sharding import load_sharded, refuse_in_several
-from privlora.training.takeover import make_room
+from privlora.training.takeover import is_over, make_room
 from privlora.training.texts.final_texts import Progress, final_texts
 
 
@@ -104,7 +106,7 @@ def train_and_publish(
     refuse_other_logits(settings, model, ranks)
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
-    over = not fresh and _is_over(folder)
+    over = not fresh and is_over(folder)
 
     def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device
@@ -152,6 +154,9 @@ def train_and_publish(
         begins("preparing the first step")
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
+        planned = fixed(settings, parts.hyper.to_dict())
+        if not fresh:
+            ranks.same(lambda: refuse_other_settings(folder, planned))
         with parts.adapter:
             if not ranks.first:
                 train_beside(parts, data, ranks)
@@ -159,7 +164,8 @@ def train_and_publish(
             if fresh:
                 make_room(folder)
                 folder.create(protects=settings.privacy.protects)
-                keep_identity(folder, identity)  # first: whatever can be resumed has it
+                # First: whatever can be resumed has it.
+                keep_identity(folder, replace(identity, settings=planned))
                 keep_choice(folder, chosen)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
@@ -197,11 +203,6 @@ def train_and_publish(
     was_given = given.model is not None
     found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
     return replace(found, profile=pages[0]) if pages else found
-
-
-def _is_over(folder: RunFolder) -> bool:
-    """Whether a run took all of its steps, so that it is only reported again: by the ledger, where there is one."""
-    return read_ledger(folder.ledger).closed if folder.has_plan else folder.report.exists()
 
 
 @contextmanager

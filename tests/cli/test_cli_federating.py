@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, refuses, write_config, write_records
+from cli_cases import call, check, refuses, write_config, write_records
 from federation_cases import NAMES, federation_settings, write_clients
 
 import privlora
@@ -223,10 +224,17 @@ def test_an_interrupted_federation_goes_on(
     last = stopped.err.splitlines()[-1]
     assert last == f"interrupted: after round 1, which is saved. Continue with `privlora resume {run}`"
     assert not (run / "release" / "adapter_model.safetensors").exists()
+    # Only what was charged and begun tells that a federation is over, never a report.
+    (run / "release" / "privacy_report.json").write_text("{}")
+    (run / "release" / "report.html").write_text("planted")
+    check(call(capsys, "federate", config), "holds a run already", "continue it with `privlora resume")
     run = run.rename(folder / "moved")
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
     assert "round 1/2" not in resumed.err
+    begun = re.match(r"going on after round 1 of 2, epsilon so far ([\d.]+) \(δ 0.001\)\n", resumed.err)
+    assert begun is not None, resumed.err
+    assert 0 < float(begun[1]) < resumed.json["epsilon"]
     assert "round 2/2  3/3 clients" in resumed.err
     assert resumed.json["adapter"] == str(run / "release")
     assert {read_ledger(path).charges for path in resumed.json["ledgers"].values()} == {4}
@@ -234,6 +242,9 @@ def test_an_interrupted_federation_goes_on(
     assert again.json == resumed.json
     assert again.err.startswith("this federation is over already: no round is left")
     assert "already" not in resumed.err
+    (run / "release" / "report.html").unlink()  # as a crash leaves it
+    assert call(capsys, "resume", run).err.startswith("this federation is over already")
+    assert (run / "release" / "report.html").exists()
 
 
 def test_a_round_that_died_is_void_and_said_so(

@@ -77,7 +77,12 @@ def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[
 def test_both_weightings_are_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "evaluate", finished / "run", "--data", finished / "held_out.jsonl")
     assert shown.err == ""
-    for word in ("loss per record", "loss per token", "accuracy", "8 records"):
+    for word in (
+        "nats per token (mean over records)\n",
+        "nats per token (mean over tokens)\n",
+        "accuracy",
+        "8 records",
+    ):
         assert word in shown.out
 
 

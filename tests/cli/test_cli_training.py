@@ -13,10 +13,11 @@ import pytest
 from cli_cases import call, check, run_settings, write_config, write_records
 
 from privlora.accounting import read_ledger
-from privlora.running import _is_over
+from privlora.pages.numbers import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver
+from privlora.training.takeover import is_over
 
 
 def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,10 +127,17 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     assert last == f"interrupted: after step 2, which is saved. Continue with `privlora resume {run}`"
     assert "Traceback" not in stopped.err
     assert not (run / "release" / "adapter_model.safetensors").exists()
+    # Only the ledger says that a run is over, never a report.
+    (run / "release" / "privacy_report.json").write_text("{}")
+    check(call(capsys, "train", config), "holds a run already: its ledger shows charges", "privlora resume")
+    charged = read_ledger(run / "release" / "ledger.jsonl")
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
+    begun = f"going on after step 2 of 5, epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
+    assert resumed.err.splitlines()[0] == begun
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)
+    assert "going on" not in call(capsys, "resume", run).err
     assert "step 3/5" in resumed.err
     assert "step 2/5" not in resumed.err
     assert resumed.json["epsilon"] == ledger.epsilon()
@@ -163,13 +171,13 @@ def test_resuming_a_finished_run_reports_it_again(
 
 def test_a_report_that_somebody_put_there_makes_no_run_finished(finished: Path, folder: Path) -> None:
     run = RunFolder(Path(shutil.copytree(finished / "run", folder / "run")))
-    assert _is_over(run)
+    assert is_over(run)
     run.report.unlink()
-    assert _is_over(run)
+    assert is_over(run)
     lines = run.ledger.read_bytes().splitlines(keepends=True)
     run.ledger.write_bytes(b"".join(lines[:2]))
     run.report.write_text("{}")
-    assert not _is_over(run)
+    assert not is_over(run)
 
 
 def test_a_finished_run_without_privacy_takes_no_steps_on_paper_either(
@@ -211,7 +219,7 @@ def test_a_finished_run_takes_no_steps_on_paper_either(
     assert again.code == 0, again.err
     assert "paper" not in again.err
     assert "no step was taken, so there is no profile" in again.err
-    assert ("this run is over already" in again.err) == (left == "all")
+    assert "this run is over already" in again.err  # the ledger says so
     assert (run / "release" / "privacy_report.json").exists()
     assert (run / "release" / "ledger.jsonl").read_bytes() == ledger
     kept = (run / "private" / "config.resolved.yaml").read_text()
@@ -266,4 +274,4 @@ def test_a_start_that_failed_makes_room_for_mended_settings(
     mended = call(capsys, "train", config, "synthesis.seeds=6")
     assert mended.code == 0, mended.err
     assert f"{folder / 'run'}: an earlier start failed there before anything was charged" in caplog.text
-    check(call(capsys, "train", config, "synthesis.seeds=5"), "its ledger shows charges", "privlora resume")
+    check(call(capsys, "train", config, "synthesis.seeds=5"), "holds a run already, and that is finished")

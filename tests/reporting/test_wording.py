@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import privlora
 from privlora.reporting.limits import not_protected
 from privlora.reporting.wording import privacy_table, sentence
 
@@ -34,3 +37,16 @@ def test_an_adapter_to_start_from_is_said(report: dict[str, Any]) -> None:
     assert said[0] == said[1] == said[2]
     assert said[0] == [text for text in said[3] if "started from" not in text] != said[3]
     assert said[0] == [text for text in said[4] if "adapter.public_text" not in text] != said[4]
+
+
+def test_the_held_out_loss_has_one_name() -> None:
+    """The mean over records, wherever a number is shown with its unit."""
+    source = Path(privlora.__file__).parent
+    shown = [path for pattern in ("**/*.py", "**/*.j2") for path in source.glob(pattern)]
+    text = {path: path.read_text(encoding="utf-8") for path in shown}
+    others = [
+        path for path, said in text.items() if re.search(r"(?<!\")\"[Ll]oss per (record|example)", said)
+    ]
+    assert others == []
+    for name in ("reporting/card.py", "reporting/templates/report.html.j2", "cli/evaluation.py"):
+        assert "(mean over records)" in text[source / name]

@@ -31,6 +31,7 @@ from run_cases import (
     StopAt,
     check_after_crash,
     check_finished,
+    edit_settings,
     in_a_child,
     side_log,
 )
@@ -196,8 +197,7 @@ def test_other_bands_than_the_plans_are_refused(bands: int, bench: Bench, tmp_pa
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
         bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
-    path = folder / "private/config.resolved.yaml"
-    path.write_text(path.read_text().replace(f"bands: {BANDS}", f"bands: {bands}"))
+    edit_settings(folder, "privacy", {"bands": bands}, old=True)
     with pytest.raises(PrivacyError, match="the plan has 3"):
         bench.resume(folder)
 

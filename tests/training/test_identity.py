@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, STOPPED, Bench, StopAt
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, STOPPED, Bench, StopAt, edit_settings
 from tiny_models import tiny_model
 
 from privlora.accounting import read_ledger
@@ -92,7 +92,9 @@ def test_it_is_private_and_the_ledger_has_none_of_it(run: RunFolder) -> None:
     kept = json.loads(run.identity.read_text())
     assert run.identity.parent == run.private
     for path in run.release.iterdir():
-        assert not any(value.encode() in path.read_bytes() for value in kept.values())
+        assert not any(
+            kept[name].encode() in path.read_bytes() for name in ("records", "model", "evaluation")
+        )
     assert read_ledger(run.ledger).charges == STOPPED
 
 
@@ -102,3 +104,60 @@ def test_no_evaluation_where_the_run_has_none(bench: Bench, tmp_path: Path) -> N
         bench.start(folder.root, observer=StopAt(2))
     refused(bench, folder, RunError, "has no evaluation records")
     assert resume(bench, folder, evaluation=None) == STEPS
+
+
+EDITS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "rate": ("method", {"learning_rate": 0.5}, r"method.learning_rate was [\d.e-]+ and is 0.5"),
+    "unit of the rate": ("method", {"relative_rate": False}, "method.relative_rate was true and is false"),
+    "row": ("method", {"name": "dp-adamw"}, "method.name was prism and is dp-adamw"),
+    "averaging": ("method", {"averaging": 0.9}, "method.averaging was 0.5 and is 0.9"),
+    "delta": ("privacy", {"delta": 1e-5}, "privacy.delta was 0.001 and is 1e-05"),
+    "target": ("privacy", {"target_epsilon": 1.0}, "privacy.target_epsilon was 4.0 and is 1.0"),
+    "clip norm": ("privacy", {"clip_norm": 9.0}, "privacy.clip_norm was 1.0 and is 9.0"),
+    "steps": ("privacy", {"steps": 10}, "privacy.steps was 12 and is 10"),
+    "rank": ("adapter", {"r": 1}, "adapter.r was 2 and is 1"),
+    "seed": ("run", {"seed": 5}, "run.seed was 0 and is 5"),
+    "length": ("data", {"max_length": 39}, "data.max_length was 40 and is 39"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_settings_that_were_edited_are_refused(name: str, bench: Bench, run: RunFolder) -> None:
+    group, change, told = EDITS[name]
+    edit_settings(run.root, group, change)
+    promise = group in ("privacy", "data")
+    refused(bench, run, PrivacyError if promise else RunError, told)
+    with pytest.raises(PrivloraError) as caught:
+        resume(bench, run)
+    first, last = caught.value.fixes[0], caught.value.fixes[-1]
+    assert first.startswith(f"write {group}.{next(iter(change))}: ")
+    assert "another run" in last
+    assert read_ledger(run.ledger).charges == STOPPED
+
+
+def test_settings_that_only_take_time_or_memory_may_change(bench: Bench, run: RunFolder) -> None:
+    """And a default that is written out is the same setting; those of a finished run are held against it, too."""
+    edit_settings(run.root, "run", {"tokens_per_micro_batch": 60, "checkpoint_every": 3, "evaluate_every": 4})
+    edit_settings(run.root, "method", {"schedule": "constant", "error_feedback": 1.0})
+    assert resume(bench, run) == STEPS
+    edit_settings(run.root, "method", {"learning_rate": 0.5})
+    refused(bench, run, RunError, "method.learning_rate was")
+
+
+@pytest.mark.parametrize("name", [name for name, (group, *_) in EDITS.items() if group != "data"])
+def test_the_statement_is_the_ledgers_whatever_was_edited(name: str, bench: Bench, run: RunFolder) -> None:
+    """Also of a run whose version kept nothing to compare: it is refused, or states what its ledger does."""
+    group, change, _ = EDITS[name]
+    edit_settings(run.root, group, change, old=True)
+    before = read_ledger(run.ledger)
+    try:
+        result = resume_run(
+            run.root, model=bench.model, tokenizer=bench.tokenizer, records=RECORDS, evaluation=PUBLIC
+        )
+    except PrivloraError:
+        assert read_ledger(run.ledger).charges == STOPPED
+        return
+    after = read_ledger(run.ledger)
+    assert after.plan == before.plan
+    assert (result.epsilon, result.delta) == (after.epsilon(), after.plan.delta)
+    assert after.charges == STEPS

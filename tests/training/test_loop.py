@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
-from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, releases, side_log
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, edit_settings, releases, side_log
 
 import privlora.training.loop
 from privlora.accounting import read_ledger
@@ -204,6 +203,8 @@ def interrupted(bench: Bench, folder: Path, **options: Any) -> None:
         {"unit": "user", "user_column": "name"},
         {"insecure_noise_seed": 1},
         {"max_batch_size": 20},
+        {"steps": STEPS + 1},
+        {"steps": STEPS - 1},
     ],
 )
 def test_settings_that_the_ledger_did_not_plan_are_refused(
@@ -211,10 +212,7 @@ def test_settings_that_the_ledger_did_not_plan_are_refused(
 ) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder)
-    settings_file = folder / "private/config.resolved.yaml"
-    settings = yaml.safe_load(settings_file.read_text())
-    settings["privacy"].update(change)
-    settings_file.write_text(yaml.safe_dump(settings))
+    edit_settings(folder, "privacy", change, old=True)
     named = [{**row, "name": f"p{i}"} for i, row in enumerate(RECORDS)]
     with side_log(tmp_path / "log"), pytest.raises(PrivacyError, match="planned"):
         privlora.api.resume_run(folder, model=bench.model, tokenizer=bench.tokenizer, records=named)
@@ -234,10 +232,7 @@ def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) ->
 def test_a_checkpoint_of_other_defaults_is_one_clear_error(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder, method={"name": "prism", "error_feedback": 0.0})
-    settings_file = folder / "private/config.resolved.yaml"
-    settings = yaml.safe_load(settings_file.read_text())
-    settings["method"]["error_feedback"] = None  # as if it had been the default
-    settings_file.write_text(yaml.safe_dump(settings))
+    edit_settings(folder, "method", {"error_feedback": None}, old=True)  # as if it had been the default
     with pytest.raises(privlora.errors.RunError, match=r"holds no .*residual.* which the method needs"):
         bench.resume(folder)
 

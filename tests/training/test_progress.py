@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
@@ -37,7 +40,7 @@ def plan(steps: int, *, insecure: bool = False) -> Plan:
 
 def show(run: Plan | None, steps: int, *, terminal: bool = False, private_loss: float | None = None) -> str:
     """What a run of ``steps`` steps of half a second prints."""
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
     with RichObserver(console, run) as observer:
         observer.on_evaluation(0, 2.5)
         for step in range(1, steps + 1):
@@ -62,8 +65,33 @@ def test_a_log_shows_what_was_spent() -> None:
     assert "after" not in "".join(lines.values())
 
 
-def test_a_live_line_of_an_earlier_epsilon_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second of accounting is worth it every 50 seconds, and at the first and the last step."""
+class Beside(Executor):
+    """An accountant who works when asked to, or at once, in the thread of the test."""
+
+    def __init__(self) -> None:
+        self.asked, self.at_once = list[Callable[[], Any]](), False
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        found: Future[Any] = Future()
+        self.asked.append(lambda: found.set_result(function(*args, **kwargs)))
+        if self.at_once:
+            self.work()
+        return found
+
+    def work(self) -> None:
+        while self.asked:
+            self.asked.pop(0)()
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Beside:
+    found = Beside()
+    monkeypatch.setattr(progress, "accountant", lambda: found)
+    return found
+
+
+def test_a_live_line_has_the_epsilon_of_its_own_step(monkeypatch: pytest.MonkeyPatch, beside: Beside) -> None:
+    """Composing takes a tenth of the time at most, beside the steps; a line waits for its epsilon, for a while."""
     now = [0.0]
     asked: list[int] = []
 
@@ -79,12 +107,38 @@ def test_a_live_line_of_an_earlier_epsilon_names_its_step(monkeypatch: pytest.Mo
         for step in range(1, 31):
             now[0] += 4.0
             observer.on_step(StepReport(step, 30, 2e-4, 4.0))
-    assert asked == [1, 14, 27, 30]
+            assert asked == [each for each in asked if each < step or step == 30]  # no step waits for it
+            beside.work()
+    assert asked == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 30]
     assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    for step, of in {1: 1, 2: 1, 13: 1, 14: 14, 15: 14, 26: 14, 27: 27, 29: 27, 30: 30}.items():
-        number, delta = spent(of).split(" (")
-        assert f"step {step}/30  {number}{'' if of == step else f' after step {of}'} ({delta}" in shown
+    lines = re.findall(r"step (\d+)/30  (?:ε ([\d.]+) \(δ 1e-05\)  )?lr", console.file.getvalue())
+    for step, number in lines:
+        assert number in ("", spent(int(step)).split()[1])
+    assert {int(step) for step, number in lines if number} == set(asked)
+    assert len({step for step, _ in lines}) > 15  # no line stands there for longer than two steps
+
+
+def test_an_epsilon_that_comes_late_takes_no_later_line_away(
+    monkeypatch: pytest.MonkeyPatch, beside: Beside
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
+    with RichObserver(console, plan(9)) as observer:
+        for step in (1, 2, 3):
+            observer.on_step(StepReport(step, 9, 2e-4, 4.0))
+            now[0] += 6.0
+        beside.work()  # of step 1
+        observer.on_public_work("texts", 1, 2)
+    assert isinstance(console.file, io.StringIO)
+    assert "step 3/9  lr" in console.file.getvalue().rsplit("texts", 1)[0]
+    assert "ε" not in console.file.getvalue()
+
+
+def test_the_thread_ends_with_the_run() -> None:
+    shown = show(plan(3), 3, terminal=True)
+    assert f"step 3/3  {spent(3)}" in shown
+    assert not [each for each in threading.enumerate() if "privlora-epsilon" in each.name]
 
 
 def test_a_log_gets_a_line_now_and_then() -> None:
@@ -95,7 +149,9 @@ def test_a_log_gets_a_line_now_and_then() -> None:
     assert lines[-1].endswith("ETA 0:00")
 
 
-def test_a_terminal_gets_one_live_line() -> None:
+def test_a_terminal_gets_one_live_line(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside.at_once = True
+    monkeypatch.setattr(progress, "_ACCOUNTING_SHARE", math.inf)
     shown = show(plan(20), 20, terminal=True)
     assert "step 7/20" in shown
     assert shown.count("\n") <= 3  # the held-out loss, the last step, and the end of the live line
@@ -132,8 +188,10 @@ def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long_
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
 @pytest.mark.parametrize("steps", [40, 20_000, 1_000_000])
-def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step, epsilon with its step, learning rate and time left stand on every live line; bar, losses and delta where
+def test_a_live_line_is_never_cut(
+    width: int, steps: int, monkeypatch: pytest.MonkeyPatch, beside: Beside
+) -> None:
+    """Step, its epsilon once that is known, rate and time left stand on every live line; bar, losses and delta where
     there is room. 80 columns are a terminal's usual width."""
     now = [0.0]
 
@@ -150,25 +208,40 @@ def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.Mo
             observer.on_evaluation(0, loss)
         for step in range(first, first + 3):
             observer.on_step(StepReport(step, steps, 2.5e-4, 3.5))
+            beside.work()
+            now[0] += 20_000.0
         observer.on_public_work("writing public texts", 38, 200)
         observer.on_private_loss(first + 3, 1.25)
         observer.on_step(StepReport(first + 3, steps, 2.5e-4, 3.5))
+        beside.work()
         observer.on_public_work("writing public texts", 38, 200)
     assert isinstance(console.file, io.StringIO)
     shown = re.sub("\x1b\\[[0-9?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n").splitlines()
     lines = [line for line in shown if "step " in line and "/" in line and "held-out" not in line]
     assert lines.pop() == lines[-1]  # as it is taken away
     assert all(len(line) <= width for line in shown if "held-out" not in line)
-    for line, step in zip(lines, [first, first + 1, first + 2, first + 2, first + 3, first + 3], strict=True):
-        assert f"step {step}/{steps}  ε 12.35" in line
-        if step > first:  # an epsilon of an earlier step names it
-            assert re.search(rf"ε 12\.35 (at|after step) {first}\b", line)
+    own = [
+        first,
+        first,
+        first + 1,
+        first + 1,
+        first + 2,
+        first + 2,
+        first + 2,
+        first + 3,
+        first + 3,
+        first + 3,
+    ]
+    assert sum("ε 12.35" in line for line in lines) == 6
+    for line, step in zip(lines, own, strict=True):
+        assert f"step {step}/{steps}  " in line
         assert "  lr 0.00025  3.5 s/step  ETA " in line
         assert f"ETA {progress.clock(3.5 * (steps - step))}" in line
     for said in ("PRIVATE training loss 1.2500", "38 of 200"):
         assert any(said in line for line in shown)
     if width == 160:
-        assert all("━" in line and "loss █" in line and "(δ 1e-05)" in line for line in lines[:3])
+        assert all("━" in line and "loss █" in line for line in lines[:3])
+        assert all("(δ 1e-05)" in line for line in lines if "ε" in line and "PRIVATE" not in line)
 
 
 def test_a_terminal_shows_public_work_beside_the_last_step() -> None:
@@ -201,7 +274,9 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()
 
 
-def test_a_terminal_shows_how_the_held_out_loss_went() -> None:
+def test_a_terminal_shows_how_the_held_out_loss_went(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside.at_once = True
+    monkeypatch.setattr(progress, "_ACCOUNTING_SHARE", math.inf)
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=140)
     with RichObserver(console, plan(4), "nats") as observer:
         for step, loss in enumerate((4.0, 2.0, 1.0, 0.0)):

@@ -1,4 +1,5 @@
-"""The commands, and how they end: every error of the user is one line on stderr and exit code 2.
+"""The commands, and how they end: every error of the user is one line on stderr, with a line below it for each of
+several ways to mend it, and exit code 2.
 
 Commands import torch and transformers only once they need them: help, accounting and most refusals are quick.
 """
@@ -32,7 +33,7 @@ from privlora.cli.settings_list import settings
 from privlora.cli.starting import init
 from privlora.cli.synthesizing import synthesize
 from privlora.cli.training import Stopped, train
-from privlora.config.reading import whereabouts
+from privlora.config.nearby import slip, whereabouts
 from privlora.errors import PrivloraError, named
 from privlora.training.ranks import RankStopped, first_process
 from privlora.version import __version__
@@ -111,7 +112,9 @@ def run(argv: Sequence[str] | None) -> int:
         code = app(args=argv, prog_name="privlora", standalone_mode=False)
     except PrivloraError as error:
         # Whoever stopped first says why, and the first process speaks for all.
-        return 2 if isinstance(error, RankStopped) and not first_process() else _stop("error", str(error), 2)
+        return (
+            2 if isinstance(error, RankStopped) and not first_process() else _stop("error", error.lines(), 2)
+        )
     except _UsageError as error:
         # Some typers hint twice, of several commands in two ways.
         twice = r"( Did you mean [^?]*\?)(\1| \(Did you mean one of: [^)]*\))"
@@ -121,11 +124,11 @@ def run(argv: Sequence[str] | None) -> int:
         given = sys.argv[1:] if argv is None else argv
         meant = _as_override(error, command, given) or _of_a_run(command, given)
         if meant is not None:
-            return _stop("error", f"{meant[0]}. Fix: {meant[1]}", 2)
+            return _stop("error", [f"{meant[0]}. Fix: {meant[1]}"], 2)
         ending = "" if usage.endswith((".", "?")) else "."
-        return _stop("error", f"{usage}{ending} Fix: see `{command} --help`", 2)
+        return _stop("error", [f"{usage}{ending} Fix: see `{command} --help`"], 2)
     except Stopped as stopped:
-        return _stop("interrupted", str(stopped), 130) if first_process() else 130
+        return _stop("interrupted", [str(stopped)], 130) if first_process() else 130
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == 130:  # newer versions of typer turn ctrl-C into this code
@@ -140,6 +143,8 @@ def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[s
         return None
     name = option.lstrip("-")
     where = whereabouts(name)
+    if where is None and "." in name and (meant := slip(name)) is not None:
+        where = f"write {meant}"
     if where is None:
         return None
     value = next((each.partition("=")[2] for each in argv if each.startswith(f"{option}=")), None)
@@ -166,6 +171,7 @@ def _of_a_run(command: str, argv: Sequence[str]) -> tuple[str, str] | None:
     )
 
 
-def _stop(kind: str, text: str, code: int) -> int:
-    print(f"{kind}: {' '.join(text.split())}", file=sys.stderr)
+def _stop(kind: str, lines: Sequence[str], code: int) -> int:
+    first, *more = lines
+    print("\n".join([f"{kind}: {' '.join(first.split())}", *more]), file=sys.stderr)
     return code

@@ -168,14 +168,16 @@ def _labels(told: str) -> list[str] | int:
 
 
 def _loss_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield f"loss per record  {result['loss_per_example']:.4f} ± {result['standard_error']:.4f} nats per token"
-    yield f"loss per token   {result['loss_per_token']:.4f} nats"
+    spread = f"± {result['standard_error']:.4f}"
+    yield f"loss             {result['loss_per_example']:.4f} {spread} nats per token (mean over records)"
+    yield f"loss             {result['loss_per_token']:.4f} nats per token (mean over tokens)"
     yield f"accuracy         {result['accuracy']:.2%}"
     yield f"measured on      {result['tokens']} tokens of {result['examples']} records"
 
 
 def _class_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield f"loss per record  {result['loss_per_example']:.4f} ± {result['standard_error']:.4f}"
+    spread = f"± {result['standard_error']:.4f}"
+    yield f"loss             {result['loss_per_example']:.4f} {spread} (mean over records)"
     for name in sorted(set(result) - {"loss_per_example", "standard_error", "examples"}):
         yield f"{name.replace('_', ' '):<20} {result[name]:.4f}"
     yield f"measured on      {result['examples']} records"

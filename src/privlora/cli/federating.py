@@ -94,7 +94,11 @@ def federate(
         _write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
         return
     folder = RunFolder(Path(settings.run.output))
-    folder.refuse_if_used()
+    if folder.settings.exists() or folder.ledger.exists():
+        with quiet_libraries():
+            from privlora.federated.run import refuse_used
+
+            refuse_used(folder)
     refuse_unknown_model(settings.model.name)
     refuse_other_folder(settings.model.name)
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
@@ -132,12 +136,14 @@ def federation_in(settings: Settings) -> FederationSettings:
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     """Resume a federation, and show what it leaves."""
     with quiet_libraries():
-        from privlora.federated.run import what_it_left
+        from privlora.federated.run import going_on, is_over
 
-        if what_it_left(folder, settings) is not None:
+        if is_over(folder, settings):
             err().print(
                 "this federation is over already: no round is left, and what it leaves is written anew"
             )
+        elif (begun := going_on(folder, settings)) is not None:
+            err().print(begun)
     located = settings.run.model_copy(update={"output": str(folder.root)})
     _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)
 
@@ -188,7 +194,7 @@ def _observed(
 
 
 def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: bool) -> None:
-    from privlora.federated.history import History
+    from privlora.federated.history import ROUNDS, History
 
     federation = federation_in(settings)
     ledgers = {
@@ -201,7 +207,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
         "ledger": str(folder.ledger) if folder.ledger.exists() else None,
         "report": str(result.release / "report.html"),
     }
-    rounds = History(folder.private / "rounds.jsonl").rounds()
+    rounds = History(folder.private / ROUNDS).rounds()
     plan = _charged(folder)
     facts = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))["federation"]
     if as_json:

@@ -23,7 +23,7 @@ from privlora.training.model_names import (
     refuse_unknown_model,
 )
 from privlora.training.sources import check_columns, check_sources
-from privlora.training.takeover import refuse_if_spent
+from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -120,8 +120,10 @@ def go_on(
             from privlora.api import resume_run
             from privlora.training.assembly import plan_privacy
 
-        if folder.report.exists():
+        if is_over(folder):
             err().print("this run is over already: no step is taken, and what it leaves is written anew")
+        elif (begun := going_on(folder, settings)) is not None:
+            err().print(begun)
         if chosen is not None and chosen.source is not None and not profile:
             with explained_stops(folder), counted(WRITING) as progress:
                 result = resume_run(folder.root, progress=progress, show_progress=False)
@@ -148,6 +150,29 @@ def go_on(
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
+
+
+def going_on(folder: RunFolder, settings: Settings) -> str | None:
+    """Where a run goes on, in a line; None before its first step and where it takes none."""
+    from privlora.methods import find_row
+    from privlora.pages.numbers import rounded_up
+    from privlora.training.checkpoint import read_mark
+
+    private = settings.privacy.private
+    if settings.synthesis is not None and settings.synthesis.source is not None:
+        return None
+    if private:
+        written = read_ledger(folder.ledger) if folder.has_plan else None
+        done = 0 if written is None else written.charges - written.plan.before_training
+    else:
+        written, done = None, read_mark(folder.checkpoint).step if folder.checkpoint.exists() else 0
+    if done < 1:
+        return None
+    word = "step" if find_row(settings.method.name).releases == "gradients" else "round"
+    spent = "NOT PRIVATE"
+    if written is not None and not written.plan.insecure_noise:
+        spent = f"epsilon so far {rounded_up(written.epsilon())} (δ {written.plan.delta:g})"
+    return f"going on after {word} {done} of {settings.privacy.steps}, {spent}"
 
 
 def go_on_beside(folder: RunFolder, moved: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
-from privlora.config.other_names import TRUTHS
 from privlora.ranges import MOST_STEPS
 
 
@@ -25,6 +25,23 @@ Countable = Annotated[int, AfterValidator(countable)]
 """A number of steps, or of rounds."""
 
 
+class Lacking(PydanticCustomError):
+    """Raised by groups for one of the settings that are needed in one form or another; says how to mend it."""
+
+    def __new__(cls, message: str) -> Lacking:
+        return super().__new__(cls, "lacking", message)
+
+
+class Truth:
+    """Stands for true or false where neither is a value, so that no setting takes it and each is told."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return str(self.value).lower()
+
+
 class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -32,14 +49,16 @@ class Group(BaseModel):
     @classmethod
     def _no_truth_for_numbers(cls, values: Any) -> Any:
         # Pydantic takes true for 1, and YAML takes yes and on for true: clip_norm: on would clip at 1.
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and bool not in _kinds(field.annotation):
-                mend = TRUTHS.get(name) or (
-                    "write a number or a word; YAML reads yes, no, on and off as true and false"
-                )
-                raise ValueError(f"{name}={str(value).lower()} is not a value for this setting. Fix: {mend}")
-        return values
+        if not isinstance(values, Mapping):
+            return values
+        wrong = {
+            name: Truth(value)
+            for name, value in values.items()
+            if isinstance(value, bool)
+            and (field := cls.model_fields.get(name)) is not None
+            and bool not in _kinds(field.annotation)
+        }
+        return {**values, **wrong} if wrong else values
 
 
 def group_in(annotation: Any) -> type[Group] | None:

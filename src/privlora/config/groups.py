@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from privlora.config.auto import AUTO, AutoSettings, OrAuto, without_auto
-from privlora.config.base import Countable, Group
+from privlora.config.base import Countable, Group, Lacking
 from privlora.config.chat_template import TAKEN, read_template
 from privlora.config.federation import FederationSettings
 from privlora.config.synthesis import SynthesisSettings
@@ -543,22 +543,21 @@ class PrivacySettings(Group):
             if self.clip_quantile is not None:
                 raise ValueError("private=false clips nothing. Fix: remove clip_quantile")
         elif "target_epsilon" in lacking or None not in (self.target_epsilon, self.noise_multiplier):
-            raise ValueError(
+            kind = Lacking if "target_epsilon" in lacking else ValueError
+            raise kind(
                 "the noise follows from target_epsilon or from noise_multiplier. Fix: give exactly one of "
                 "target_epsilon and noise_multiplier"
             )
         elif "delta" in lacking:
-            raise ValueError(
-                "delta is missing. Fix: set it well below 1 / number of records, for example 1e-5"
-            )
+            raise Lacking("delta is missing. Fix: set it well below 1 / number of records, for example 1e-5")
         if "public_dataset_size" in lacking:
-            raise ValueError(
+            raise Lacking(
                 "public_dataset_size is missing: dividing by the private number of records would reveal it. "
                 "Fix: give expected_batch_size and public_dataset_size (a rounded figure will do), or "
                 "sample_rate with either"
             )
         if "expected_batch_size" in lacking:
-            raise ValueError(
+            raise Lacking(
                 "how many units a step takes is missing. Fix: give expected_batch_size or sample_rate"
             )
         if None not in (self.public_dataset_size, self.expected_batch_size, self.sample_rate):

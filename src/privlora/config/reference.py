@@ -21,8 +21,8 @@ from privlora.config.auto import AUTO, OrAuto
 from privlora.config.base import Group, group_in
 from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import Settings
+from privlora.config.nearby import whereabouts
 from privlora.config.other_names import plain
-from privlora.config.reading import whereabouts
 from privlora.errors import ConfigError, named, nearest
 
 _LIMITS: Final = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))

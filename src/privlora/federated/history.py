@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from privlora.disk import lock
 from privlora.errors import RunError
-from privlora.training.files import append_line, read_lines
+from privlora.training.files import RunFolder, append_line, read_lines
 
+ROUNDS: Final = "rounds.jsonl"
+"""In the server's private folder."""
 _ID = 16  # bytes
 STOPPED: Final = "the server stopped"
 _OF_A_ROUND: Final = re.compile(r" in round \d+")
@@ -57,6 +59,11 @@ class Aside:
 
     def __call__(self, text: str) -> None:
         append_line(self._path, {"said": text})
+
+
+def rounds_begun(folder: RunFolder) -> int:
+    """Of the federation in ``folder``, as its server noted; 0 before the first one. Nothing is changed."""
+    return max((int(row["step"]) for row in read_lines(folder.private / ROUNDS)), default=0)
 
 
 class History:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from privlora.data.records import load_records
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
-from privlora.federated.history import History
+from privlora.federated.history import ROUNDS, History, rounds_begun
 from privlora.federated.joint import JointServer
 from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
@@ -38,12 +38,20 @@ from privlora.federated.server import RuleServer, Server
 from privlora.federated.sources import Records, records_of, refuse_missing_sources
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
+from privlora.pages.numbers import rounded_up
 from privlora.reporting import publish
 from privlora.reporting.publication import read_report
 from privlora.reporting.seals import HTML_NAME, is_whole
+from privlora.training import takeover
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.identity import identify, keep_identity, refuse_others
+from privlora.training.identity import (
+    fixed,
+    identify,
+    keep_identity,
+    refuse_other_settings,
+    refuse_others,
+)
 from privlora.training.inputs import Data, load_clients, tokenise
 from privlora.training.models import unchanged_afterwards
 
@@ -105,7 +113,7 @@ def serve(
     settings: those of the run, with its local method. workplace: of the server, with its model. evaluation: PUBLIC
     records in memory, in the place of data.evaluation. For the rest see `Rounds.serve`.
     """
-    history = History(folder.private / "rounds.jsonl")
+    history = History(folder.private / ROUNDS)
     with history.locked(), unchanged_afterwards(workplace.loaded[0]):
         folder.remove_leftovers()
         return _serve(settings, exchange, folder, history, workplace, evaluation, observer)
@@ -215,7 +223,7 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
 
     Nobody is asked for anything, and no model is loaded.
     """
-    path = folder.private / "rounds.jsonl"
+    path = folder.private / ROUNDS
     if not (path.exists() and (folder.release / HTML_NAME).exists()):
         return None
     federation, history = federation_of(settings), History(path)
@@ -229,10 +237,51 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     rows = facts["clients"] if statement is not None and not federation.trusted_server else []
     if history.begun < federation.rounds or any(row["steps_charged"] is None for row in rows):
         return None
+    if statement is not None and not folder.has_plan:
+        return None
     summary = None if statement is None else read_ledger(folder.ledger)
     if summary is not None and summary.charges != statement["steps_charged"]:
         return None
     return _left(folder, history, summary, facts)
+
+
+def is_over(folder: RunFolder, settings: Settings) -> bool:
+    """Whether no round is left: by the server's notes of rounds and a trusted server's ledger, never by a report."""
+    federation = federation_of(settings)
+    done = rounds_begun(folder) >= federation.rounds
+    if not (settings.privacy.private and federation.trusted_server):
+        return done
+    return done and folder.has_plan and read_ledger(folder.ledger).closed
+
+
+def refuse_used(folder: RunFolder) -> None:
+    """Raise RunError where a run is already, or a federation: one that is over is not to be continued."""
+    if not (folder.settings.exists() or folder.ledger.exists()):
+        return
+    settings = kept_settings(folder.settings) if folder.settings.exists() else None
+    if settings is None or settings.federation is None:
+        if takeover.is_over(folder):
+            raise takeover.finished(folder)
+    elif is_over(folder, settings):
+        raise takeover.finished(folder, kind="federation")
+    folder.refuse_if_used()
+
+
+def going_on(folder: RunFolder, settings: Settings) -> str | None:
+    """Where a federation goes on, in a line, with what the ledgers at hand say; None before its first round."""
+    begun = rounds_begun(folder)
+    if not begun:
+        return None
+    run = History(folder.private / ROUNDS).run
+    found = [folder.ledger, *(folder.root / CLIENTS).glob(f"*/{run}/ledger.jsonl")]
+    written = [read_ledger(each) for each in found if each.exists()]
+    most = max((one for one in written if one.charges), key=lambda one: one.charges, default=None)
+    spent = ""
+    if not settings.privacy.protects:
+        spent = ", NOT PRIVATE"
+    elif most is not None:
+        spent = f", epsilon so far {rounded_up(most.epsilon())} (δ {most.plan.delta:g})"
+    return f"going on after round {begun} of {federation_of(settings).rounds}{spent}"
 
 
 def _left(
@@ -289,7 +338,7 @@ class Prepared:
     @property
     def run(self) -> str:
         """By which clients know the run."""
-        return History(self.folder.private / "rounds.jsonl").run
+        return History(self.folder.private / ROUNDS).run
 
     def serve(
         self,
@@ -321,7 +370,7 @@ def prepare(
     """A run whose clients are all on this machine, up to its folder; for the arguments see `federate`."""
     folder = RunFolder(Path(settings.run.output))
     if fresh:
-        folder.refuse_if_used()
+        refuse_used(folder)
     refuse_without_flower()
     settings = with_local_method(settings.located())
     refuse_missing_sources(settings, records, evaluation)
@@ -355,12 +404,14 @@ def _opened(
     model, _, settings = workplace.loaded
     identity = identify(data, model, {name: len(given) for name, given in records.items()})
     client_plan(settings, model)  # refuses settings under which nothing can be planned
+    planned = fixed(settings, resolved(settings).to_dict())
     if fresh:
         folder.create(protects=settings.privacy.protects)
-        keep_identity(folder, identity)
+        keep_identity(folder, replace(identity, settings=planned))
         write_atomically(folder.settings, _as_kept(settings).to_yaml())
     else:
         refuse_others(folder, identity)
+        refuse_other_settings(folder, planned)
     return Prepared(folder, workplace, records)
 
 

@@ -142,7 +142,7 @@ def _evaluation(report: Report) -> list[str]:
     shown = metrics(report)
     head = ["step", "loss", "standard error", *(name.replace("_", " ") for name in shown)]
     lines = [
-        f"Loss per example on public evaluation records, {loss_unit(report)}:",
+        f"Held-out loss on public evaluation records, {loss_unit(report)} (mean over records):",
         "",
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",

@@ -52,7 +52,9 @@ def gather(
     return {
         "schema_version": SCHEMA_VERSION,
         **privacy,
-        "target_epsilon": parts.settings.privacy.target_epsilon,
+        "target_epsilon": (
+            parts.settings.privacy.target_epsilon if summary is None else summary.plan.target_epsilon
+        ),
         "noise": _noise(parts, summary),
         "evaluation": evaluation_rows(evaluations),
         "adapter": _adapter(parts),

@@ -30,6 +30,7 @@ def render(report: Report) -> str:
         noise_plot=plots.noise_plot(report),
         loss_plot=plots.loss_plot(report),
         astray=wording.astray(report),
+        loss_unit=wording.loss_unit(report),
         spectrum_plot=plots.spectrum_plot(report),
         noise_scope=federation.noise_scope(report.get("federation")),
         **_federation(report),
@@ -82,7 +83,7 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
             (
                 f"{nats(before['loss_per_example'])} → {nats(after['loss_per_example'])}",
                 "held-out loss",
-                f"± {number(after['standard_error'], 2)} on {number(after['examples'])} public examples",
+                f"± {number(after['standard_error'], 2)} (mean over {number(after['examples'])} public records)",
             )
         )
         shown = wording.metrics(report)

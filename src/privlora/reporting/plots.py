@@ -53,7 +53,7 @@ def epsilon_plot(report: Report) -> Markup | None:
 
 @in_style
 def loss_plot(report: Report) -> Markup | None:
-    """Held-out loss per example over steps, with a band of one standard error."""
+    """Held-out loss (mean over records) over steps, with a band of one standard error."""
     rows = [row for row in report["evaluation"] if row["loss_per_example"] is not None]
     if not rows:
         return None

@@ -12,7 +12,7 @@ import torch
 from privlora.api import fine_tune, resume_run
 from privlora.calling import given_records, refuse_no_mapping, settings_of_call
 from privlora.config import IN_MEMORY
-from privlora.config.reading import whereabouts
+from privlora.config.nearby import whereabouts
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.reporting.pushing import checked
 from privlora.result import Result
@@ -20,7 +20,7 @@ from privlora.trainer.arguments import Groups, groups_of
 from privlora.training.callbacks import checked_callbacks
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
-from privlora.training.takeover import refuse_if_spent
+from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
     from privlora.reporting.pushing import Pushed
@@ -167,6 +167,8 @@ class PrivateTrainer:
                 refuse_if_spent(RunFolder(Path(self._output)))
             except RunError as error:
                 again = "continue it with train(resume_from_checkpoint=True), or give another output_dir"
+                if is_over(RunFolder(Path(self._output))):
+                    again = "take up what it left with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
             return fine_tune(
                 self._model,

@@ -132,14 +132,21 @@ class RunFolder:
         """Whether the ledger's first line is complete: without it nothing was released."""
         return self.ledger.exists() and b"\n" in self.ledger.read_bytes()
 
+    @property
+    def ways_on(self) -> list[str]:
+        """What an error advises where a run is already."""
+        return [
+            f"continue it with `privlora resume {self.root}` (records in memory: privlora.resume_run)",
+            "or set run.output to another folder",
+        ]
+
     def refuse_if_used(self) -> None:
         """Raise RunError if a run is there already."""
         if self.settings.exists() or self.ledger.exists():
             raise RunError(
                 f"{str(self.root)!r} holds a run already",
                 why="its ledger must not be forgotten",
-                fix=f"continue it with `privlora resume {self.root}` (records in memory: privlora.resume_run), or set "
-                "run.output to another folder",
+                fix=self.ways_on,
             )
 
     def create(self, *, protects: bool = True, releases: bool = True) -> None:

@@ -16,7 +16,8 @@ import torch
 import transformers
 
 from privlora.adapters.quantised import bits, computes_in, scales
-from privlora.errors import PrivacyError, RunError
+from privlora.config import Settings
+from privlora.errors import PrivacyError, RunError, named
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
 from privlora.training.ranks import Ranks
@@ -37,6 +38,8 @@ class Identity:
     clients: Mapping[str, str] = field(default_factory=dict)
     evaluation: str = ""
     """SHA-256 of the tokenised public records, whose loss is published; empty in runs of old versions."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those that are fixed when a run begins, by ``fixed``; empty in runs of old versions."""
 
 
 def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int] | None = None) -> Identity:
@@ -52,6 +55,77 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
         clients[name], first = sha256(b"".join(digests)).hexdigest(), first + size
     public = sha256(b"".join(sorted(each.digest for each in data.evaluation))).hexdigest()
     return Identity(data.proof, _of_model(model), clients, public)
+
+
+_MOVABLE: Final[Mapping[str, frozenset[str]]] = {
+    # Where things lie; their content is held against the run's by itself.
+    "data": frozenset(("path", "evaluation", "cache", "format")),
+    "synthesis": frozenset(("file", "source", "callable", "endpoint", "api_key_env", "timeout")),
+    "federation": frozenset(("clients",)),
+}
+_FIXED_ALONE: Final[Mapping[str, frozenset[str]]] = {
+    "model": frozenset(("dropout", "revision")),
+    "run": frozenset(("seed", "label", "public_gradient_dtype")),
+}
+_OF_ROWS: Final = ("method.", "adapter.init")
+_FIXED: Final = ("model", "data", "privacy", "adapter", "method", "run", "federation", "synthesis")
+
+
+def fixed(settings: Settings, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides what a run releases and what its report says of all of its steps: place -> value, JSON-ready.
+
+    hyper: the method's settings with nothing left open, so that another version's defaults show. Where files lie, and
+    what only takes time or memory, may change.
+    """
+    groups = settings.model_dump(mode="json")
+    found = {}
+    for group in _FIXED:
+        for name, value in (groups[group] or {}).items():
+            alone = _FIXED_ALONE.get(group)
+            if name not in _MOVABLE.get(group, ()) and (alone is None or name in alone):
+                found[f"{group}.{name}"] = value
+    for name, value in hyper.items():
+        found[f"adapter.{name}" if name == "init" else f"method.{name}"] = value
+    whole: dict[str, Any] = json.loads(json.dumps(found))
+    return whole
+
+
+def refuse_other_settings(folder: RunFolder, settings: Mapping[str, Any]) -> None:
+    """Raise PrivacyError, or RunError where no promise is at stake, for settings that were edited; nothing is kept of
+    old runs. settings: ``fixed``."""
+    kept = _kept(folder)
+    others = {
+        place: value
+        for place, value in (kept.settings if kept is not None else {}).items()
+        if place in settings and settings[place] != value
+    }
+    if not others:
+        return
+    if "method.name" in others:  # from which the rest of them follows
+        others = {p: v for p, v in others.items() if p == "method.name" or not p.startswith(_OF_ROWS)}
+    others = dict(sorted(others.items(), key=lambda item: item[0] != "method.relative_rate"))
+    told = [
+        f"{place} was {_shown(value)} and is {_shown(settings[place])}" for place, value in others.items()
+    ]
+    private = any(place.startswith(("privacy.", "data.")) for place in others)
+    raise (PrivacyError if private else RunError)(
+        f"settings that were planned when the run began are other ones now: {'; '.join(told)}",
+        why="its ledger and its report speak of one set of settings, for all of its steps",
+        fix=[
+            *(
+                f"write {place}: {_shown(value)} again, in {folder.settings}"
+                for place, value in others.items()
+            ),
+            "or begin another run with the new ones, in another run.output, at a cost of its own",
+        ],
+    )
+
+
+def _shown(value: Any) -> str:
+    """As YAML has it, if it is short."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value) if named(value) == repr(value) else "another text or list"
 
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:

@@ -346,6 +346,13 @@ def finish_training(
         return
     if plan is None:
         written = read_ledger(folder.ledger)
+        planned, asked = written.plan.phases[-1][1], parts.settings.privacy.steps
+        if planned != asked:  # epsilon is the ledger's, and a report must not speak of other steps
+            raise PrivacyError(
+                f"privacy.steps={asked}, and {planned} were planned",
+                why="the stated epsilon holds for the plan only",
+                fix=f"write privacy.steps: {planned} again, in {folder.settings}",
+            )
         if written.closed:  # crashed while the release was written, or resumed once more
             refuse_lost_charges(folder, written)
             if not folder.checkpoint.exists():

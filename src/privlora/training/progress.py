@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -20,18 +22,33 @@ _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
 _SMOOTHING = 0.9
 _BAR, _BLOCKS = 12, "▁▂▃▄▅▆▇█"
-# The first takes some tenths of a second, others milliseconds; live lines get it anew when it takes no more than this.
-_ACCOUNTING_SHARE = 0.02
+# Composing takes hundredths of a second to some tenths: beside the steps, and in no more than this part of the time.
+_ACCOUNTING_SHARE = 0.1
+_PATIENCE = 5.0  # seconds without a new live line, which may wait for its epsilon
 
 
 PER_TOKEN: Final = "nats per token"
 
 
+class _Shown(NamedTuple):
+    """A step with what its line says of it. seconds: of a step, smoothed, PRIVATE like the loss."""
+
+    report: StepReport
+    seconds: float
+    private_loss: float | None
+
+
+def accountant() -> Executor:
+    """Who composes epsilon beside the steps."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="privlora-epsilon")
+
+
 class RichObserver:
     """Implements `privlora.training.loop.Observer` on a rich console; a context manager around the run.
 
-    Epsilon is what the steps so far have cost, exactly, rounded up. A plain line always has its own step's. Where
-    composing for every step would slow the run down, a live line may have that of an earlier step, and names it.
+    Epsilon is what the steps so far have cost, exactly, rounded up: on every line that of its own step. For a live line
+    it is composed in another thread, so that no step waits; the line appears once it is known. Where that takes longer
+    than a few seconds, one without an epsilon stands there meanwhile.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -51,22 +68,30 @@ class RichObserver:
         self._plan = plan
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._private_loss: float | None = None
+        self._loss_drawn: float | None = None  # the private loss of the live line
         self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds: float | None = None
         self._printed_at = time.monotonic()
-        self._spent = (0, 0.0)  # a step, and epsilon after it
-        self._account_again_at = self._printed_at
+        self._accountant: Executor | None = None
+        self._accounted: Future[None] | None = None
+        self._account_again_at = self._drawn_at = self._printed_at
+        self._newest = _Shown(StepReport(0, 1, None, 0.0), 0.0, None)
+        self._drawn_step = 0
+        self._drawing = threading.RLock()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
+            self._accountant = accountant()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._accountant is not None:
+            self._accountant.shutdown(cancel_futures=True)
         self._live.stop()
 
     def on_step(self, report: StepReport) -> None:
@@ -74,19 +99,22 @@ class RichObserver:
         before = report.seconds if self._seconds is None else self._seconds
         self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * report.seconds
         if self._live.is_started:
-            spent = self._spending(report, exact=report.step in (1, report.steps))
-            line = self._line(report, self._seconds, spent)
+            self._newest = newest = _Shown(report, self._seconds, self._private_loss)
             if report.step == report.steps:
-                self._console.print(self._with_private_loss(line))
-            bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
-            short = self._line(report, self._seconds, spent, short=True)
-            self._layouts = layouts(bar, losses, line, short)
-            self._live.update(self._fitting(), refresh=True)
+                spent = self._spending(report)
+                self._console.print(self._with_private_loss(self._line(report, self._seconds, spent)))
+                self._draw(newest, spent)
+            elif not self._promises:
+                self._draw(newest, None)
+            else:
+                self._account()
+                if not self._layouts or time.monotonic() - self._drawn_at >= _PATIENCE:
+                    self._draw(newest, None)
             return
         every = self._every or max(1, report.steps // _LINES)
         late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         if report.step == 1 or report.step % every == 0 or report.step == report.steps or late:
-            line = self._line(report, self._seconds, self._spending(report, exact=True))
+            line = self._line(report, self._seconds, self._spending(report))
             self._console.print(self._with_private_loss(line))
             self._printed_at = time.monotonic()
 
@@ -103,7 +131,8 @@ class RichObserver:
         """Show how far writing public texts and the like is: beside the step's line, or now and then in a log."""
         shown = Text(f"{what}: {done} of {total}")
         if self._live.is_started:
-            self._live.update(self._fitting() if done == total else self._fitting(shown), refresh=True)
+            with self._drawing:
+                self._live.update(self._fitting() if done == total else self._fitting(shown), refresh=True)
             return
         late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         ends = done == total and what in self._unfinished
@@ -128,26 +157,52 @@ class RichObserver:
         """Show how many texts of a release are written."""
         self.on_public_work("texts to release", done, total)
 
-    def _spending(self, report: StepReport, *, exact: bool) -> tuple[int, float] | None:
-        """As ``_epsilon``; None where nothing is promised."""
-        if self._plan is None or self._plan.insecure_noise:
-            return None
-        return self._epsilon(self._plan, report.step, exact=exact)
+    @property
+    def _promises(self) -> bool:
+        return self._plan is not None and not self._plan.insecure_noise
 
-    def _line(
-        self, report: StepReport, seconds: float, spent: tuple[int, float] | None, *, short: bool = False
-    ) -> Text:
-        """Step, epsilon, learning rate and time left. short: in fewer words, without delta, which the plan says."""
+    def _spending(self, report: StepReport) -> float | None:
+        """Epsilon after the step; None where nothing is promised."""
+        if self._plan is None or not self._promises:
+            return None
+        return epsilon(self._plan.events(report.step), self._plan.delta, adjacency=self._plan.adjacency)
+
+    def _account(self) -> None:
+        """Compose for the newest step beside the next ones, unless that is going on or took too much time lately."""
+        busy = self._accounted is not None and not self._accounted.done()
+        if self._accountant is not None and not busy and time.monotonic() >= self._account_again_at:
+            self._accounted = self._accountant.submit(self._draw_with_epsilon, self._newest)
+
+    def _draw_with_epsilon(self, shown: _Shown) -> None:
+        started = time.monotonic()
+        spent = self._spending(shown.report)
+        ended = time.monotonic()
+        self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
+        self._draw(shown, spent)
+
+    def _draw(self, shown: _Shown, spent: float | None) -> None:
+        """The live line of a step, unless a later one stands there."""
+        with self._drawing:
+            if shown.report.step < self._drawn_step:
+                return
+            report, self._drawn_step, self._loss_drawn = shown.report, shown.report.step, shown.private_loss
+            line = self._line(report, shown.seconds, spent)
+            bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
+            short = self._line(report, shown.seconds, spent, short=True)
+            self._layouts = layouts(bar, losses, line, short)
+            self._drawn_at = time.monotonic()
+            self._live.update(self._fitting(), refresh=True)
+
+    def _line(self, report: StepReport, seconds: float, spent: float | None, *, short: bool = False) -> Text:
+        """Step, epsilon, learning rate and time left. spent: None where it is not known or nothing is promised; short:
+        in fewer words, without delta, which the plan says."""
         word = "round" if report.learning_rate is None else "step"
         line = Text(f"{word} {report.step}/{report.steps}")
-        if self._plan is not None and spent is not None:
-            after = (
-                "" if spent[0] == report.step else f" at {spent[0]}" if short else f" after {word} {spent[0]}"
-            )
-            delta = "" if short else f" (δ {self._plan.delta:g})"
-            line.append(f"  ε {math.ceil(spent[1] * 100) / 100:.2f}{after}{delta}", style="bold")
-        else:
+        if not self._promises:
             line.append("  NOT PRIVATE", style="bold red")
+        elif self._plan is not None and spent is not None:
+            delta = "" if short else f" (δ {self._plan.delta:g})"
+            line.append(f"  ε {math.ceil(spent * 100) / 100:.2f}{delta}", style="bold")
         rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
         line.append(rate)
         if self._timed:
@@ -155,27 +210,16 @@ class RichObserver:
         return line
 
     def _with_private_loss(self, line: Text) -> Text:
-        found = self._private_part()
+        found = self._private_part(self._private_loss)
         return line if found is None else Text("  ").join([line, found])
 
-    def _private_part(self) -> Text | None:
-        if self._private_loss is None:
-            return None
-        return Text(f"PRIVATE training loss {self._private_loss:.4f}", style="magenta")
+    def _private_part(self, loss: float | None) -> Text | None:
+        return None if loss is None else Text(f"PRIVATE training loss {loss:.4f}", style="magenta")
 
     def _fitting(self, *more: Text) -> Text:
         """The last step's line as ``fitting`` has it. more: shown beside it, or below where there is no room."""
-        beside = [part for part in (self._private_part(), *more) if part is not None]
+        beside = [part for part in (self._private_part(self._loss_drawn), *more) if part is not None]
         return fitting(self._layouts, self._console.width, beside)
-
-    def _epsilon(self, plan: Plan, step: int, *, exact: bool) -> tuple[int, float]:
-        """(step, PLD epsilon after it): of this step if ``exact``, else of one for which it could be afforded."""
-        started = time.monotonic()
-        if exact or started >= self._account_again_at:
-            self._spent = step, epsilon(plan.events(step), plan.delta, adjacency=plan.adjacency)
-            ended = time.monotonic()
-            self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
-        return self._spent
 
 
 def layouts(bar: Text, losses: Text, line: Text, short: Text) -> list[Text]:

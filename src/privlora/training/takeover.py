@@ -12,13 +12,42 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from privlora.accounting import locked_charges
+from privlora.accounting import locked_charges, read_ledger
+from privlora.config import kept_settings
 from privlora.disk import remove_emptied, remove_held
-from privlora.errors import RunError
+from privlora.errors import PrivloraError, RunError
 from privlora.training.files import RunFolder, read_lines, temporary
 
 _log = logging.getLogger(__name__)
 _WEIGHTS = "adapter_model.safetensors"  # of PEFT, which is slow to import
+
+
+def is_over(folder: RunFolder) -> bool:
+    """Whether the run in ``folder`` has taken all of its steps: its ledger says so. Of one that charges nothing, being
+    without privacy or made from a finished run's texts, its report. Nothing is changed; False where nothing can be
+    read."""
+    try:
+        if folder.has_plan:
+            return read_ledger(folder.ledger).closed
+        settings = kept_settings(folder.settings)
+    except PrivloraError:
+        return False
+    free = settings.synthesis is not None and settings.synthesis.source is not None
+    return folder.report.exists() and (free or not settings.privacy.private)
+
+
+def finished(folder: RunFolder, *, kind: str = "run") -> RunError:
+    """The error where another one is to begin in the folder of a run that is over."""
+    results = (
+        f"its results are in {folder.release}: report.html says what was promised"
+        if folder.report.exists()
+        else f"`privlora resume {folder.root}` writes what it leaves"
+    )
+    return RunError(
+        f"{str(folder.root)!r} holds a {kind} already, and that is finished",
+        why="no step of it is left, and what was charged must not be forgotten",
+        fix=[results, "for another one set run.output to another folder"],
+    )
 
 
 def refuse_if_spent(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = None) -> None:
@@ -57,11 +86,10 @@ def make_room(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = 
 def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) -> Iterator[list[Path]]:
     """The files to remove, in their order; inside, no process can go on with what is there. Empty: nothing is."""
     ledger = folder.ledger
+    if go_on is None and is_over(folder):
+        raise finished(folder)
     used = f"{str(folder.root)!r} holds {'a run already' if go_on is None else 'another run'}"
-    go_on = go_on or (
-        f"continue it with `privlora resume {folder.root}` (records in memory: privlora.resume_run), or set run.output "
-        "to another folder"
-    )
+    ways = [go_on] if go_on is not None else folder.ways_on
     # The ledger last: until it is gone, nobody else begins or goes on here.
     first = [folder.settings, folder.identity, folder.data_summary, folder.choice, folder.tokens]
     first += [folder.cycles, *also]
@@ -82,7 +110,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
         raise RunError(
             f"{used}, and no ledger that shows that nothing was released",
             why="nothing tells either whether a process still works there",
-            fix=f"{go_on}; or remove that folder, if nothing was trained in it and no process works there",
+            fix=[*ways, "or remove that folder, if nothing was trained in it and no process works there"],
         )
     with ExitStack() as held:
         try:
@@ -93,14 +121,14 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
             ) from None
         if charges:
             raise RunError(
-                f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=go_on
+                f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=ways
             )
         more = _not_of_a_start(folder, left)
         if more is not None:
             raise RunError(
                 f"{used}: its ledger shows no charge, but {str(more)!r} is not left by a start that failed",
                 why="it may follow from private records, or be needed by somebody",
-                fix=go_on,
+                fix=ways,
             )
         yield left
 
