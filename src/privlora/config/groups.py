@@ -648,7 +648,7 @@ class MethodSettings(Group):
     learning_rate: Annotated[float | None, OrAuto] = Field(default=None, gt=0)
     """Of the optimizer, at its height. Null: the row's own, which falls with the root of privacy.steps where noise is
     added to gradients. auto: the best in rehearsals on the public records auto.file; without a file the one at which
-    the run's noise alone moves the model's predictions of its own texts by 0.15 nats a token."""
+    the run's noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
     relative_rate: bool | None = None
     """Whether learning_rate is in the size of the frozen weights: the share of each frozen matrix's norm by which the
     noise of one step moves it, so that one rate serves models of other widths and weight scales. Else it is in entries:

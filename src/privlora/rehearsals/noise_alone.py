@@ -33,7 +33,7 @@ from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
 
-AIM: Final = 0.15
+AIM: Final = 0.1
 """Nats a token: what noise alone may cost where signal has yet to come."""
 
 TEXTS: Final = 64
