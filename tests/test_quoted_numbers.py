@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from privlora.rehearsals.noise_alone import AIM
 from privlora.studies import summary
 from privlora.studies.tables import markdown
 
@@ -32,6 +33,10 @@ def result(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
+
+
 def test_results_page_quotes_the_runs(findings: Any) -> None:
     text = page("docs/results.md")
     for title, table in findings.tables().items():
@@ -46,6 +51,23 @@ def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(tables) == 3
     for title, table in tables.items():
         assert f"**{title}**\n\n{table}\n" in text
+
+
+def test_rates_by_noise_alone_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/fair"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    noise, zero = (importlib.import_module(name) for name in ("noise_alone", "zero_trials"))
+    of, fair, runs = (lines(f"{name}.jsonl") for name in ("noise_alone", "fair", "zero_trials"))
+    text = page("docs/choosing.md")
+    assert "\n".join(noise.table(of, fair)) in text
+    assert "\n".join(zero.table(runs)) in text
+    shares = noise.kept(of, fair)
+    means = {place: sum(each) / len(each) for place, each in shares.items()}
+    at = {place: mean for place, mean in means.items() if place[2] == AIM}
+    assert round(min(at.values()), 3) == 0.991
+    for (row, epsilon, _), mean in at.items():
+        others = [means[row, epsilon, aim] for aim in noise.AIMS if (row, epsilon, aim) in means]
+        assert mean > max(others) - 0.0035, row
 
 
 def test_steps_on_a_gpu_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
