@@ -57,9 +57,11 @@ def test_rates_by_noise_alone_are_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
     for room in ("benchmarks", "benchmarks/fair"):
         monkeypatch.syspath_prepend(ROOT / room)
     noise, zero = (importlib.import_module(name) for name in ("noise_alone", "zero_trials"))
-    of, fair, runs = (lines(f"{name}.jsonl") for name in ("noise_alone", "fair", "zero_trials"))
+    names = ("noise_alone", "fair", "sizes", "zero_trials")
+    of, fair, sizes, runs = (lines(f"{name}.jsonl") for name in names)
     text = page("docs/choosing.md")
     assert "\n".join(noise.table(of, fair)) in text
+    assert "\n".join(noise.table_of_sizes(of, sizes)) in text
     assert "\n".join(zero.table(runs)) in text
     shares = noise.kept(of, fair)
     means = {place: sum(each) / len(each) for place, each in shares.items()}

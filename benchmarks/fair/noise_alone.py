@@ -2,12 +2,14 @@
 
     python benchmarks/study_data.py --assets ASSETS --out study-data
     python benchmarks/fair/noise_alone.py --out benchmarks/results/noise_alone.jsonl
-    python benchmarks/fair/noise_alone.py --out benchmarks/results/noise_alone.jsonl \\
-        --table benchmarks/results/fair.jsonl
+    python benchmarks/fair/noise_alone.py --out benchmarks/results/noise_alone.jsonl --tables benchmarks/results
 
 A line is one row at one rate: the rise of the loss on texts that the model wrote itself, after all steps of a run of
 noise and of nothing else. The table has the share of its best gain that each row keeps, on each task of the fair table,
 at the rate where that rise is 0.05 to 0.4 nats a token: between measured rates along straight lines over its logarithm.
+
+Other lines are the rates that ``learning_rate: auto`` finds for runs of other steps and batches, and the second table
+what runs of sizes.py keep at them.
 """
 
 from __future__ import annotations
@@ -15,17 +17,39 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 from fair import REPORT, rate_of
 
+sys.path.append(str(Path(__file__).parents[1]))
+from sizes import Runs, head
+from sizes import line as row_of
+
 MODEL, STEPS, EPSILONS = "stories260K", 24, (1.0, 3.0)
 POWERS = range(-4, 5)
+SIZES = tuple(
+    (steps, batch)
+    for batch, counts in (
+        (32, (48, 192)),
+        (64, (24, 96, 384)),
+        (128, (12, 48)),
+        (256, (24, 96)),
+        (512, (12,)),
+        (1024, (24,)),
+    )
+    for steps in counts
+)
+"""Of sizes.py, at which it ran two rates or more around those that are found."""
 AIMS = (0.05, 0.1, 0.15, 0.2, 0.4)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -50,6 +74,27 @@ def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                     yield {**place, "power": power, "rise": round(rise, 6) if math.isfinite(rise) else None}
 
 
+def settle(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rate that ``auto`` takes for each size, in entries, as those of sizes.py."""
+    from privlora.rehearsals.noise_alone import rate_by_noise
+
+    runs = Runs(Path(data))
+    for steps, batch in SIZES:
+        place = {
+            "model": MODEL,
+            "row": "prism, rates in entries",
+            "epsilon": 3.0,
+            "steps": steps,
+            "batch": batch,
+        }
+        if any(place.items() <= line.items() for line in known):
+            continue
+        settings, plan = runs.prepare({"task": "math", "steps": steps, "batch": batch, "rate": 1.0})
+        method = settings.method.model_copy(update={"learning_rate": None})
+        open_yet = settings.model_copy(update={"method": method})
+        yield {**place, "rate": rate_by_noise(open_yet, plan, runs.model, runs.tokenizer)[0]}
+
+
 def between(at: float, points: list[tuple[float, float]]) -> float | None:
     """Along the lines between points (x, y), x rising; None outside."""
     for (x0, y0), (x1, y1) in pairwise(points):
@@ -72,7 +117,7 @@ def kept(
             gains[cell["row"], cell["epsilon"], cell["task"]][power] = line["before"][1] - sum(own) / len(own)
     rises: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for line in lines:
-        if line["rise"] is not None and line["rise"] > 0:
+        if (line.get("rise") or 0) > 0:
             rises[line["row"], line["epsilon"]].append((math.log(line["rise"]), line["power"]))
     found: dict[tuple[str, float, float], list[float]] = defaultdict(list)
     for (row, epsilon, _), of in sorted(gains.items()):
@@ -97,24 +142,44 @@ def table(lines: list[dict[str, Any]], fair: list[dict[str, Any]]) -> Iterator[s
             yield f"| {row} | {epsilon:g} | {len(of[0])} | {' | '.join(cells)} |"
 
 
+def table_of_sizes(lines: list[dict[str, Any]], sizes: list[dict[str, Any]]) -> Iterator[str]:
+    """As docs/choosing.md has it: the share of the best gain at the rate that was found, or at its two neighbours."""
+    gains: dict[tuple[int, int], dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    for run in sizes:
+        if run["part"] in ("sizes", "rates"):
+            gains[run["steps"], run["batch"]][run["task"]][run["rate"]] = run["before"] - run["loss"]
+    tasks = ("math", "pubmed", "biorxiv", "solutions", "sst2")
+    yield from head("steps x batch", "rate by noise alone", *tasks)
+    for line in sorted(
+        (line for line in lines if "batch" in line), key=lambda line: (line["steps"], line["batch"])
+    ):
+        of = gains[line["steps"], line["batch"]]
+        cells = []
+        for task in tasks:
+            points = sorted((math.log(rate), gain) for rate, gain in of[task].items())
+            gain = between(math.log(line["rate"]), points)
+            cells.append("" if gain is None else f"{gain / max(of[task].values()):.1%}")
+        yield row_of(f"{line['steps']} x {line['batch']}", line["rate"], *cells)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", default="study-data")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--table", type=Path, metavar="FAIR", help="print the table; run nothing")
+    parser.add_argument("--tables", type=Path, metavar="RESULTS", help="print the tables; run nothing")
     args = parser.parse_args()
-    known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
-    if args.table is not None:
-        fair = [json.loads(line) for line in args.table.read_text().splitlines()]
-        print("\n".join(table(known, fair)))
+    known = read(args.out) if args.out.exists() else []
+    if args.tables is not None:
+        print("\n".join(table(known, read(args.tables / "fair.jsonl"))))
+        print("\n".join(["", *table_of_sizes(known, read(args.tables / "sizes.jsonl"))]))
         return
     import torch
 
     torch.set_num_threads(1)
     with args.out.open("a", encoding="utf-8") as out:
-        for line in measure(args.data, known):
+        for line in chain(measure(args.data, known), settle(args.data, known)):
             out.write(json.dumps(line) + "\n")
             out.flush()
             print(line, flush=True)
