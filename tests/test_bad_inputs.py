@@ -352,7 +352,8 @@ MODULES: dict[str, tuple[Groups, str]] = {
 def test_modules(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adapter, word = MODULES[name]
     refuses_settings(capsys, folder, run_settings(model, folder, adapter=adapter), word, quiet=False)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+    for more in ([], ["--no-memory"]):
+        refuses(capsys, folder, ["plan", folder / "run.yaml", *more], word)
 
 
 def test_a_start_that_is_no_adapter(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -626,6 +627,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--dtype", "int8"], "dtype='int8'")
+    loading = ["loading torch and transformers", "reading the records", "loading the model"]
     spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
     (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "a folder of the machine that trained")
@@ -634,6 +636,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
         folder,
         ["evaluate", spoilt, "--data", data, "--base", model],
         "does not load on this base model",
+        said=loading,
     )
     (spoilt / "adapter_config.json").write_text("{}")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "cannot be read")
