@@ -19,6 +19,20 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+LOADING = "loading torch and transformers"
+PHASES = (
+    LOADING,
+    "loading the model",
+    "reading the records",
+    "preparing the first step",
+    "preparing the next step",
+    "preparing the release",
+)
+"""What commands say in pipes as it begins."""
+TRAINING = PHASES[:4]
+"""Of these the ones of `privlora train`, in their order."""
+EVALUATING = (LOADING, "reading the records", "loading the model")
+"""Of these the ones of `privlora evaluate`, in their order."""
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn")
 
 
@@ -117,6 +131,18 @@ def call(capsys: pytest.CaptureFixture[str], *argv: object) -> Outcome:
     code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
     return Outcome(code, captured.out, captured.err)
+
+
+def phases(outcome: Outcome) -> list[str]:
+    """Of the lines of stderr those that name a phase, in their order."""
+    return [line for line in outcome.err.splitlines() if line in PHASES]
+
+
+def after(outcome: Outcome, *begun: str) -> list[str]:
+    """The lines of stderr after these phases, with which it begins; it names no other and none twice."""
+    lines = outcome.err.splitlines()
+    assert lines[: len(begun)] == phases(outcome) == list(begun), outcome.err
+    return lines[len(begun) :]
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:

@@ -151,7 +151,7 @@ def train_and_publish(
     with unchanged_afterwards(model):
         if settings.data.label is not None:
             padded_as(model, tokenizer)
-        begins("preparing the first step")
+        begins(f"preparing the {'release' if over else 'first step' if fresh else 'next step'}")
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
         planned = fixed(settings, parts.hyper.to_dict())

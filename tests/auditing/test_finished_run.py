@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
+from cli_cases import call, refuses, run_settings, save_tiny_model, write_config, write_records
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
@@ -144,6 +144,33 @@ def test_what_does_not_go_together_is_refused(finished: Path, capsys: pytest.Cap
         audit_finished(finished / "nowhere", secrets="a.jsonl")
     with pytest.raises(ConfigError, match="nothing to audit"):
         audit_finished(run)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changed", "words"),
+    [
+        ("--one-run", "data.text=nothing", "has no column 'nothing'"),
+        ("--shadows=20", "data.text=nothing", "has no column 'nothing'"),
+        ("--shadows=20", "data.limit=30", "holds a run already"),
+    ],
+)
+def test_what_files_tell_is_refused_before_anything_is_loaded(
+    mode: str,
+    changed: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_records(tmp_path / "records.jsonl")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    ledger = tmp_path / "run-shadows" / "release" / "ledger.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.touch()
+    monkeypatch.setattr("privlora.cli.auditing.loading", None)  # it would be called
+    config = write_config(tmp_path, run_settings(tmp_path / "model", tmp_path))
+    refuses(capsys, tmp_path, ["audit", config, mode, changed], words)
 
 
 def test_secrets_are_read_strictly(tmp_path: Path) -> None:

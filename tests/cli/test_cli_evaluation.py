@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, run_settings, write_config
+from cli_cases import EVALUATING, after, call, run_settings, write_config
 
 from privlora.cli import main
 
@@ -66,7 +66,7 @@ def test_generation_and_every_answer(model: Path, tmp_path: Path, capsys: pytest
     assert len(found.json["per_example"]["answers"]) == 3
     assert found.json["per_example"]["gold"] == [1, 2, 3]
     shown = call(capsys, "evaluate", model, *data, *asked)
-    assert shown.err == ""
+    assert after(shown, *EVALUATING) == []
     for words in (
         "gsm8k",
         "accuracy",
@@ -104,16 +104,54 @@ def test_files_are_parts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--task", "gsm8k", "--scoring", "likelihood"], "no fixed set of answers"),
         (["--scoring", "likelihood"], "give --task"),
         (["--task", "sst2", "--per-example"], "add --json"),
-        (["--task", "sst2", "--max-length", 10], "leave no room"),
-        (["--task", "sst2", "--beams", 0], "num_beams=0"),
+        (["--task", "sst2", "--beams", 0], "'--beams': 0 is not in the range"),
+        (["--task", "gsm8k", "--max-new-tokens", 0], "'--max-new-tokens': 0 is not in the range"),
+        (["--task", "glue8"], "evaluate one task at a time"),
+        (["--text", "sentence", "--data", "gone.jsonl"], "gone.jsonl"),
+        (["--text", "nothing"], "has no column 'nothing'"),
     ],
 )
 def test_refused(
-    argv: list[object], expected: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[object],
+    expected: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In one line, before anything is loaded."""
+    monkeypatch.setattr("privlora.cli.evaluation.loading", None)  # it would be called
     data = write(tmp_path / "records.jsonl", REVIEWS)
     ended = call(capsys, "evaluate", model, "--data", data, *argv)
     assert ended.code == 2
     assert expected in ended.err
     assert ended.err.count("\n") == 1
     assert ended.out == ""
+
+
+@pytest.mark.parametrize("second", ["records.jsonl", "other.jsonl"])
+def test_every_part_is_looked_at_before_anything_is_loaded(
+    second: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = write(tmp_path / "records.jsonl", REVIEWS)
+    write(tmp_path / "other.jsonl", SUMS)
+    monkeypatch.setattr("privlora.cli.evaluation.loading", None)  # it would be called
+    parts = ["--data", first, "--data", tmp_path / second]
+    ended = call(capsys, "evaluate", model, *parts, "--task", "sst2")
+    (line,) = ended.err.splitlines()
+    assert (ended.code, ended.out) == (2, "")
+    assert ("names a file twice" if second == first.name else "holds no label") in line
+
+
+def test_what_only_a_model_tells_is_refused_after_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "records.jsonl", REVIEWS)
+    ended = call(capsys, "evaluate", model, "--data", data, "--task", "sst2", "--max-length", 10)
+    assert (ended.code, ended.out) == (2, "")
+    (line,) = after(ended, *EVALUATING)
+    assert "leave no room" in line

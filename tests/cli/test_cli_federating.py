@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, check, refuses, write_config, write_records
+from cli_cases import LOADING, after, call, check, refuses, write_config, write_records
 from federation_cases import NAMES, federation_settings, write_clients
 
 import privlora
@@ -65,7 +65,7 @@ def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.C
     assert sum(line.startswith("held-out loss after round") for line in shown) == 2
     (after,) = (line for line in shown if line.startswith("held-out loss after round 2: "))
     (last,) = (line for line in shown if line.startswith("round 2/2"))
-    assert f"held-out loss {after.split()[5]} " in last
+    assert last.endswith(f"  held-out loss {after.split()[5]}")
     assert "held-out loss" not in next(line for line in shown if line.startswith("round 1/2"))
     assert found["epsilon_against_another_client"] == found["epsilon"]
     assert (found["colluding"], found["warnings"]) == ([], [])
@@ -404,11 +404,29 @@ def test_an_audit_shows_how_far_it_is(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("privlora.auditing.federation.audit_federation", stopped)
-    lines = call(capsys, "audit", config, "--trials=40").err.splitlines()
+    lines = after(call(capsys, "audit", config, "--trials=40"), LOADING)
     assert lines[0] == "40 rounds with and 40 without a canary"
     assert lines[1:-1] == [f"{lines[0]}: {done} of 40" for done in range(4, 41, 4)]
     refuses(capsys, folder, ["audit", config, "--trials=3"], "'--trials': 3 is not in the range")
     refuses(capsys, folder, ["audit", config, "--attacker=mallory"], "is not one of 'server', 'client'")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"), [(["model.name=models/nope"], "it is no local folder"), ([], "holds a run already")]
+)
+def test_an_audit_that_cannot_be_is_refused_before_anything_is_loaded(
+    changed: list[str],
+    says: str,
+    config: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = folder / "run-audit" / "release"
+    used.mkdir(parents=True)
+    (used / "ledger.jsonl").touch()
+    monkeypatch.setattr("privlora.cli.auditing.loading", None)  # it would be called
+    refuses(capsys, folder, ["audit", config, *changed], says)
 
 
 @pytest.mark.parametrize("command", ["federate", "plan"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import call
+from cli_cases import EVALUATING, after, call
 from tiny_models import loaded_by_peft
 from transformers import AutoModelForCausalLM
 
@@ -76,7 +76,7 @@ def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[
 
 def test_both_weightings_are_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "evaluate", finished / "run", "--data", finished / "held_out.jsonl")
-    assert shown.err == ""
+    assert after(shown, *EVALUATING) == []
     for word in (
         "nats per token (mean over records)\n",
         "nats per token (mean over tokens)\n",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, check, run_settings, write_config, write_records
+from cli_cases import LOADING, TRAINING, call, check, phases, run_settings, write_config, write_records
 
 from privlora.accounting import read_ledger
 from privlora.pages.numbers import rounded_up
@@ -91,14 +91,14 @@ def test_what_is_not_private_says_so(
     assert ended.code == 0, ended.err
     assert "NOT PRIVATE" in ended.out
     begun = ended.err.splitlines()
-    assert begun[0] == "loading torch and transformers"
+    assert begun[0] == LOADING
     assert "NOT PRIVATE" in begun[1]
-    phases = ["loading the model", "reading the records", "preparing the first step"]
-    assert [line for line in begun if line in phases] == phases
+    assert phases(ended) == list(TRAINING)
     assert "ε" not in ended.out + ended.err
     assert "over already" not in ended.err
     again = call(capsys, "resume", folder / "run", "--json")
     assert again.err.startswith("this run is over already: no step is taken")
+    assert phases(again) == [*TRAINING[:3], "preparing the release"]
     assert again.json["private"] is False
     assert "epsilon" not in again.json
 
@@ -134,7 +134,8 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
     begun = f"going on after step 2 of 5, epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
-    assert resumed.err.splitlines()[0] == begun
+    assert resumed.err.splitlines()[:2] == [LOADING, begun]
+    assert phases(resumed) == [*TRAINING[:3], "preparing the next step"]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)
     assert "going on" not in call(capsys, "resume", run).err

@@ -14,8 +14,9 @@ from privlora.cli.console import JsonOption, counted, emit, err, loading, out, q
 from privlora.cli.training import Stopped
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
+from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
-from privlora.training.sources import check_sources
+from privlora.training.sources import check_columns, check_sources
 
 
 def audit(
@@ -242,7 +243,6 @@ def _one_run(
             from privlora.auditing.exposure import exposure_of_scores
             from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
             from privlora.training.assembly import plan_privacy
-            from privlora.training.files import RunFolder
             from privlora.training.progress import RichObserver
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
@@ -305,13 +305,12 @@ def _shadows(
 ) -> None:
     settings = _settings(config, overrides, output, "shadows")
     folder = Path(settings.run.output)
+    RunFolder(folder).refuse_if_used()
     with quiet_libraries():
         with loading(piped=True):
             from privlora.auditing.page import at_most_of_shadows, write_shadows
             from privlora.auditing.shadows import audit_shadows
-            from privlora.training.files import RunFolder
 
-        RunFolder(folder).refuse_if_used()
         with (
             stoppable("nothing was written; such an audit keeps no state, so run the command again"),
             counted(f"{adapters} adapters, half of them with a canary") as progress,
@@ -353,14 +352,15 @@ def _federation(
     confidence: float,
     as_json: bool,
 ) -> None:
+    refuse_unknown_model(settings.model.name)
+    refuse_other_folder(settings.model.name)
+    RunFolder(folder).refuse_if_used()
     with quiet_libraries():
         with loading(piped=True):
             from privlora.auditing.federation import audit_federation
             from privlora.auditing.federation_page import at_most_of_rounds, write_federation
             from privlora.auditing.page import PAGE
-            from privlora.training.files import RunFolder
 
-        RunFolder(folder).refuse_if_used()
         with (
             stoppable("nothing was written; such an audit keeps no state, so run the command again"),
             counted(f"{trials} rounds with and {trials} without a canary") as progress,
@@ -401,8 +401,6 @@ def _federation(
 
 def _refuse_folder_of_a_federation(target: Path) -> None:
     """Raise ConfigError: what its rounds give away is seen in rounds that are played, not in what they left."""
-    from privlora.training.files import RunFolder
-
     path = RunFolder(target).settings
     if path.exists() and load_settings(path).federation is not None:
         raise ConfigError(
@@ -425,6 +423,7 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
     refuse_unknown_model(settings.model.name)
     refuse_other_folder(settings.model.name)
     check_sources(settings, evaluation=())
+    check_columns(settings)
     folder = str(output) if output is not None else f"{settings.run.output}-{suffix}"
     return settings.model_copy(
         update={

@@ -12,10 +12,12 @@ import typer
 from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
 from privlora.config import DataSettings, ModelSettings, checked
+from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_unknown_model
+from privlora.training.sources import check_parts
 
 if TYPE_CHECKING:
     import torch
@@ -58,10 +60,10 @@ def evaluate(
         str | None, typer.Option(help="How a task is scored: likelihood or generation.", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Of a generated answer.", show_default=False)
+        int | None, typer.Option(min=1, help="Of a generated answer.", show_default=False)
     ] = None,
     beams: Annotated[
-        int | None, typer.Option(help="Of a generated answer; 1 is greedy.", show_default=False)
+        int | None, typer.Option(min=1, help="Of a generated answer; 1 is greedy.", show_default=False)
     ] = None,
     per_example: Annotated[
         bool, typer.Option("--per-example", help="With --json: every answer of a task.")
@@ -133,6 +135,7 @@ def evaluate(
         raise ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
     if per_example and not as_json:
         raise ConfigError("--per-example is printed with --json only", fix="add --json")
+    _refuse_early(settings, scoring, adapter)
     with quiet_libraries():
         with loading(piped=True):
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
@@ -161,6 +164,20 @@ def evaluate(
     out().print(
         "These numbers describe the records they were computed on: if those are private, so are these."
     )
+
+
+def _refuse_early(data: DataSettings, scoring: str | None, adapter: Path | None) -> None:
+    """Refuse before slow imports what needs neither a tokenizer nor a model."""
+    if data.chosen is not None and adapter is None:
+        raise ConfigError(
+            "preferences are measured against the base model, and the target is one",
+            fix="give a run or an adapter, or a form of records, as --text",
+        )
+    if data.task is not None and data.label is None:
+        scoring_of(find_task(data.task), scoring)
+        if not isinstance(data.path, str) and len(set(data.path)) < len(data.path):
+            raise ConfigError("--data names a file twice", fix="give each part of the task once")
+    check_parts(data)
 
 
 def _labels(told: str) -> list[str] | int:
@@ -297,11 +314,6 @@ def _preferences(model_settings: ModelSettings, adapter: Path | None, data: Data
     from privlora.evaluation import evaluate_preferences
     from privlora.training.inputs import tokenise
 
-    if adapter is None:
-        raise ConfigError(
-            "preferences are measured against the base model, and the target is one",
-            fix="give a run or an adapter, or a form of records, as --text",
-        )
     records = _read(data.path, data)
     model, tokenizer = _load(model_settings, adapter)
     reference: Any = model.disable_adapter
@@ -315,8 +327,6 @@ def _task(
 
     assert data.task is not None
     paths = [data.path] if isinstance(data.path, str) else data.path
-    if len(set(paths)) < len(paths):
-        raise ConfigError("--data names a file twice", fix="give each part of the task once")
     parts = {path: _read(path, data) for path in paths}
     records = parts if len(parts) > 1 else parts[paths[0]]
     model, tokenizer = _load(model_settings, adapter)

@@ -115,14 +115,14 @@ def go_on(
     """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
     chosen = settings.synthesis
     publish = chosen is not None and chosen.publish
+    if over := is_over(folder):
+        err().print("this run is over already: no step is taken, and what it leaves is written anew")
     with quiet_libraries():
         with loading(piped=True):
             from privlora.api import resume_run
             from privlora.training.assembly import plan_privacy
 
-        if is_over(folder):
-            err().print("this run is over already: no step is taken, and what it leaves is written anew")
-        elif (begun := going_on(folder, settings)) is not None:
+        if not over and (begun := going_on(folder, settings)) is not None:
             err().print(begun)
         if chosen is not None and chosen.source is not None and not profile:
             with explained_stops(folder), counted(WRITING) as progress:

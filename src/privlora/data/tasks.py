@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from privlora.data.records import missing_column, text_of
 from privlora.errors import ConfigError, DataError, named, nearest
 
+Scoring = Literal["likelihood", "generation"]
 SCORE_STEP = 0.2
 """STS-B's scores are trained on and scored in steps of a fifth (Raffel et al. 2020, section 2.4)."""
 
@@ -149,6 +150,24 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     raise ConfigError(f"unknown task {named(name)}", fix=nearest(name, TASKS))
+
+
+def scoring_of(task: Task, wanted: str | None) -> Scoring:
+    """How the task is scored. wanted: None takes likelihood where it is possible. Raises ConfigError."""
+    if task.kind == "mixture":
+        raise ConfigError(
+            f"task {task.name} is for training: each of its tasks has a metric of its own",
+            fix="evaluate one task at a time, as sst2",
+        )
+    if wanted is None:
+        return "generation" if task.kind == "math" else "likelihood"
+    if wanted not in get_args(Scoring):
+        raise ConfigError(f"scoring={wanted!r} is unknown", fix="use likelihood or generation")
+    if wanted == "likelihood" and task.kind == "math":
+        raise ConfigError(
+            f"task {task.name} has no fixed set of answers to compare", fix="use scoring=generation"
+        )
+    return cast(Scoring, wanted)
 
 
 def questions(task: Task, records: Sequence[Mapping[str, Any]]) -> list[Question]:

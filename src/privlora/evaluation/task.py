@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from privlora.data.examples import encode_completions, encode_prompts
-from privlora.data.tasks import SCORE_STEP, Question, Task, find_task, questions
+from privlora.data.tasks import SCORE_STEP, Question, Scoring, Task, find_task, questions, scoring_of
 from privlora.errors import ConfigError, DataError
 from privlora.evaluation.answers import read_label, read_letter, read_number, read_score
 from privlora.evaluation.generation import generate
@@ -18,7 +18,6 @@ from privlora.evaluation.intervals import Difference, Interval, bootstrap_interv
 from privlora.evaluation.likelihood import answer_log_likelihoods
 from privlora.evaluation.metrics import METRICS, is_correct, worst_for
 
-Scoring = Literal["likelihood", "generation"]
 Record = Mapping[str, Any]
 
 _MATH_TOKENS, _MATH_BEAMS = 256, 4  # LLM-Adapters (Hu et al. 2023)
@@ -135,12 +134,7 @@ def evaluate_task(
         DataError: no records, or one without its texts or its answer.
     """
     row = find_task(task)
-    if row.kind == "mixture":
-        raise ConfigError(
-            f"task {row.name} is for training: each of its tasks has a metric of its own",
-            fix="evaluate one task at a time, as sst2",
-        )
-    scoring = _scoring(row, scoring)
+    scoring = scoring_of(row, scoring)
     for name, value in (("limit", limit), ("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} is below 1", fix="leave it out")
@@ -200,18 +194,6 @@ def compare_results(
 def _plain(values: list[float]) -> list[float | None]:
     """None for NaN, which JSON does not have."""
     return [None if value != value else value for value in values]
-
-
-def _scoring(task: Task, wanted: Scoring | None) -> Scoring:
-    if wanted is None:
-        return "generation" if task.kind == "math" else "likelihood"
-    if wanted not in ("likelihood", "generation"):
-        raise ConfigError(f"scoring={wanted!r} is unknown", fix="use likelihood or generation")
-    if wanted == "likelihood" and task.kind == "math":
-        raise ConfigError(
-            f"task {task.name} has no fixed set of answers to compare", fix="use scoring=generation"
-        )
-    return wanted
 
 
 def _asked(

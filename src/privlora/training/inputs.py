@@ -171,7 +171,7 @@ def refuse_unfit_first(
     if data.unchecked:
         return
     first = (
-        first_records(settings, _FIRST)
+        first_records(settings.data, _FIRST)
         if records is None
         else records[:_FIRST]
         if isinstance(records, list)

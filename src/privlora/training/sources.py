@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privlora.config import Settings
+from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
 from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing
 from privlora.data.tasks import find_task, labelled_record, task_record
@@ -42,10 +42,23 @@ def check_columns(settings: Settings, records: Any = None) -> None:
     Of records on the hub, in a JSON list (which is read as a whole) and of an iterator none is looked at.
     records: what stands for the files, in memory.
     """
-    data = settings.data
-    record = _first(settings) if records is None else _first_given(records)
-    if record is None:
-        return
+    record = _first(settings.data) if records is None else _first_given(records)
+    if record is not None:
+        _refuse_lacking(settings.data, record, settings.privacy.user_column)
+
+
+def check_parts(data: DataSettings) -> None:
+    """``check_columns`` for every file of ``data``, which is asked for in parts or as a whole, and belongs to no run.
+    Raises DataError of a file that is not there as well."""
+    for path in [data.path] if isinstance(data.path, str) else data.path:
+        refuse_missing(path, format=data.format)
+        record = _first(data.model_copy(update={"path": path}))
+        if record is not None:
+            _refuse_lacking(data, record, None)
+
+
+def _refuse_lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> None:
+    """owner: the column of a record's user."""
     if data.task is not None:
         (task_record if data.label is None else labelled_record)(find_task(data.task), record, 1)
         wanted = set[str]()
@@ -54,19 +67,17 @@ def check_columns(settings: Settings, records: Any = None) -> None:
         chats = {each["messages"] for each in columns if each.get("messages") is not None}
         texts = [each.get(name) for each in columns for name in ("text", "prompt", "completion")]
         wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
-    owner = settings.privacy.user_column
     for name in [*sorted(wanted), *([] if owner is None else [owner])]:
         if name not in record:
             raise missing_column(name, record, 1)
 
 
-def _first(settings: Settings) -> Mapping[str, Any] | None:
-    return next(iter(first_records(settings, 1)), None)
+def _first(data: DataSettings) -> Mapping[str, Any] | None:
+    return next(iter(first_records(data, 1)), None)
 
 
-def first_records(settings: Settings, count: int) -> list[Mapping[str, Any]]:
-    """The first private ones, without reading more; none of records on the hub, elsewhere, or in a JSON list."""
-    data = settings.data
+def first_records(data: DataSettings, count: int) -> list[Mapping[str, Any]]:
+    """The first ones, without reading more; none of records on the hub, elsewhere, or in a JSON list."""
     path = data.path if isinstance(data.path, str) else data.path[0]
     if path in (IN_MEMORY, AT_CLIENTS) or path.startswith(HUB) or local_file(path, data.format)[1] == "json":
         return []
