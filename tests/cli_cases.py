@@ -164,15 +164,13 @@ def refuses(
     """The command refuses in one line that holds ``words``, or with a line for each fix; nothing changes in
     ``folder``.
 
-    quiet: nothing else is printed but ``said``, lines that say what goes on before.
+    quiet: nothing else is printed but the phases ``said`` before.
     """
     before = tree(folder)
     outcome = call(capsys, *argv)
     check(outcome, *words)
     if quiet:
-        lines = outcome.err.splitlines()
-        assert lines[: len(said)] == list(said), outcome.err
-        _, *fixes = lines[len(said) :]
+        _, *fixes = after(outcome, *said)
         assert len(fixes) != 1, outcome.err
         assert all(line.startswith("  - ") for line in fixes), outcome.err
     assert tree(folder) == before

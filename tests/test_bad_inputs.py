@@ -20,6 +20,7 @@ import torch
 import yaml
 from cli_cases import (
     CHAT_TEMPLATE,
+    EVALUATING,
     Outcome,
     call,
     check,
@@ -627,7 +628,6 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--dtype", "int8"], "dtype='int8'")
-    loading = ["loading torch and transformers", "reading the records", "loading the model"]
     spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
     (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "a folder of the machine that trained")
@@ -636,7 +636,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
         folder,
         ["evaluate", spoilt, "--data", data, "--base", model],
         "does not load on this base model",
-        said=loading,
+        said=EVALUATING,
     )
     (spoilt / "adapter_config.json").write_text("{}")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "cannot be read")
