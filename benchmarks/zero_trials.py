@@ -34,11 +34,9 @@ COMBINATIONS = (
     ("babyllama105", "math", 1000, 6),
     ("stories260K", "math", 1000, 6),
     ("stories260K", "pubmed", 500, 3),
-    ("stories260K", "math", 4000, 1),
-    ("stories260K", "pubmed", 4000, 1),
 )
 ASIDE = (
-    ("stories260K", "math", 9400, 3),
+    ("stories260K", "biorxiv", 1000, 6),
     ("stories260K", "solutions", 1000, 1),
     ("reviews1M", "biorxiv", 2000, 3),
     ("babyllama105", "solutions", 500, 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,15 +154,23 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 def refuses(
-    capsys: pytest.CaptureFixture[str], folder: Path, argv: list[object], *words: str, quiet: bool = True
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    argv: list[object],
+    *words: str,
+    quiet: bool = True,
+    said: Sequence[str] = (),
 ) -> None:
     """The command refuses in one line that holds ``words``, or with a line for each fix; nothing changes in
-    ``folder``."""
+    ``folder``.
+
+    quiet: nothing else is printed but the phases ``said`` before.
+    """
     before = tree(folder)
     outcome = call(capsys, *argv)
     check(outcome, *words)
     if quiet:
-        _, *fixes = outcome.err.splitlines()
+        _, *fixes = after(outcome, *said)
         assert len(fixes) != 1, outcome.err
         assert all(line.startswith("  - ") for line in fixes), outcome.err
     assert tree(folder) == before

@@ -20,6 +20,7 @@ import torch
 import yaml
 from cli_cases import (
     CHAT_TEMPLATE,
+    EVALUATING,
     Outcome,
     call,
     check,
@@ -352,7 +353,8 @@ MODULES: dict[str, tuple[Groups, str]] = {
 def test_modules(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adapter, word = MODULES[name]
     refuses_settings(capsys, folder, run_settings(model, folder, adapter=adapter), word, quiet=False)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+    for more in ([], ["--no-memory"]):
+        refuses(capsys, folder, ["plan", folder / "run.yaml", *more], word)
 
 
 def test_a_start_that_is_no_adapter(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -634,6 +636,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
         folder,
         ["evaluate", spoilt, "--data", data, "--base", model],
         "does not load on this base model",
+        said=EVALUATING,
     )
     (spoilt / "adapter_config.json").write_text("{}")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "cannot be read")

@@ -139,6 +139,19 @@ def test_a_rounds_loss_is_on_its_own_line() -> None:
     assert "held-out loss 3.0000" in lines[1]
 
 
+@pytest.mark.parametrize(("asked", "lines"), [(NAMES, 40), ((), 11)], ids=["told", "secret"])
+def test_how_long_a_round_takes_decides_on_no_line_where_who_is_drawn_is_secret(
+    asked: tuple[str, ...], lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would follow from whom the server drew."""
+    monkeypatch.setattr("privlora.federated.progress._PLAIN_SECONDS", 0.0)
+    shown = Console(file=io.StringIO(), record=True, width=200)
+    with RoundProgress(shown, private=True) as observer:
+        for number in range(1, 41):
+            observer.on_round(Round(number, asked, asked, 10, 10), 40)
+    assert len(shown.export_text().splitlines()) == lines
+
+
 def test_noise_of_shares_is_said_to_be_discrete_and_other_noise_is_not(tmp_path: Path) -> None:
     statement = {"epsilon": 1.0, "unit": "record", "sampling": {"kind": "poisson"}, "projections": ()}
     for group, discrete in ((SHARED[0], True), (WHOLE[0], False)):

@@ -16,7 +16,7 @@ from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_unknown_model
+from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import check_parts
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
         )
     refuse_unknown_model(target, owner=True)
+    refuse_other_folder(target)
     return {"name": target}, None, {}, 0
 
 

@@ -195,7 +195,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
     from privlora.training.classifier import head_of
     from privlora.training.inputs import fitted
     from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.models import load_skeleton, load_tokenizer
+    from privlora.training.models import adapter_for, load_skeleton, load_tokenizer
 
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None
@@ -205,6 +205,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
         model = load_skeleton(settings.model, head=head_of(settings))
     settings = fitted(settings, model)
     refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
+    adapter_for(settings, model)  # what it refuses is no matter of memory, which may not be asked for
     return settings, model
 
 
