@@ -65,7 +65,9 @@ def test_a_rate_near_the_aim_is_found_whatever_the_law(rise: Callable[[float], f
 
 
 def test_no_rate_is_made_up_where_noise_does_nothing_or_everything() -> None:
-    for rise in (lambda rate: 0.0, lambda rate: math.inf, lambda rate: 1.0 if rate > 0.1 else 0.001):
+    assert find_rate(0.2, lambda rate: 0.0) == 0.2  # the row's own
+    assert find_rate(0.2, lambda rate: 1.0 if rate > 0.1 else 0.001) <= 0.1
+    for rise in (lambda rate: math.inf, lambda rate: 7.0):
         with pytest.raises(ModelError, match="no learning rate was found"):
             find_rate(0.2, rise)
 
@@ -163,7 +165,7 @@ def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.Monkey
         chosen.model_copy(update={"auto": None}), plan_privacy(chosen, model)[0], model, tiny_tokenizer()
     )
     assert stds == pytest.approx([1.5 * 0.3 / 12] * len(stds))
-    assert len(stds) == 4 * noise_alone._DRAWS * len(facts["losses"])
+    assert len(stds) == 4 * noise_alone.DRAWS * len(facts["losses"])
 
 
 def test_a_clip_norm_still_needs_public_records() -> None:
@@ -222,4 +224,15 @@ def test_planted_choices_are_found() -> None:
     report = {"method": {"name": "prism", "learning_rate": 0.02}, "statement": {"clip_norm": 1.0}}
     assert _is_settled(facts, report)
     assert not _is_settled({**facts, "of_its_own": 0.5}, report)
-    assert not _is_settled({**facts, "aim": 0.1500001234}, report)
+    for planted in (
+        {"aim": 0.37},
+        {"of_its_own": 31847},
+        {"lead": 31847.1},
+        {"standard_error": 0.123456789},
+        {"draws": 2},
+        {"in_place_of_records": 31847},
+        {"asked": "auto"},
+        {"rows": [{**row, "draws": 31847}]},
+        {"rows": [row] * 9},
+    ):
+        assert not _is_settled({**facts, **planted}, report), planted

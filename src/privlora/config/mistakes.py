@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -297,21 +297,38 @@ def _unknown_names(
 
 
 def _line_meant(place: tuple[Any, ...], fix: str, values: Mapping[str, Any], origin: Origin) -> str:
-    """The line to write, of a slip of the pen whose value may be shown."""
+    """The line to write, of a slip of the pen, where the value is one that the setting that was meant can have: a
+    number or true and false, or one of its words. Any other may be a key of a service or a record."""
     meant = _MEANT.match(fix)
     if meant is None or len(place) < 2:
         return ""
     value = values[place[0]][place[1]]
-    if isinstance(value, bool):
-        shown = str(value).lower()
-    else:
-        shown = str(value) if isinstance(value, int | float | str) and named(value) == repr(value) else ""
-    if not shown or meant[2] in _RECORDS:
+    group, name = meant[1] or str(place[0]), meant[2]
+    field = _field(f"{group}.{name}")
+    if field is None or name in _RECORDS or not _is_one_of(value, field):
         return ""
-    group, name = meant[1] or place[0], meant[2]
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
     if origin.called(place):
         return f" Write {group}.{name}={shown}"
     return f" Write {name}: {shown}" + (f" in the group {group}" if meant[1] else "")
+
+
+def _is_one_of(value: Any, field: Any) -> bool:
+    """Whether a setting takes such a number, truth or word."""
+    kinds = _kinds_in(field.annotation)
+    if isinstance(value, str):
+        return value in kinds or (value == AUTO and OrAuto in field.metadata)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, int | float) and bool({int, float} & {k for k in kinds if isinstance(k, type)})
+
+
+def _kinds_in(annotation: Any) -> set[Any]:
+    """The types and words of an annotation, however deep; of lists none."""
+    if get_origin(annotation) in (list, dict, tuple):
+        return set()
+    inner = get_args(annotation)
+    return set().union(*map(_kinds_in, inner)) if inner else {annotation}
 
 
 def _wrong(problem: Problem, problems: list[Any], origin: Origin) -> ConfigError:

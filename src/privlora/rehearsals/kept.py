@@ -45,8 +45,15 @@ def _why_noise(facts: Mapping[str, Any]) -> str:
     return (
         f"learning rate {taken['learning_rate']:.3g}, at which the run's noise alone, without a record, moves the "
         f"model by {rose(taken)} nats a token on {facts['of_its_own']} texts that it wrote itself; the aim is "
-        f"{facts['aim']:g}" + (f" ({beside})" if beside else "")
+        f"{facts['aim']:g}"
+        + ("" if _is_near(taken, facts) else ", which no rate that was tried comes near")
+        + (f" ({beside})" if beside else "")
     )
+
+
+def _is_near(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    rise = None if row["loss"] is None else row["loss"] - facts["untrained"]
+    return rise is not None and 0.5 < rise / facts["aim"] < 2
 
 
 def _why_row(facts: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ AIM: Final = 0.1
 
 TEXTS: Final = 64
 _LENGTH: Final = 48
-_DRAWS: Final = 2
+DRAWS: Final = 2
 _NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell
 _FARTHEST: Final = 8.0  # from one rate to the next
 MOST_RATES: Final = 8
@@ -104,7 +104,7 @@ def noise_trials(
 
             def losses(rate: float) -> Tensor:
                 found = []
-                for draw in range(_DRAWS):
+                for draw in range(DRAWS):
                     parts.take_states(states)
                     parts.hyper = replace(hyper, learning_rate=rate)
                     found.append(_after_noise(parts, texts, noise, draw))
@@ -117,7 +117,9 @@ def find_rate(start: float, rise: Callable[[float], float]) -> float:
     """The rate whose rise is nearest to AIM, of at most MOST_RATES; rises are taken to grow with the rate.
 
     From ``start`` on by the square law of small moves, and between two rates around the aim by the line through the
-    logarithms of both. Raises ModelError if none is within a factor of two.
+    logarithms of both. Where none comes within a factor of two, as on an untrained model, which noise moves little:
+    ``start`` if it moves the model by less than the aim, else the largest rate that does. Raises ModelError if none
+    does.
 
     >>> find_rate(1.0, lambda rate: 60 * rate**2)
     0.05
@@ -140,13 +142,16 @@ def find_rate(start: float, rise: Callable[[float], float]) -> float:
             rate = below * (above / below) ** (low / (low - high))
         rate = _short(rate)
     best = min(rises, key=lambda r: abs(math.log(rises[r] / AIM)))
-    if not 0.5 < rises[best] / AIM < 2:
+    if 0.5 < rises[best] / AIM < 2:
+        return best
+    smaller = [r for r, d in rises.items() if d < AIM]
+    if not smaller:
         raise ModelError(
-            f"no learning rate was found at which noise alone moves the model by about {AIM} nats a token",
+            f"no learning rate was found at which noise alone moves the model by {AIM} nats a token or less",
             why="learning_rate: auto takes the rate from what noise does to the model",
             fix="give method.learning_rate as a number",
         )
-    return best
+    return _short(start) if _short(start) in smaller else max(smaller)
 
 
 def own_texts(model: torch.nn.Module, tokenizer: Any, seed: int, told: Told) -> Examples:

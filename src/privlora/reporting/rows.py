@@ -16,6 +16,7 @@ from privlora.evaluation.metrics import METRICS
 from privlora.evaluation.next_token import NextTokenResult
 from privlora.evaluation.preferences import PreferenceResult
 from privlora.methods import CHOICES, METHODS, VOTE_METHODS
+from privlora.rehearsals.noise_alone import AIM, DRAWS, MOST_RATES, TEXTS
 from privlora.reporting.facts import evaluation_rows
 from privlora.reporting.seals import altered
 from privlora.training.files import RunFolder
@@ -142,7 +143,7 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
 def _is_choice(text: str, report: Mapping[str, Any]) -> bool:
     found = json.loads(text)
     same = json.dumps(found, indent=1) + "\n" == text and found == report["method"].get("choice")
-    return same and ("asked" in found or _is_settled(found, report))
+    return same and (("asked" in found and "aim" not in found) or _is_settled(found, report))
 
 
 def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
@@ -155,6 +156,8 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     losses = [*(row[name] for row in rows for name in ("loss", "spread"))]
     losses += [found["untrained"]] if rows else []
     rates = {None, *(row["learning_rate"] for row in rows)}
+    if "aim" in found and not _is_by_noise(found):
+        return False
     names = {found["row"], *(row["name"] for row in rows)}
     return (
         names == {method["name"]}
@@ -164,13 +167,23 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
         and all(loss is None or loss == round(loss, 6) for loss in losses)
         and all(row["learning_rate"] == float(f"{row['learning_rate']:.3g}") for row in rows)
-        and ("aim" not in found or 0 < found["aim"] == float(f"{found['aim']:.2g}"))
         and {found.get("equal_from"), found.get("equal_to")} <= rates
         and all(
             found[name] == float(f"{found[name]:.4g}")
             for name in ("median_norm", "clip_norm")
             if name in found
         )
+    )
+
+
+def _is_by_noise(found: Mapping[str, Any]) -> bool:
+    """Whether a choice by noise alone has what such a choice has, and no more."""
+    return (
+        found.keys() == {"row", "rows", "aim", "of_its_own", "untrained"}
+        and found["aim"] == AIM
+        and 0 < found["of_its_own"] <= TEXTS
+        and 0 < len(found["rows"]) <= MOST_RATES
+        and all(row["draws"] == DRAWS for row in found["rows"])
     )
 
 

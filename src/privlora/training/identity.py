@@ -204,7 +204,10 @@ def _kept(folder: RunFolder) -> Identity | None:
     if not folder.identity.exists():
         return None
     try:
-        return Identity(**json.loads(folder.identity.read_text(encoding="utf-8")))
+        found = Identity(**json.loads(folder.identity.read_text(encoding="utf-8")))
+        if not (isinstance(found.settings, dict) and isinstance(found.clients, dict)):
+            raise ValueError
+        return found
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
             f"{str(folder.identity)!r} is damaged ({type(error).__name__})",

@@ -168,7 +168,9 @@ def refuse_unfit_first(
     list and of an iterator none is looked at. tokenizer: None for that of the settings.
     """
     data = settings.data
-    if data.unchecked:
+    if data.unchecked or not (
+        evaluation is None or isinstance(evaluation, list)
+    ):  # which is gone through once
         return
     first = (
         first_records(settings.data, _FIRST)

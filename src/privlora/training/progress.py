@@ -165,7 +165,8 @@ class RichObserver:
         """Epsilon after the step; None where nothing is promised."""
         if self._plan is None or not self._promises:
             return None
-        return epsilon(self._plan.events(report.step), self._plan.delta, adjacency=self._plan.adjacency)
+        taken = self._plan.before_training + report.step
+        return epsilon(self._plan.events(taken), self._plan.delta, adjacency=self._plan.adjacency)
 
     def _account(self) -> None:
         """Compose for the newest step beside the next ones, unless that is going on or took too much time lately."""
