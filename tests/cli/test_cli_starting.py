@@ -316,6 +316,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["separated by", "';'"],
     ),
+    "a table separated otherwise, with commas in it": (
+        lambda f: table(f / "d.csv", rows(3, a="b", text=f"{SECRET}, and more, of it"), ";"),
+        [],
+        ["separated by", "';'"],
+    ),
     "tabs": (lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), "\t"), [], ["separated by"]),
     "no header": (lambda f: table(f / "d.csv", [{SECRET: SECRET, "a": "b c"}]), [], ["header line"]),
     "a folder": (lambda f: f, [], ["is a folder", "/*.jsonl"]),

@@ -206,6 +206,28 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
         run(settings, fresh=False)
 
 
+@pytest.mark.parametrize(
+    ("group", "edit"),
+    [("method", {"learning_rate": 0.5}), ("privacy", {"clip_norm": 9.0})],
+)
+def test_edited_settings_do_not_go_on(group: str, edit: dict[str, Any], tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run", "tan")
+
+    class Stop:
+        def on_round(self, done: Any, rounds: int) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def on_evaluation(self, step: int, loss: float) -> None: ...
+
+    with pytest.raises(Interrupted):
+        run(settings, observer=Stop())
+    other = settings.model_copy(update={group: getattr(settings, group).model_copy(update=edit)})
+    (name,) = edit
+    with pytest.raises((PrivacyError, RunError), match=rf"began are other ones now: {group}\.{name} was"):
+        run(other, fresh=False)
+    assert run(settings, fresh=False).rounds == ROUNDS
+
+
 def test_a_server_that_forgot_its_run_does_not_begin_again(tmp_path: Path) -> None:
     """The clients would release their whole budget once more, under a new name."""
     folder = tmp_path / "run"

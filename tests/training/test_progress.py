@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
@@ -133,6 +134,54 @@ def test_an_epsilon_that_comes_late_takes_no_later_line_away(
     assert isinstance(console.file, io.StringIO)
     assert "step 3/9  lr" in console.file.getvalue().rsplit("texts", 1)[0]
     assert "ε" not in console.file.getvalue()
+
+
+def test_a_line_keeps_its_own_epsilon_when_steps_go_on_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, beside: Beside
+) -> None:
+    """What is composed for step 3 is drawn beside step 3, also where step 4 was taken before it was known."""
+    monkeypatch.setattr(progress, "_ACCOUNTING_SHARE", math.inf)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
+    with RichObserver(console, plan(9)) as observer:
+        for step in range(1, 9):
+            observer.on_step(StepReport(step, 9, 2e-4, 0.5))
+            if step % 3 == 1:
+                beside.work()
+    assert isinstance(console.file, io.StringIO)
+    lines = re.findall(r"step (\d+)/9  ε ([\d.]+)", console.file.getvalue())
+    assert len(lines) > 1
+    assert {number for _, number in lines} == {spent(int(step)).split()[1] for step, _ in lines}
+    assert all(number == spent(int(step)).split()[1] for step, number in lines)
+
+
+def test_releases_before_training_count() -> None:
+    voted = (StepEvent(PoissonSampling(0.5), 2.0), 5)
+    whole = dataclasses.replace(plan(10), phases=(voted, (EVENT, 10)))
+    for line in [line for line in show(whole, 10).splitlines() if line.startswith("step ")]:
+        step = int(line.split()[1].partition("/")[0])
+        true = epsilon([voted, (EVENT, step)], 1e-5)
+        assert f"ε {math.ceil(true * 100) / 100:.2f} " in line
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_no_clock_decides_on_a_line_of_a_log_that_tells_no_time(
+    timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=120)
+    with RichObserver(console, plan(300), timed=timed) as observer:
+        for step in (1, 2, 3):
+            observer.on_step(StepReport(step, 300, 2e-4, 31.0))
+            observer.on_public_work("writing", step, 200)
+            now[0] += 31.0
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("step")] == [
+        "1/300",
+        *["2/300", "3/300"] * timed,
+    ]
+    assert sum(line.startswith("writing") for line in lines) == 1
 
 
 def test_the_thread_ends_with_the_run() -> None:

@@ -35,8 +35,8 @@ _INDEX = re.compile(r"\[\d+\]")
 _BRANCH = re.compile(r"constrained-|literal\[")
 """One of the kinds of value that a setting may be, as pydantic calls it."""
 
-_SHOWN: Final = 8
-"""Problems of one kind that an error names."""
+_SHOWN, _NAMES_SHOWN = 20, 12
+"""Wrong values, and unknown names, that an error tells: a file of something else is no page of names."""
 _WHY_UNKNOWN: Final = "a setting that is ignored may be one that privacy rests on"
 _MORE_SAID = re.compile(r"\.? Fix: ")
 
@@ -134,8 +134,7 @@ def _one_of(found: list[ConfigError], origin: Origin, places: list[Location]) ->
     if called:
         what = error.what.replace(" (on the command line)", "")
         return ConfigError(f"on the command line: {what}", why=error.why, fix=error.fixes)
-    joined = "" if error.what.startswith(": ") else ": "
-    return ConfigError(f"{origin.source}{joined}{error.what}", why=error.why, fix=error.fixes)
+    return ConfigError(f"{origin.source}: {error.what}", why=error.why, fix=error.fixes)
 
 
 def _beside(problems: list[Any], values: Mapping[str, Any]) -> list[Any]:
@@ -286,10 +285,10 @@ def _unknown_names(
             why=why,
             fix=fix + _line_meant(place, fix, values, origin),
         )
-    shown = [f"{_called(place)}{origin.where(place)}" for place in list(unknown)[:_SHOWN]]
-    more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    shown = [f"{_called(place)}{origin.where(place)}" for place in list(unknown)[:_NAMES_SHOWN]]
+    more = f" and {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
     alike: dict[str, list[str]] = {}  # by fix, which for some is the list of all that is known
-    for place in list(unknown)[:_SHOWN]:
+    for place in list(unknown)[:_NAMES_SHOWN]:
         fix = unknown[place] + _line_meant(place, unknown[place], values, origin)
         alike.setdefault(fix, []).append(_called(place).partition(" ")[2])
     fixes = [f"{', '.join(names)}: {fix}" for fix, names in alike.items()]
@@ -338,7 +337,8 @@ def _wrong(problem: Problem, problems: list[Any], origin: Origin) -> ConfigError
     if kind in ("value_error", "lacking"):  # says how to mend it
         message = problem["msg"].removeprefix("Value error, ")
         what, *fix = _MORE_SAID.split(message, maxsplit=1)
-        return ConfigError(f"{where}{place}: {what}", fix=fix[0] if fix else None)
+        whose = f"{where}{place}"
+        return ConfigError(f"{whose}: {what}" if whose else what, fix=fix[0] if fix else None)
     if kind == "extra_forbidden":
         return _unknown(problem)
     if isinstance(given, Truth):

@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
@@ -232,6 +232,10 @@ def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Rec
         fix = "name every column once"
         broken(DataError(f"{file}, line 1: a column has no name, or two have the same", fix=fix))
         return
+    mark = separator_of(header)
+    fix = 'quote fields that contain a comma or a line break with "..."'
+    if mark is not None:
+        fix = f"the table seems to be separated by {mark!r}; write it with commas, or as JSONL"
     for number, row in rows:
         if not row:
             continue
@@ -241,9 +245,16 @@ def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Rec
         broken(
             DataError(
                 f"{file}, line {number}: {len(row)} fields under a header of {len(header)}",
-                fix='quote fields that contain a comma or a line break with "..."',
+                fix=fix,
             )
         )
+
+
+def separator_of(columns: Collection[str]) -> str | None:
+    """By what a table seems to be separated that was read as if by commas, since one column holds the names of all."""
+    if len(columns) != 1:
+        return None
+    return next((mark for mark in (";", "\t", "|") if mark in next(iter(columns))), None)
 
 
 def _rows(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 from privlora.data.canonical import canonical
-from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file
+from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file, separator_of
 from privlora.data.templates import fields_of
 from privlora.errors import ConfigError, DataError, named
 
@@ -262,13 +262,6 @@ def _form_of(names: Collection[str]) -> str:
             python = ", ".join(f'{name}="{value}"' for name, value in form.items())
             return f"set {settings} (in Python columns=dict({python}))"
     return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
-
-
-def separator_of(columns: Collection[str]) -> str | None:
-    """By what a table seems to be separated that was read as if by commas, since one column holds the names of all."""
-    if len(columns) != 1:
-        return None
-    return next((mark for mark in (";", "\t", "|") if mark in next(iter(columns))), None)
 
 
 def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:

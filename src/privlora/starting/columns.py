@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from privlora.data.records import COLUMN, missing_column, separator_of
+from privlora.data.formats import separator_of
+from privlora.data.records import COLUMN, missing_column
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
 from privlora.starting.survey import Survey

@@ -357,8 +357,9 @@ def _mechanism(parts: Parts) -> Mechanism:
 
 
 def _startable(settings: Settings) -> Settings:
-    """Settings whose start reads no file and decomposes no weight; one that changes what a step does stays."""
-    lora = settings.adapter
+    """Settings whose start reads no file and decomposes no weight; one that changes what a step does stays. What is
+    auto takes its default: no rate or clip norm changes what a step needs."""
+    lora, settings = settings.adapter, settings.model_copy(update={"auto": None})
     if lora.init in (None, SPECTRAL_SPLIT):
         return settings
     return settings.model_copy(
