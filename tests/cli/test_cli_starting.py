@@ -167,6 +167,11 @@ def test_few_records_take_what_was_measured_on_few(
     (here / "run.yaml").unlink()
     many = started(capsys, jsonl(here / "f.jsonl", rows(9000, text=SECRET)), "--model", base)[0]
     assert (many.method.clipping, many.privacy.steps) == (None, 64)
+    (here / "run.yaml").unlink()
+    pairs = jsonl(here / "g.jsonl", rows(9000, prompt=SECRET, chosen="yes", rejected="no"))
+    preferred, text, _ = started(capsys, pairs, "--model", base)
+    assert (preferred.method.clipping, preferred.privacy.steps) == (None, 64)
+    assert "public.jsonl}" not in text
 
 
 def test_users_are_proposed_where_they_repeat(

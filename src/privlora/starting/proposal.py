@@ -276,12 +276,7 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
         "A learning rate of your own is a share of each weight's norm; with relative_rate: false it is in entries, as",
         "AdamW's (docs/methods.md).",
     )
-    if not numbers.few and texts:
-        draft.remark(
-            "method",
-            "With PUBLIC records like yours, rates are rehearsed on them: write the group",
-            "  auto: {file: public.jsonl}   (docs/choosing.md)",
-        )
+    if not numbers.few:
         return
     draft.put(
         "method.clipping",
