@@ -206,6 +206,15 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
         run(settings, fresh=False)
 
 
+class _Stop:
+    """Asks the server to stop after its first round."""
+
+    def on_round(self, done: Any, rounds: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("group", "edit"),
     [("method", {"learning_rate": 0.5}), ("privacy", {"clip_norm": 9.0})],
@@ -213,14 +222,8 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
 def test_edited_settings_do_not_go_on(group: str, edit: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", "tan")
 
-    class Stop:
-        def on_round(self, done: Any, rounds: int) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
     with pytest.raises(Interrupted):
-        run(settings, observer=Stop())
+        run(settings, observer=_Stop())
     other = settings.model_copy(update={group: getattr(settings, group).model_copy(update=edit)})
     (name,) = edit
     with pytest.raises((PrivacyError, RunError), match=rf"began are other ones now: {group}\.{name} was"):
@@ -233,14 +236,8 @@ def test_a_server_that_forgot_its_run_does_not_begin_again(tmp_path: Path) -> No
     folder = tmp_path / "run"
     settings = settings_of(folder, "tan")
 
-    class Stop:
-        def on_round(self, done: Any, rounds: int) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
     with pytest.raises(Interrupted):
-        run(settings, observer=Stop())
+        run(settings, observer=_Stop())
     (folder / "private/rounds.jsonl").unlink()
     (folder / "private/checkpoint.safetensors").unlink()
     with pytest.raises(PrivacyError, match="another run"):
