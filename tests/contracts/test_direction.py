@@ -33,6 +33,7 @@ from privlora.training.footprint import gradient_bytes
 from privlora.training.gradients import micro_batch_gradients
 
 C = 0.5
+NO_BUDGET = {"private": False, "steps": 3, "sample_rate": 0.2, "public_dataset_size": 20}
 
 
 def case_of(folder: Path, optimizer: str = "sgd", **options: Any) -> tuple[Case, DirectionCoordinates]:
@@ -337,7 +338,8 @@ def test_dropout_is_refused_before_a_record_is_read_where_a_row_cannot_have_it()
     """By the plan, of exactly the rows whose coordinates cannot be built with it."""
     refused = set()
     for name, row in METHODS.items():
-        given = settings(adapter={"r": 2, "lora_dropout": 0.1}, method={"name": name})
+        budget = {} if row.private else {"privacy": NO_BUDGET}
+        given = settings(adapter={"r": 2, "lora_dropout": 0.1}, method={"name": name}, **budget)
         try:
             refuse_misfits(given, row)
         except ConfigError as error:
