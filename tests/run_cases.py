@@ -78,15 +78,17 @@ class Bench:
         return self.start(folder, **options)
 
 
-def edit_settings(root: Path, group: str, change: Mapping[str, Any], *, old: bool = False) -> None:
-    """What a run keeps of its settings, edited by hand. old: the run is of a version that kept no others to compare."""
+def edit_settings(root: Path, group: str, change: Mapping[str, Any], *, unseen: bool = False) -> None:
+    """What a run keeps of its settings, edited by hand. unseen: it has nothing left to compare the change with."""
     path, identity = root / "private/config.resolved.yaml", root / "private/identity.json"
     settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     settings[group].update(change)
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    if old:
+    if unseen:
         kept = json.loads(identity.read_text(encoding="utf-8"))
-        del kept["settings"]
+        derived = ("method.learning_rate", "method.warmup_steps")  # from the number of steps
+        for place in (*derived, *(f"{group}.{name}" for name in change)):
+            kept["settings"].pop(place, None)
         identity.write_text(json.dumps(kept), encoding="utf-8")
 
 

@@ -28,7 +28,7 @@ from privlora.calling import (
 from privlora.config import IN_MEMORY, Settings, kept_settings
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, RunError, named
-from privlora.methods import far_rate
+from privlora.methods import METHODS, far_rate
 from privlora.profiling.run import refuse_without_steps
 from privlora.rehearsals.choosing import plan_run
 from privlora.result import Result
@@ -37,6 +37,7 @@ from privlora.screen import shown
 from privlora.training.assembly import Parts, plan_privacy
 from privlora.training.callbacks import checked_callbacks, refuse_no_observer
 from privlora.training.files import AUDITED, RunFolder, no_run
+from privlora.training.identity import fixed, refuse_other_settings
 from privlora.training.inputs import check_sources
 from privlora.training.loggers import refuse_missing_loggers
 from privlora.training.loop import Observer
@@ -355,6 +356,7 @@ def resume_run(
             refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
+        _refuse_edited(folder, settings)
         refuse_what_was_in_memory(settings, records, evaluation, generator)
         refuse_moved(folder.root, settings, records, evaluation)
         plan = None
@@ -400,6 +402,15 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
             "data": settings.data.model_copy(update=dict(places)),
         }
     )
+
+
+def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
+    """Before the model is loaded. A name that is no row stands for several, and is another one than the run's."""
+    row, hyper, privacy = METHODS.get(settings.method.name), dict[str, Any](), settings.privacy
+    if row is not None:
+        resolved = row.resolve(settings.method, settings.adapter.init, privacy.steps, private=privacy.private)
+        hyper = resolved.to_dict()
+    refuse_other_settings(folder, fixed(settings, hyper))
 
 
 def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:

@@ -38,7 +38,7 @@ from privlora.training.identity import (
     fixed,
     identify,
     keep_identity,
-    refuse_other_settings,
+    proof_of,
     refuse_others,
     refuse_unlike_processes,
 )
@@ -154,9 +154,6 @@ def train_and_publish(
         begins(f"preparing the {'release' if over else 'first step' if fresh else 'next step'}")
         # In all of them before the folder exists.
         parts = ranks.each(lambda: build_parts(settings, model, PublicStart(tokenizer, given.generator)))
-        planned = fixed(settings, parts.hyper.to_dict())
-        if not fresh:
-            ranks.same(lambda: refuse_other_settings(folder, planned))
         with parts.adapter:
             if not ranks.first:
                 train_beside(parts, data, ranks)
@@ -165,7 +162,9 @@ def train_and_publish(
                 make_room(folder)
                 folder.create(protects=settings.privacy.protects)
                 # First: whatever can be resumed has it.
-                keep_identity(folder, replace(identity, settings=planned))
+                planned = fixed(settings, parts.hyper.to_dict())
+                choice = "" if chosen is None else proof_of(chosen.facts)
+                keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())

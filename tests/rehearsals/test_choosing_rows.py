@@ -172,6 +172,12 @@ def test_a_resume_goes_on_with_what_was_chosen(
     assert folder.choice.read_bytes() == before
     assert json.loads(folder.report.read_text(encoding="utf-8"))["method"]["choice"] == json.loads(before)
     assert read_ledger(folder.ledger).plan.method == "span-prism"
+    # Another one, with no number out of place, is not taken up.
+    planted = json.loads(before)
+    planted["rows"][1]["loss"] += 0.25
+    folder.choice.write_text(json.dumps(planted), encoding="utf-8")
+    with pytest.raises(RunError, match=r"choice\.json' is not what the run wrote"):
+        resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
 
 
 def test_a_damaged_choice_is_told(tmp_path: Path) -> None:

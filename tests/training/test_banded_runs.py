@@ -197,7 +197,7 @@ def test_other_bands_than_the_plans_are_refused(bands: int, bench: Bench, tmp_pa
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
         bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
-    edit_settings(folder, "privacy", {"bands": bands}, old=True)
+    edit_settings(folder, "privacy", {"bands": bands}, unseen=True)
     with pytest.raises(PrivacyError, match="the plan has 3"):
         bench.resume(folder)
 

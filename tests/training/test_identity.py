@@ -13,8 +13,10 @@ from tiny_models import tiny_model
 
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
+from privlora.config import settings_from
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.training.files import RunFolder
+from privlora.training.identity import fixed
 from privlora.training.loop import Interrupted
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -77,9 +79,17 @@ def test_another_model(bench: Bench, run: RunFolder) -> None:
         refused(bench, run, RunError, "base model is not the one", model=model)
 
 
-def test_runs_of_older_versions_go_on(bench: Bench, run: RunFolder) -> None:
+def test_no_run_goes_on_without_it(bench: Bench, run: RunFolder) -> None:
+    """Deleted, nothing told other records or settings from its own, and its ledger's epsilon stood over both."""
     run.identity.unlink()
-    assert resume(bench, run, records=RECORDS[:-1]) == STEPS
+    refused(bench, run, RunError, "identity.json' is missing")
+
+
+def test_edited_settings_are_told_before_the_model_is_loaded(run: RunFolder) -> None:
+    edit_settings(run.root, "method", {"learning_rate": 0.5})
+    edit_settings(run.root, "model", {"name": "no/such/model"})
+    with pytest.raises(RunError, match=r"method.learning_rate was [\d.e-]+ and is 0.5"):
+        resume_run(run.root, records=RECORDS, evaluation=PUBLIC)
 
 
 @pytest.mark.parametrize("content", ["", "null", "{}", '{"records": 1}'])
@@ -135,6 +145,30 @@ def test_settings_that_were_edited_are_refused(name: str, bench: Bench, run: Run
     assert read_ledger(run.ledger).charges == STOPPED
 
 
+MOVABLE = {
+    "model": "name dtype gradient_checkpointing device fully_shard quantization attn_implementation device_map",
+    "data": "path format evaluation cache",
+    "run": "output tokens_per_micro_batch offload checkpoint_every checkpoint_minutes evaluate_every report_to "
+    "log_every show_private_loss",
+    "synthesis": "file endpoint api_key_env callable timeout source",
+    "federation": "clients",
+}
+
+
+@pytest.mark.parametrize(
+    "group", [{"synthesis": {"generator": "model"}}, {"federation": {"rounds": 2, "clients": 3}}]
+)
+def test_all_other_settings_are_those_that_the_run_began_with(group: dict[str, Any]) -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "expected_batch_size": 4, "public_dataset_size": 100}
+    steps = {} if "federation" in group else {"steps": 2}
+    given = {"model": {"name": "m"}, "data": {"path": "x.jsonl"}, "privacy": {**privacy, **steps}, **group}
+    settings = settings_from(given, source="test")
+    known = fixed(settings, {})
+    for name, values in settings.model_dump(mode="json", exclude={"auto"}).items():
+        may_change = {place for place in values or {} if f"{name}.{place}" not in known}
+        assert may_change == (set(MOVABLE.get(name, "").split()) if values else set())
+
+
 def test_settings_that_only_take_time_or_memory_may_change(bench: Bench, run: RunFolder) -> None:
     """And a default that is written out is the same setting; those of a finished run are held against it, too."""
     edit_settings(run.root, "run", {"tokens_per_micro_batch": 60, "checkpoint_every": 3, "evaluate_every": 4})
@@ -146,9 +180,9 @@ def test_settings_that_only_take_time_or_memory_may_change(bench: Bench, run: Ru
 
 @pytest.mark.parametrize("name", [name for name, (group, *_) in EDITS.items() if group != "data"])
 def test_the_statement_is_the_ledgers_whatever_was_edited(name: str, bench: Bench, run: RunFolder) -> None:
-    """Also of a run whose version kept nothing to compare: it is refused, or states what its ledger does."""
+    """Also where what it is compared with was edited, too: it is refused, or states what its ledger does."""
     group, change, _ = EDITS[name]
-    edit_settings(run.root, group, change, old=True)
+    edit_settings(run.root, group, change, unseen=True)
     before = read_ledger(run.ledger)
     try:
         result = resume_run(

@@ -212,7 +212,7 @@ def test_settings_that_the_ledger_did_not_plan_are_refused(
 ) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder)
-    edit_settings(folder, "privacy", change, old=True)
+    edit_settings(folder, "privacy", change, unseen=True)
     named = [{**row, "name": f"p{i}"} for i, row in enumerate(RECORDS)]
     with side_log(tmp_path / "log"), pytest.raises(PrivacyError, match="planned"):
         privlora.api.resume_run(folder, model=bench.model, tokenizer=bench.tokenizer, records=named)
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) ->
 def test_a_checkpoint_of_other_defaults_is_one_clear_error(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder, method={"name": "prism", "error_feedback": 0.0})
-    edit_settings(folder, "method", {"error_feedback": None}, old=True)  # as if it had been the default
+    edit_settings(folder, "method", {"error_feedback": None}, unseen=True)  # as if it had been the default
     with pytest.raises(privlora.errors.RunError, match=r"holds no .*residual.* which the method needs"):
         bench.resume(folder)
 

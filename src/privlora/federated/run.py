@@ -315,6 +315,8 @@ def serve_run(
             why="its clients have agreed to those, and its ledgers speak of them",
             fix="go on with the same settings, or set run.output to another folder",
         )
+    if not fresh:
+        refuse_other_settings(place, _fixed(settings))
     left = None if fresh else what_it_left(place, settings)
     if left is not None:
         _log.info("all rounds of this run were done before, and nobody is asked for anything")
@@ -374,6 +376,8 @@ def prepare(
     refuse_without_flower()
     settings = with_local_method(settings.located())
     refuse_missing_sources(settings, records, evaluation)
+    if not fresh:  # before the model is loaded
+        refuse_other_settings(folder, _fixed(settings))
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
     own = records_of(settings, records)
@@ -404,15 +408,17 @@ def _opened(
     model, _, settings = workplace.loaded
     identity = identify(data, model, {name: len(given) for name, given in records.items()})
     client_plan(settings, model)  # refuses settings under which nothing can be planned
-    planned = fixed(settings, resolved(settings).to_dict())
     if fresh:
         folder.create(protects=settings.privacy.protects)
-        keep_identity(folder, replace(identity, settings=planned))
+        keep_identity(folder, replace(identity, settings=_fixed(settings)))
         write_atomically(folder.settings, _as_kept(settings).to_yaml())
     else:
         refuse_others(folder, identity)
-        refuse_other_settings(folder, planned)
     return Prepared(folder, workplace, records)
+
+
+def _fixed(settings: Settings) -> dict[str, Any]:
+    return fixed(settings, resolved(settings).to_dict())
 
 
 def _as_kept(settings: Settings) -> Settings:

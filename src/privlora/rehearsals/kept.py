@@ -11,6 +11,7 @@ from privlora.config import Settings
 from privlora.errors import RunError
 from privlora.methods import CHOICES
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.identity import refuse_another_choice
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
 
 
 def read_choice(folder: RunFolder) -> dict[str, Any] | None:
-    """The facts that a run kept; None of a run that named its row. Raises RunError if they are damaged."""
+    """The facts that a run kept; None of a run that named its row. Raises RunError if they are damaged, or others than
+    it began with."""
     if not folder.choice.exists():
         return None
     try:
@@ -144,6 +146,7 @@ def read_choice(folder: RunFolder) -> dict[str, Any] | None:
             why="it says why the run took its method, and the report repeats it",
             fix="restore it, or remove it: the report then does not say",
         ) from None
+    refuse_another_choice(folder, found)
     return dict(found)
 
 

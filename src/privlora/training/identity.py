@@ -1,6 +1,7 @@
-"""Which private records and which model a run belongs to, kept in its private folder as hashes.
+"""Which private records and which model a run belongs to, kept in its private folder as hashes, and the settings and
+the choice that it began with.
 
-A resume with others would train on, or evaluate, what the run's statement does not speak of.
+A resume with others would train on, evaluate or report what the run's statement does not speak of.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ _PIECE, _PLACES = 2**22, 65_521  # entries at once; a prime, so that blocks that
 class Identity:
     """records: SHA-256 of the tokenised private records and their units; private; empty where none are at hand. model:
     of the base model. clients: as records, of each client of a federation by itself, to say whose are others; runs in
-    one place and of old versions have none."""
+    one place have none. evaluation: SHA-256 of the tokenised public records, whose loss is published. settings: those
+    that are fixed when a run begins, by ``fixed``. choice: ``proof_of`` what was found before it began, or empty.
+    """
 
     records: str
     model: str
     clients: Mapping[str, str] = field(default_factory=dict)
     evaluation: str = ""
-    """SHA-256 of the tokenised public records, whose loss is published; empty in runs of old versions."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those that are fixed when a run begins, by ``fixed``; empty in runs of old versions."""
+    choice: str = ""
 
 
 def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int] | None = None) -> Identity:
@@ -91,14 +93,10 @@ def fixed(settings: Settings, hyper: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_other_settings(folder: RunFolder, settings: Mapping[str, Any]) -> None:
-    """Raise PrivacyError, or RunError where no promise is at stake, for settings that were edited; nothing is kept of
-    old runs. settings: ``fixed``."""
-    kept = _kept(folder)
-    others = {
-        place: value
-        for place, value in (kept.settings if kept is not None else {}).items()
-        if place in settings and settings[place] != value
-    }
+    """Raise PrivacyError, or RunError where no promise is at stake, for settings that were edited. settings: ``fixed``,
+    or as much of it as is known."""
+    kept = _kept(folder).settings
+    others = {p: value for p, value in kept.items() if p in settings and settings[p] != value}
     if not others:
         return
     if "method.name" in others:  # from which the rest of them follows
@@ -130,17 +128,27 @@ def _shown(value: Any) -> str:
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:
     """Write it into private/. Raises RunError."""
-    content = {
-        name: value for name, value in asdict(identity).items() if value or name in ("records", "model")
-    }
-    write_atomically(folder.identity, json.dumps(content) + "\n")
+    write_atomically(folder.identity, json.dumps(asdict(identity)) + "\n")
+
+
+def proof_of(choice: Mapping[str, Any]) -> str:
+    """SHA-256 of facts that are JSON."""
+    return sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_another_choice(folder: RunFolder, choice: Mapping[str, Any]) -> None:
+    """Raise RunError for facts that are not those that the run kept when it began."""
+    if _kept(folder).choice != proof_of(choice):
+        raise RunError(
+            f"{str(folder.choice)!r} is not what the run wrote when it began",
+            why="the report repeats it as the reason for the run's settings",
+            fix="restore it, or remove it: the report then does not say",
+        )
 
 
 def refuse_others(folder: RunFolder, identity: Identity) -> None:
-    """Raise PrivacyError for other records than the run's, RunError for another model; old runs kept neither."""
+    """Raise PrivacyError for other records than the run's, RunError for another model."""
     kept = _kept(folder)
-    if kept is None:
-        return
     if kept.records != identity.records:
         raise PrivacyError(
             f"the private records{_whose(kept, identity)} are not those that the run began with",
@@ -153,7 +161,7 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
             why="a record that moves takes part in the rounds of two clients, and each ledger counts those of one",
             fix="give each client its own records again; a list that is cut into clients, in its first order",
         )
-    if kept.evaluation and kept.evaluation != identity.evaluation:
+    if kept.evaluation != identity.evaluation:
         raise PrivacyError(
             "the evaluation records are not those that the run began with",
             why="their losses are published, and the report speaks of one set of public records",
@@ -163,10 +171,8 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
 
 
 def refuse_another_model(folder: RunFolder, model: torch.nn.Module) -> None:
-    """Raise RunError for another base model than that of the run in ``folder``; where nothing is kept, none is."""
-    kept = _kept(folder)
-    if kept is not None:
-        _refuse_model(kept, _of_model(model))
+    """Raise RunError for another base model than that of the run in ``folder``."""
+    _refuse_model(_kept(folder), _of_model(model))
 
 
 def refuse_unlike_processes(model: torch.nn.Module, ranks: Ranks) -> None:
@@ -199,20 +205,20 @@ def _refuse_model(kept: Identity, model: str) -> None:
         )
 
 
-def _kept(folder: RunFolder) -> Identity | None:
-    """What the run's private folder says; None if there is nothing. Raises RunError if it is damaged."""
-    if not folder.identity.exists():
-        return None
+def _kept(folder: RunFolder) -> Identity:
+    """What the run's private folder says. Raises RunError if it is gone or damaged."""
     try:
-        found = Identity(**json.loads(folder.identity.read_text(encoding="utf-8")))
-        if not (isinstance(found.settings, dict) and isinstance(found.clients, dict)):
+        content = folder.identity.read_text(encoding="utf-8")
+        found = Identity(**json.loads(content))
+        if not (isinstance(found.settings, dict) and found.settings and isinstance(found.clients, dict)):
             raise ValueError
         return found
     except (OSError, ValueError, TypeError) as error:
+        missing = isinstance(error, FileNotFoundError)
         raise RunError(
-            f"{str(folder.identity)!r} is damaged ({type(error).__name__})",
-            why="it says which records and which model the run belongs to",
-            fix="restore it",
+            f"{str(folder.identity)!r} is {'missing' if missing else f'damaged ({type(error).__name__})'}",
+            why="it says which records, model and settings the run belongs to, and what was charged is of no others",
+            fix=["restore it", "or begin another run, in another run.output, at a cost of its own"],
         ) from None
 
 

@@ -12,7 +12,7 @@ from flower_core import NAMES, difference, federation
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings
-from privlora.errors import ModelError, RunError
+from privlora.errors import ModelError, PrivloraError, RunError
 from privlora.federated.client import Client
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
@@ -103,6 +103,12 @@ def test_a_server_goes_on_with_what_lies_in_its_folder(tmp_path: Path) -> None:
     other = federation(tmp_path, tmp_path / "elsewhere", "tan", rounds=3)
     with pytest.raises(RunError, match="holds a run with other settings"):
         serve_run(other, anew.exchange(), folder)
+    path = RunFolder(folder).settings
+    kept, changed = path.read_text("utf-8"), settings.method.model_copy(update={"learning_rate": 0.5})
+    path.write_text(kept.replace("learning_rate: null", "learning_rate: 0.5"), "utf-8")  # in both places
+    with pytest.raises(PrivloraError, match="method.learning_rate was"):
+        serve_run(settings.model_copy(update={"method": changed}), anew.exchange(), folder)
+    path.write_text(kept, "utf-8")
     done = serve_run(settings, anew.exchange(), folder)
     ended = History(RunFolder(folder).private / "rounds.jsonl")
     assert (done.release, done.rounds, ended.run) == (folder / "not-private", 2, begun.run)
