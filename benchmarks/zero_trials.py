@@ -42,6 +42,12 @@ ASIDE = (
     ("babyllama105", "solutions", 500, 3),
 )
 """Run when all else was settled."""
+LARGE = (
+    ("stories260K", "math", 4000, 1),
+    ("stories260K", "sst2", 20_000, 1),
+    ("reviews1M", "math", 4000, 3),
+)
+"""After those; sst2 has no neighbour to rehearse on."""
 PUBLIC = {
     "math": "math-public",
     "solutions": "math-public",
@@ -88,7 +94,10 @@ class Study:
         while (best := min(losses, key=lambda power: losses[power])) in (min(losses), max(losses)):
             power = best + (1 if best == max(losses) else -1)
             losses[power] = self.loss(place, rate_of(power, steps))
-        for choice in ({"part": "noise alone"}, {"part": "rehearsed", "public": PUBLIC[task]}):
+        choices = [{"part": "noise alone"}]
+        if task in PUBLIC:
+            choices.append({"part": "rehearsed", "public": PUBLIC[task]})
+        for choice in choices:
             self.loss(place, self.row({**choice, **place})["rate"])
 
 
@@ -119,7 +128,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         "by noise alone",
         "rehearsed",
     )
-    for combination in (*COMBINATIONS, *ASIDE):
+    for combination in (*COMBINATIONS, *ASIDE, *LARGE):
         place = place_of(*combination)
         of = [row for row in rows if place.items() <= row.items()]
         gains: dict[float, list[float]] = {}
@@ -129,12 +138,15 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         means = {rate: sum(each) / DRAWS for rate, each in gains.items() if len(each) == DRAWS}
         chosen = {row["part"]: row["rate"] for row in of if "part" in row}
         rates = [rate_of(0, place["steps"]), chosen.get("noise alone"), chosen.get("rehearsed")]
+        if combination[1] not in PUBLIC:
+            rates.pop()
         if not set(rates) <= means.keys():
             continue
         best = max(means, key=lambda rate: means[rate])
         model, task, units, epsilon = combination
         size = f"{place['steps']} x {place['batch']:g}"
-        kept = (f"{means[rate] / means[best]:.1%}" for rate in rates)
+        kept = [f"{means[rate] / means[best]:.1%}" for rate in rates]
+        kept += [""] * (3 - len(kept))
         yield line(model, task, f"{units:,}", epsilon, size, best, f"{means[best]:.3f}", *kept)
 
 
@@ -146,6 +158,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="print the table of what is there; run nothing")
     parser.add_argument("--aside", action="store_true", help="the combinations that were set aside")
+    parser.add_argument("--large", action="store_true", help="those of 4,000 records and more")
     args = parser.parse_args()
     study = Study(args.out, args.data)
     if args.table:
@@ -154,7 +167,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for combination in ASIDE if args.aside else COMBINATIONS:
+    for combination in LARGE if args.large else ASIDE if args.aside else COMBINATIONS:
         study.run(*combination)
 
 

@@ -31,6 +31,7 @@ from privlora.auditing.gradient_canaries import alignments, draw_canaries
 from privlora.auditing.page import _verdict_of_canaries
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
 from privlora.config import settings_from
+from privlora.config.groups import MICRO_BATCH
 from privlora.data.examples import Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, RunError
@@ -38,16 +39,24 @@ from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 from privlora.pages.numbers import rounded_up
+from privlora.rehearsals import noise_alone
+from privlora.rehearsals.settling import settled
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data
-from privlora.training.loop import Interrupted
+from privlora.training.loop import Interrupted, finish_training
 from privlora.training.takeover import refuse_if_spent
 
 RECORDS = [{"text": f"case {n} came in."} for n in range(20)]
 
 
 def settings(
-    output: Path, *, name: str = "dp-adamw", steps: int = 3, tokens: Any = 4096, **privacy: Any
+    output: Path,
+    *,
+    name: str = "dp-adamw",
+    rate: Any = None,
+    steps: int = 3,
+    tokens: Any = 4096,
+    **privacy: Any,
 ) -> Any:
     chosen = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": steps, "expected_batch_size": 4}
     # The modules are small: few canaries find room in them without getting into each other's way.
@@ -57,7 +66,7 @@ def settings(
             "data": {"path": "(in memory)", "max_length": 24},
             "adapter": {"r": 2},
             "privacy": {**chosen, "public_dataset_size": 20, **privacy},
-            "method": {"name": name},
+            "method": {"name": name, "learning_rate": rate},
             "run": {"output": str(output), "tokens_per_micro_batch": tokens},
         },
         source="test",
@@ -271,8 +280,32 @@ def test_tokens_are_chosen_before_records_are_read_and_the_audit_goes_on_with_ot
         audited(tmp_path / "a", kind="codes", steps=1, tokens="auto")
     assert order == ["choice", "records, 70", "choice", "records, 90"]
     assert "tokens_per_micro_batch: auto\n" in (tmp_path / "a/private/config.resolved.yaml").read_text()
-    with pytest.raises(ConfigError, match="auto is not for an audit by gradients"):
-        audited(tmp_path / "b", tokens="auto")
+    # Gradients as canaries take memory that is not counted.
+    audited(tmp_path / "b", steps=1, tokens="auto")
+    assert order[4:] == [f"records, {MICRO_BATCH}"]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "codes"])
+def test_an_audit_takes_the_rate_that_the_run_would(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of settings as `privlora init` writes them; found again, the same, where an audit goes on."""
+    rates = []
+
+    def seen(parts: Any, *args: Any, **options: Any) -> None:
+        rates.append(parts.hyper.learning_rate)
+        finish_training(parts, *args, **options)
+
+    monkeypatch.setattr(canary_run, "finish_training", seen)
+    monkeypatch.setattr(noise_alone, "AIM", 0.01)  # which is far from the row's own rate
+    for _ in range(2):
+        audited(tmp_path / "a", kind=kind, rate="auto", steps=1)
+    chosen = settings(tmp_path / "b", rate="auto", steps=1)
+    own = settled(chosen, tiny_model(), tiny_tokenizer()).method.learning_rate
+    assert rates == [own] * 2
+    assert own != METHODS["dp-adamw"].rate_of(1)
+    kept = (tmp_path / "a/private/config.resolved.yaml").read_text()
+    assert "learning_rate: auto\n" in kept
 
 
 def test_text_canaries_are_units_of_their_own() -> None:

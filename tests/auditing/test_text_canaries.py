@@ -442,5 +442,3 @@ def test_a_temperature_is_for_written_texts_alone(config: Path, capsys: pytest.C
         outcome = call(capsys, "audit", config, *options, "--temperature=1")
         assert "does not go with canaries of the kind" in outcome.err
     assert "--temperature needs --one-run" in call(capsys, "audit", config.parent, "--temperature=1").err
-    wide = call(capsys, "audit", config, "--one-run", "--kind=new-token", "run.tokens_per_micro_batch=auto")
-    assert "auto is not for an audit by new tokens" in wide.err

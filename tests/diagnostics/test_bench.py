@@ -10,6 +10,7 @@ import torch
 from diagnostics_cases import RECORDS, tiny_bench, tiny_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
+from privlora.config.groups import MICRO_BATCH
 from privlora.coordinates import FactorCoordinates, Vector
 from privlora.diagnostics.bench import Contender, Workbench, open_workbench, snapshot
 from privlora.errors import ConfigError, DataError
@@ -144,6 +145,14 @@ def test_a_method_of_the_run_keeps_its_settings() -> None:
         assert bench.tangent_contender(bench.start).name == "prism rank"
 
 
+def test_a_rate_that_is_left_open_is_found_for_the_runs_own_method() -> None:
+    with tiny_bench(method={"learning_rate": "auto"}, run={"tokens_per_micro_batch": "auto"}) as bench:
+        own = bench.settings.method.learning_rate
+        assert isinstance(own, float)
+        assert bench.tangent_contender(bench.start).hyper.learning_rate == own
+        assert bench.settings.run.tokens_per_micro_batch == MICRO_BATCH
+
+
 def test_another_optimizer_takes_what_it_has_of_the_runs_settings() -> None:
     given = {"name": "prism", "error_feedback": 1.0, "right_weight": 0.5, "beta2": 0.9}
     with tiny_bench(method=given) as bench:
@@ -167,8 +176,6 @@ def test_refusals() -> None:
         _refused(privacy={"private": False, "noise_multiplier": None, "delta": None})
     with pytest.raises(ConfigError, match="spectral-split"):
         _refused(adapter={"init": "spectral-split"})
-    with pytest.raises(ConfigError, match=r"auto is not for a diagnosis.*many gauges.*such as 4096"):
-        _refused(run={"tokens_per_micro_batch": "auto"})
     with pytest.raises(DataError, match="no records"):
         _refused(records=[])
 

@@ -36,11 +36,12 @@ from privlora.data.records import refuse_missing
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
+from privlora.rehearsals.settling import settled
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
 from privlora.training.cycles import refuse_bands
 from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import AUDITED, RunFolder, write_atomically
-from privlora.training.fitting import refuse_auto, with_micro_batches
+from privlora.training.fitting import in_default_micro_batches, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
@@ -91,7 +92,12 @@ def audit_run(
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     # The audit goes on with what was asked for; how many tokens that is may differ.
-    asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
+    asked = settings
+    settings = settled(settings, model, tokenizer)
+    if kind in ("gradient", NEW_TOKEN):  # whose canaries take memory that is not counted
+        settings = in_default_micro_batches(settings)
+    else:
+        settings, _ = with_micro_batches(settings, model, next(model.parameters()).device)
     try:
         data = load_data(_with_data(settings, reading), tokenizer, records, public, model=model)
     except PrivacyError as error:
@@ -260,9 +266,6 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixe
             why="it takes none, and all canaries of a step would lie along its one direction and cover each other",
             fix="plant texts, as --kind random-tokens",
         )
-    if kind in ("gradient", NEW_TOKEN):
-        by = "gradients" if kind == "gradient" else "new tokens"
-        refuse_auto(settings, f"an audit by {by}", "its canaries take memory that is not counted")
 
 
 def refuse_settings(settings: Settings) -> None:

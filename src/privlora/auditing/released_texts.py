@@ -34,6 +34,7 @@ from privlora.config import Settings, SynthesisSettings, kept_settings
 from privlora.errors import ConfigError, RunError
 from privlora.methods import find_row
 from privlora.names import published_name
+from privlora.rehearsals.settling import settled
 from privlora.reporting.finished import refuse_another_writer
 from privlora.synthesis.generators import ResumableGenerator, build_generator
 from privlora.synthesis.population import Population
@@ -166,6 +167,7 @@ def audit_texts(
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
     asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
+    settings = settled(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
     kept = folder.private / _FILE
     public: list[str] = []

@@ -42,10 +42,11 @@ from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.methods import find_method
 from privlora.randomness import private_generator
+from privlora.rehearsals.settling import settled
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
 from privlora.training.cycles import refuse_bands
-from privlora.training.fitting import refuse_auto
+from privlora.training.fitting import in_default_micro_batches
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.models import check_model, given_or_loaded
 
@@ -130,10 +131,12 @@ def audit_shadows(
         ConfigError: fewer than 20 adapters, another kind, or a setting that does not go with many adapters.
     """
     _refuse(settings, adapters, kind, temperature)
+    settings = in_default_micro_batches(settings)  # many take each step together
     check_sources(settings, records)
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
+    settings = settled(settings, model, tokenizer)
     data = load_data(settings, tokenizer, records, model=model)
     drawn = int(private_generator().integers(2**62)) if seed is None else seed
     length = min(_TOKENS, settings.data.max_length)
@@ -262,7 +265,6 @@ def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | N
             fix="audit another method, or this one by canaries (`privlora audit --kind random-tokens`)",
         )
     refuse_bands(settings.privacy, "shadow adapters")
-    refuse_auto(settings, "shadow adapters", "many take each step together, and the memory of one is counted")
     check_kind(kind, temperature, KINDS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")

@@ -724,8 +724,8 @@ class RunSettings(Group):
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
     """Bound on rows x padded length of one pass through the model; rows that are shorter than what their gradients take
     count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run
-    starts, by its public settings alone; the workers of a study share that. Federations, diagnoses, shadow adapters and
-    audits by gradients need a number."""
+    starts, by its public settings alone; the workers of a study share that. Federations need a number;
+    diagnoses, shadow adapters and audits by gradients take the default."""
     offload: bool = False
     """Whether what the optimizer and the average remember lies in the CPU's memory while a GPU takes gradients."""
     public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -29,9 +29,10 @@ from privlora.mechanisms.noising import Charged
 from privlora.methods import SPACES, Hyperparameters, find_method, optimizer_of
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
+from privlora.rehearsals.settling import settled
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.cycles import refuse_bands
-from privlora.training.fitting import refuse_auto
+from privlora.training.fitting import in_default_micro_batches
 from privlora.training.inputs import Data, fitted, load_data, sampler
 from privlora.training.models import check_model, load_model, unchanged_afterwards
 from privlora.training.state import TrainState
@@ -224,14 +225,15 @@ def open_workbench(
             fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
         )
     refuse_bands(settings.privacy, "a diagnosis")
-    refuse_auto(settings, "a diagnosis", "it keeps gradients in many gauges, which are not counted")
+    settings = in_default_micro_batches(settings)  # it keeps gradients in many gauges
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"evaluation": None})})
-    baseline = settings.model_copy(update={"method": _method(settings, BASELINE)})
-    plan, _ = plan_privacy(baseline)
     if model is None:
         model, tokenizer = load_model(settings.model)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)
+    settings = settled(settings, model, tokenizer)
+    baseline = settings.model_copy(update={"method": _method(settings, BASELINE)})
+    plan, _ = plan_privacy(baseline)
     data = load_data(settings, tokenizer, records, model=model)
     with unchanged_afterwards(model):
         parts = build_parts(baseline, model, PublicStart(tokenizer))

@@ -28,7 +28,7 @@ from privlora.rehearsals.kept import Chosen
 from privlora.rehearsals.noise_alone import rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
-from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.assembly import PublicStart, build_parts, plan_privacy
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
@@ -43,6 +43,14 @@ _SMALLEST_BATCH = 8
 _USUAL_TRIALS = 8
 _MEASURING: Final = "measuring gradient norms of public records"
 _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
+
+
+def settled(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> Settings:
+    """The settings that a run would take, for what repeats one: an audit, a diagnosis. As they are where nothing is
+    left open; else what ``settle`` finds, which is the same each time. Raises ConfigError and DataError."""
+    if settings.auto is None or not settings.auto.choose:
+        return settings
+    return settle(settings, plan_privacy(settings, model)[0], model, tokenizer).settings
 
 
 def settle(

@@ -37,7 +37,7 @@ _WHAT: Final = {
     "README.md": "the card, as hubs for models show it",
     "adapter_config.json": "the adapter's shape, for peft",
     "adapter_model.safetensors": "the adapter's weights",
-    "choice.json": "how the method was chosen, on public texts",
+    "choice.json": "how settings were found before the run, without a private record",
     "evaluations.jsonl": "losses on public records",
     "ledger.jsonl": "what was released, and how often",
     "metrics.jsonl": "epsilon and public losses by step",

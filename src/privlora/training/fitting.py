@@ -48,14 +48,10 @@ class Fitted:
     peak: Peak | None = None
 
 
-def refuse_auto(settings: Settings, what: str, why: str) -> None:
-    """Raise ConfigError where the number is left to a run and ``what`` takes other steps than those that count."""
-    if settings.run.tokens_per_micro_batch == "auto":
-        raise ConfigError(
-            f"run.tokens_per_micro_batch=auto is not for {what}",
-            why=why,
-            fix=f"set run.tokens_per_micro_batch to a number, such as {MICRO_BATCH}",
-        )
+def in_default_micro_batches(settings: Settings) -> Settings:
+    """The settings with the default number in the place of ``auto``, for steps of other memory than it counts."""
+    run = settings.run.model_copy(update={"tokens_per_micro_batch": settings.run.max_tokens})
+    return settings.model_copy(update={"run": run})
 
 
 def with_micro_batches(

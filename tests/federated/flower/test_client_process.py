@@ -106,7 +106,7 @@ def test_a_server_goes_on_with_what_lies_in_its_folder(tmp_path: Path) -> None:
     path = RunFolder(folder).settings
     kept, changed = path.read_text("utf-8"), settings.method.model_copy(update={"learning_rate": 0.5})
     path.write_text(kept.replace("learning_rate: null", "learning_rate: 0.5"), "utf-8")  # in both places
-    with pytest.raises(PrivloraError, match="method.learning_rate was"):
+    with pytest.raises(PrivloraError, match=r"method\.learning_rate was"):
         serve_run(settings.model_copy(update={"method": changed}), anew.exchange(), folder)
     path.write_text(kept, "utf-8")
     done = serve_run(settings, anew.exchange(), folder)
