@@ -305,7 +305,7 @@ def test_an_audit_takes_the_rate_that_the_run_would(
     assert rates == [own] * 2
     assert own != METHODS["dp-adamw"].rate_of(1)
     kept = (tmp_path / "a/private/config.resolved.yaml").read_text()
-    assert "learning_rate: auto\n" in kept
+    assert "  choose:\n  - learning_rate\n" in kept
 
 
 def test_text_canaries_are_units_of_their_own() -> None:
