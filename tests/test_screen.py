@@ -20,6 +20,7 @@ from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.screen import Screen
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
+from privlora.training.takeover import OVER
 
 NUMBERS = DataSummary(730, 730, 41.0, 77.0, cut=0.42, mostly_cut=0.21, empty=0.013, repeated=0.027)
 
@@ -202,6 +203,16 @@ def test_a_run_goes_on_with_its_public_records(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="evaluation records are not those"):
         resume_run(tmp_path / "run", evaluation=[{"text": "of somebody else."}], **given)
     assert resume_run(tmp_path / "run", evaluation=PUBLIC, **given).steps == PRIVACY["steps"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Interrupted):
+        call(tmp_path / "run", callbacks=[stop])
+    assert "going on" not in capfd.readouterr().err  # of a fresh one
+    for said in (r"going on after step 1 of \d+, epsilon so far [\d.]+ \(δ 0\.001\)", re.escape(OVER)):
+        resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+        assert re.search(said, " ".join(capfd.readouterr().err.split()))
 
 
 @pytest.mark.usefixtures("asked")

@@ -10,14 +10,18 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from privlora.accounting import Plan
+from privlora.accounting import Plan, read_ledger
 from privlora.config import PrivacySettings, Settings
 from privlora.consoles import err
 from privlora.data.summary import DataSummary
+from privlora.methods import find_row
+from privlora.pages.numbers import rounded_up
 from privlora.starting.numbers import to_one_digit
+from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder
 from privlora.training.loop import Observer
 from privlora.training.progress import RichObserver, unit_of
+from privlora.training.takeover import OVER, is_over
 
 VARIABLE: Final = "PRIVLORA_PROGRESS"
 """Of the environment: 0 where calls are to show nothing, unless they are told to."""
@@ -52,6 +56,25 @@ def _public(privacy: PrivacySettings) -> str:
     return f"the {privacy.n:g} {privacy.unit}s that group privacy says (public_dataset_size)"
 
 
+def going_on(folder: RunFolder, settings: Settings) -> str | None:
+    """Where a run goes on, in a line; None before its first step and where it takes none."""
+    if is_over(folder) or (settings.synthesis is not None and settings.synthesis.source is not None):
+        return None
+    private, written, done = settings.privacy.private, None, 0
+    if private and folder.has_plan:
+        written = read_ledger(folder.ledger)
+        done = written.charges - written.plan.before_training
+    elif not private and folder.checkpoint.exists():
+        done = read_mark(folder.checkpoint).step
+    if done < 1:
+        return None
+    word = "step" if find_row(settings.method.name).releases == "gradients" else "round"
+    spent = "NOT PRIVATE"
+    if written is not None and not written.plan.insecure_noise:
+        spent = f"epsilon so far {rounded_up(written.epsilon())} (δ {written.plan.delta:g})"
+    return f"going on after {word} {done} of {settings.privacy.steps}, {spent}"
+
+
 class Screen(RichObserver):
     """A run of a call, which tells its plan and its records when they are known.
 
@@ -70,6 +93,10 @@ class Screen(RichObserver):
             self._every = settings.run.log_every
         claim = "NOT PRIVATE: no clipping, no noise" if plan is None else f"plan: {plan.describe()}"
         self._console.print(claim)
+        folder = RunFolder(Path(settings.run.output))
+        begun = OVER if is_over(folder) else going_on(folder, settings)
+        if begun is not None:
+            self._console.print(begun)
 
     def on_data(self, summary: DataSummary, settings: Settings) -> None:
         """What the records are, and what is odd about them."""

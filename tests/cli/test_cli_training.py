@@ -233,7 +233,8 @@ def test_a_run_that_stopped_before_its_first_charge_starts_anew(
     run = folder / "run"
     (run / "release").mkdir(parents=True)
     (run / "private").mkdir()
-    shutil.copy(finished / "run/private/config.resolved.yaml", run / "private")
+    for name in ("identity.json", "config.resolved.yaml"):  # in the order in which they are written
+        shutil.copy(finished / "run/private" / name, run / "private")
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
     assert resumed.json["private"] is True

@@ -23,7 +23,7 @@ from privlora.training.model_names import (
     refuse_unknown_model,
 )
 from privlora.training.sources import check_columns, check_sources
-from privlora.training.takeover import is_over, refuse_if_spent
+from privlora.training.takeover import OVER, is_over, refuse_if_spent
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -115,14 +115,15 @@ def go_on(
     """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
     chosen = settings.synthesis
     publish = chosen is not None and chosen.publish
-    if over := is_over(folder):
-        err().print("this run is over already: no step is taken, and what it leaves is written anew")
+    if is_over(folder):
+        err().print(OVER)
     with quiet_libraries():
         with loading(piped=True):
             from privlora.api import resume_run
+            from privlora.screen import going_on
             from privlora.training.assembly import plan_privacy
 
-        if not over and (begun := going_on(folder, settings)) is not None:
+        if (begun := going_on(folder, settings)) is not None:
             err().print(begun)
         if chosen is not None and chosen.source is not None and not profile:
             with explained_stops(folder), counted(WRITING) as progress:
@@ -150,29 +151,6 @@ def go_on(
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
-
-
-def going_on(folder: RunFolder, settings: Settings) -> str | None:
-    """Where a run goes on, in a line; None before its first step and where it takes none."""
-    from privlora.methods import find_row
-    from privlora.pages.numbers import rounded_up
-    from privlora.training.checkpoint import read_mark
-
-    private = settings.privacy.private
-    if settings.synthesis is not None and settings.synthesis.source is not None:
-        return None
-    if private:
-        written = read_ledger(folder.ledger) if folder.has_plan else None
-        done = 0 if written is None else written.charges - written.plan.before_training
-    else:
-        written, done = None, read_mark(folder.checkpoint).step if folder.checkpoint.exists() else 0
-    if done < 1:
-        return None
-    word = "step" if find_row(settings.method.name).releases == "gradients" else "round"
-    spent = "NOT PRIVATE"
-    if written is not None and not written.plan.insecure_noise:
-        spent = f"epsilon so far {rounded_up(written.epsilon())} (δ {written.plan.delta:g})"
-    return f"going on after {word} {done} of {settings.privacy.steps}, {spent}"
 
 
 def go_on_beside(folder: RunFolder, moved: Mapping[str, Any]) -> None:

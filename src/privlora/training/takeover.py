@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 from privlora.accounting import locked_charges, read_ledger
 from privlora.config import kept_settings
@@ -20,6 +21,7 @@ from privlora.training.files import RunFolder, read_lines, temporary
 
 _log = logging.getLogger(__name__)
 _WEIGHTS = "adapter_model.safetensors"  # of PEFT, which is slow to import
+OVER: Final = "this run is over already: no step is taken, and what it leaves is written anew"
 
 
 def is_over(folder: RunFolder) -> bool:
