@@ -117,7 +117,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "no data": ({"data": {"path": None}}, ["data.path is missing"]),
     "no model": ({"model": {"name": None}}, ["model.name is missing"]),
     "list for a group": ({"run": None}, ["'run'"]),
-    "long warm-up": ({"method": {"warmup_steps": 4}}, ["warmup_steps=4 exceeds privacy.steps=3"]),
+    "long warm-up": (
+        {"method": {"warmup_steps": 4}},
+        ["method.warmup_steps=4 (line ", ") exceeds privacy.steps=3"],
+    ),
     "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
     "double braces": ({"data": {"text": "{{ text }}"}}, ["run.yaml: data.text", "Fix: write {text}"]),
     "double braces beside a column": (
@@ -173,7 +176,7 @@ FILES = {
     "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
     "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
     "not text": (b"\xff\xfe\x00model", "cannot read"),
-    "an empty group": (b"model:\nprivacy: {steps: 3}\n", "group 'model' is empty"),
+    "an empty group": (b"model:\nprivacy: {steps: 3}\n", "group 'model' (line 1) is empty"),
     "a key twice": (
         b"privacy:\n  clip_norm: 1\n  clip_norm: 9\n",
         "line 3 is not valid YAML (clip_norm is given",

@@ -384,7 +384,8 @@ def test_wrong_values_are_told_beside_auto_and_what_contradicts() -> None:
     content = without("privacy.public_dataset_size")
     content |= {"run": {"seed": "x"}}
     with pytest.raises(
-        ConfigError, match=r"steps=auto follows from .* which is missing; run.seed='x' is no whole"
+        ConfigError,
+        match=r"steps=auto \(on the command line\) follows from .* which is missing; run.seed='x' is no whole",
     ):
         settings_from(content, ["privacy.steps=auto"])
     many = dict.fromkeys(("beta1", "beta2", "weight_decay", "floor", "right_weight", "alpha", "ridge"), "x")
