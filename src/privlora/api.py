@@ -319,7 +319,7 @@ def train_run(
             warn(odd)
         return located, plan
 
-    with joined() as ranks:
+    with settings.placing(), joined() as ranks:
         return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
 
 

@@ -20,14 +20,19 @@ class PrivloraError(Exception):
     def __init__(self, what: str, *, why: str | None = None, fix: str | Sequence[str] | None = None) -> None:
         fixes = (fix,) if isinstance(fix, str) else tuple(fix or ())
         self.fixes = tuple(each for each in fixes if each)
-        fix = "; ".join(each.rstrip(".") for each in self.fixes) or None
-        self.what, self.why, self.fix = what, why, fix
+        self.why, self.fix = why, "; ".join(each.rstrip(".") for each in self.fixes) or None
+        super().__init__()
+        self.say(what)
+
+    def say(self, what: str) -> None:
+        """From now on this is what is wrong."""
+        self.what = what
         parts = [what.rstrip(".")]
-        if why:
-            parts.append(why[0].upper() + why[1:].rstrip("."))
-        if fix:
-            parts.append(f"Fix: {fix.rstrip('.')}")
-        super().__init__(". ".join(parts))
+        if self.why:
+            parts.append(self.why[0].upper() + self.why[1:].rstrip("."))
+        if self.fix:
+            parts.append(f"Fix: {self.fix.rstrip('.')}")
+        self.args = (". ".join(parts),)
 
     def of(self, whom: str) -> Self:
         """The same problem, with whom it is about in front.

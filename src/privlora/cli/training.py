@@ -69,7 +69,7 @@ def train(
                 with explained_stops(folder):
                     train_run(settings)
                 return
-            with accounting(settings.privacy.steps):
+            with accounting(settings.privacy.steps), settings.placing():
                 plan = plan_run(settings)
             result = observed(
                 folder,

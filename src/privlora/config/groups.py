@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -389,7 +390,8 @@ class DataSettings(Group):
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
         if chat and self.messages is None and (self.chosen is None or self.prompt is not None):
             yield ValueError(f"{chat[0]} is read with messages alone. Fix: name their column, or remove it")
-        if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
+        trains = self.task is None and self.label is None and self.loss_on == "completion"
+        if trains and (self.text is not None or not any(forms)):
             yield ValueError(
                 "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
                 "loss_on"
@@ -1055,9 +1057,18 @@ class Settings(Group):
         self._places = Places(where)
 
     def placed(self, error: PrivloraError, about: str | None = None) -> PrivloraError:
-        """The same with the line of each setting that it names, where that is known. about: the setting that it is
-        about, as group.name, where it names none."""
+        """The error, which from now on tells the line of each setting that it names, where that is known. about: the
+        setting that it is about, as group.name, where it names none."""
         return placed(error, self._places.where, type(self).model_fields, about)
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """What is raised inside is `placed`."""
+        try:
+            yield
+        except PrivloraError as error:
+            self.placed(error)
+            raise
 
     def refuse_a_federation(self) -> None:
         """Raise ConfigError for settings of several owners, where a run in one place is meant."""

@@ -122,7 +122,7 @@ def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = Fal
         of_row = wrong_for_row(method, private=private, federated=rest.get("federation") is not None)
     alone = found is not None and not (unknown or no_groups)
     # Of those that read a run's own file, which holds it, one that only the table knows is left to the table.
-    named_wrong = [] if alone and not rows else _wrong_method(rest)
+    named_wrong = [] if alone and not rows else _wrong_method(rest, origin)
     if found is not None and alone and not (of_row or named_wrong):
         found.given_at(origin.where)
         return found
@@ -275,8 +275,7 @@ def _follows(problem: Problem, found: list[Any]) -> bool:
 
 def _mended(values: Mapping[str, Any], problems: list[Any]) -> dict[str, Any]:
     """The same without what is wrong."""
-    of_all = any(problem["loc"] == () for problem in problems)
-    mended = _without_auto(values, federated=not of_all)
+    mended = _without_auto(values, of_all=any(problem["loc"] == () for problem in problems))
     for problem in problems:
         group, *names = problem["loc"] or ("",)
         inner = mended.get(group)
@@ -295,12 +294,13 @@ def _mended(values: Mapping[str, Any], problems: list[Any]) -> dict[str, Any]:
     return mended
 
 
-def _without_auto(values: Mapping[str, Any], *, federated: bool) -> dict[str, Any]:
-    """A copy with numbers for what is auto, and without federation unless ``federated``, nor what it has not: before
-    validators look at them before values are checked."""
-    numbers = {"steps": 1, "expected_batch_size": 1}
-    without = set() if federated or "federation" not in values else _NOT_FEDERATED
-    return {
+def _without_auto(values: Mapping[str, Any], *, of_all: bool) -> dict[str, Any]:
+    """A copy with numbers for what is auto. of_all: without what no federation has, too: before values are checked,
+    what is said of all groups is about these two."""
+    federated = "federation" in values
+    numbers = {"expected_batch_size": 1} | ({} if federated else {"steps": 1})
+    without = _NOT_FEDERATED if of_all and federated else set()
+    mended = {
         group: {
             key: numbers.get(key, 1.0) if value == AUTO and _is_auto(group, key) else value
             for key, value in inner.items()
@@ -309,8 +309,11 @@ def _without_auto(values: Mapping[str, Any], *, federated: bool) -> dict[str, An
         if isinstance(inner, Mapping)
         else inner
         for group, inner in values.items()
-        if group != "auto" and (federated or group != "federation")
+        if group != "auto"
     }
+    if federated and isinstance(mended.get("privacy"), dict) and values["privacy"].get("steps") == AUTO:
+        del mended["privacy"]["steps"]  # they follow
+    return mended
 
 
 _NOT_FEDERATED: Final = frozenset(("bands", "clip_quantile", "max_batch_size"))
@@ -400,14 +403,15 @@ def _lacking_of_privacy(problems: list[Any], values: Mapping[str, Any]) -> list[
     return [name for name in PrivacySettings.lacks(privacy) if ("privacy", name) not in told]
 
 
-def _wrong_method(values: Mapping[str, Any]) -> list[ConfigError]:
+def _wrong_method(values: Mapping[str, Any], origin: Origin) -> list[ConfigError]:
     """What `methods.find_row` would say of method.name, beside what else is wrong."""
     method = values.get("method")
     name = method.get("name") if isinstance(method, Mapping) else None
     if not isinstance(name, str) or name in known():
         return []
     alone = unknown_method(name)
-    return [ConfigError(alone.what, fix=f"method.name: {alone.fix}")]
+    what = at_lines(alone.what, origin.where, Settings.model_fields)
+    return [ConfigError(what, fix=f"method.name: {alone.fix}")]
 
 
 def _called(place: tuple[object, ...]) -> str:

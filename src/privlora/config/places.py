@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from privlora.config.base import group_in
 from privlora.errors import PrivloraError
 
+_Error = TypeVar("_Error", bound=PrivloraError)
 Where = Callable[[tuple[str, str]], str]
 """Of (group, name): " (line 3)", " (on the command line)", or "" where nothing is known."""
 
-_SETTING: Final = re.compile(r"\b([a-z]+)\.([a-z0-9_]+)\b(?:=(?:'[^']*'|[^\s,;:()]+))?(?! \()")
+_SETTING: Final = re.compile(r"\b([a-z]+)\.([a-z0-9_]+)\b(?:=(?:'[^']*'|[^\s,;:()]++))?+(?! \()")
 
 
 def nowhere(place: tuple[str, str]) -> str:
@@ -54,13 +55,14 @@ def at_lines(what: str, where: Where, groups: Mapping[str, Any]) -> str:
     return _SETTING.sub(with_line, what)
 
 
-def placed(error: PrivloraError, where: Where, groups: Mapping[str, Any], about: str | None) -> PrivloraError:
-    """The same with lines. about: the setting that it is about, as group.name, where it names none."""
+def placed(error: _Error, where: Where, groups: Mapping[str, Any], about: str | None) -> _Error:
+    """The error itself, which from now on tells the lines of settings that it names. about: the one that it is about,
+    as group.name, where it names none."""
     what = at_lines(error.what, where, groups)
     if what == error.what and about is not None:
         group, _, name = about.partition(".")
         if line := where((group, name)):
             what = f"{about}{line}: {what}"
-    if what == error.what:
-        return error
-    return type(error)(what, why=error.why, fix=error.fixes)
+    if what != error.what:
+        error.say(what)
+    return error

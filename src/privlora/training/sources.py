@@ -11,7 +11,7 @@ from privlora.config.groups import AT_CLIENTS, IN_MEMORY
 from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
-from privlora.errors import DataError, Together, in_one
+from privlora.errors import DataError, ModelError, Together, in_one
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_no_model
 from privlora.training.takeover import refuse_if_spent
@@ -29,12 +29,21 @@ def refuse_first(
     problems = Together()
     problems.of(None, refuse_if_spent, RunFolder(Path(settings.run.output)))
     if not given:
-        problems.of(None, refuse_no_model, settings.model)
+        problems.of(None, _refuse_no_model, settings)
     missing = len(problems.found)
     problems.of(None, check_sources, settings, records, evaluation)
     if len(problems.found) == missing:
         problems.of(None, check_columns, settings, records)
-    problems.tell()
+    with settings.placing():
+        problems.tell()
+
+
+def _refuse_no_model(settings: Settings) -> None:
+    try:
+        refuse_no_model(settings.model)
+    except ModelError as error:
+        settings.placed(error, "model.name")
+        raise
 
 
 def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
@@ -73,7 +82,9 @@ def check_columns(settings: Settings, records: Any = None) -> None:
     """
     record = _first(settings.data) if records is None else _first_given(records)
     if record is not None:
-        _refuse_lacking(settings.data, record, settings.privacy.user_column)
+        lacking = _lacking(settings.data, record, settings.privacy.user_column)
+        if lacking:
+            raise in_one([settings.placed(error, about) for about, error in lacking])
 
 
 def check_parts(data: DataSettings) -> None:
@@ -82,12 +93,13 @@ def check_parts(data: DataSettings) -> None:
     for path in [data.path] if isinstance(data.path, str) else data.path:
         refuse_missing(path, format=data.format)
         record = _first(data.model_copy(update={"path": path}))
-        if record is not None:
-            _refuse_lacking(data, record, None)
+        if record is not None and (lacking := _lacking(data, record, None)):
+            raise in_one([error for _, error in lacking])
 
 
-def _refuse_lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> None:
-    """owner: the column of a record's user."""
+def _lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> list[tuple[str, DataError]]:
+    """Of each column that is not there the setting that names it, and what to say. owner: that of a record's user.
+    Raises DataError for a record that is none of data.task."""
     if data.task is not None:
         (task_record if data.label is None else labelled_record)(find_task(data.task), record, 1)
         wanted = set[str]()
@@ -96,9 +108,28 @@ def _refuse_lacking(data: DataSettings, record: Mapping[str, Any], owner: str | 
         chats = {each["messages"] for each in columns if each.get("messages") is not None}
         texts = [each.get(name) for each in columns for name in ("text", "prompt", "completion")]
         wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
-    lacking = [name for name in [*sorted(wanted), *([] if owner is None else [owner])] if name not in record]
-    if lacking:
-        raise in_one([missing_column(name, record, 1) for name in lacking])
+    found = [
+        (f"data.{_named_by(data, name)}", missing_column(name, record, 1))
+        for name in sorted(wanted)
+        if name not in record
+    ]
+    if owner is not None and owner not in record:
+        found.append(("privacy.user_column", missing_column(owner, record, 1)))
+    return found
+
+
+def _named_by(data: DataSettings, column: str) -> str:
+    """The field of data that names a column."""
+    kinds = ("text", "prompt", "completion", "messages", "chosen", "rejected", "text_pair", "label")
+    named = {kind: getattr(data, kind) for kind in kinds}
+    return next(
+        (
+            kind
+            for kind, value in named.items()
+            if value is not None and column in {value, *fields_of([value])}
+        ),
+        "text",
+    )
 
 
 def _first(data: DataSettings) -> Mapping[str, Any] | None:
