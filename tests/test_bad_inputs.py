@@ -170,6 +170,33 @@ def test_overrides(override: str, model: Path, folder: Path, capsys: pytest.Capt
     refuses(capsys, folder, ["train", config, override], OVERRIDES[override])
 
 
+def test_overrides_that_cannot_be_read_hide_nothing(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(model, folder, privacy={"delta": 2})
+    words = ["override 'steps=5'", "override 'model=x'", "write model.name=x", "privacy.delta=2 (line "]
+    refuses(capsys, folder, ["train", write_config(folder, settings), "steps=5", "model=x"], *words)
+
+
+def test_what_is_not_there_is_told_together(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(folder / "none", folder, data={"path": "no.jsonl", "evaluation": "public.jsonl"})
+    words = [
+        f"model.name (line 8): cannot load model '{folder}/none': it is no local folder",
+        "data.path (line 6): there is no file no.jsonl",
+        "data.evaluation (line 4): there is no file public.jsonl",
+    ]
+    refuses_settings(capsys, folder, settings, *words)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], words[0], words[2])
+    settings = run_settings(folder / "none", folder, data={"prompt": "question", "completion": "reply"})
+    lacks = [
+        "data.prompt (line 6): record 1 has no column 'question'",
+        "data.completion (line 4): record 1 has no column 'reply'",
+    ]
+    refuses_settings(capsys, folder, settings, "it is no local folder", *lacks)
+
+
 FILES = {
     "nothing": (b"", "holds no settings"),
     "a list": (b"- model\n- data\n", "holds no settings"),
@@ -348,7 +375,7 @@ MODULES: dict[str, tuple[Groups, str]] = {
     "embedding": ({"target_modules": ["embed_tokens"]}, "not a linear layer"),
     "output layer": ({"target_modules": ["lm_head"]}, "cannot be adapted"),
     "everything excluded": ({"layers_to_transform": [7]}, "no module is left"),
-    "rank": ({"r": 17}, "adapter.r=17 exceeds"),
+    "rank": ({"r": 17}, "exceeds the smaller side"),
 }
 
 
@@ -455,7 +482,7 @@ def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.C
     spoilt.resize_token_embeddings(200)
     spoilt.save_pretrained(small)
     for settings, word in (
-        (long, "data.max_length=129 exceeds the 128 positions"),
+        (long, "data.max_length=129 (line 4) exceeds the 128 positions"),
         (run_settings(small, folder), "the model knows only those below 200"),
     ):
         refuses_settings(capsys, folder, settings, word, quiet=False)

@@ -179,7 +179,7 @@ def _of_source(
     }
     given = {name: group for name, group in groups.items() if group is not None}
     return settings_of_call(
-        trained.model.name if isinstance(model, torch.nn.Module) else model,
+        trained.model.name if is_loaded(model) else model,
         {"path": trained.data.path},
         {**dict.fromkeys(groups), **known, **given, "synthesis": asked},
         output,

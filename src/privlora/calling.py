@@ -86,7 +86,7 @@ def not_a_mapping(name: str, group: Any) -> ConfigError | None:
         return None
     return ConfigError(
         f"{name} is of type {type(group).__name__}, not a mapping of settings",
-        fix=f"{name}: pass {EXAMPLES[name]}",
+        fix=f"pass {EXAMPLES[name]} as {name}",
     )
 
 
