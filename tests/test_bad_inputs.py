@@ -183,15 +183,15 @@ def test_what_is_not_there_is_told_together(
 ) -> None:
     settings = run_settings(folder / "none", folder, data={"path": "no.jsonl", "evaluation": "public.jsonl"})
     words = [
-        f"model.name (line 8): cannot load model '{folder}/none': it is no local folder",
+        f"model.name (line 9): cannot load model '{folder}/none': it is no local folder",
         "data.path (line 6): there is no file no.jsonl",
         "data.evaluation (line 4): there is no file public.jsonl",
     ]
     refuses_settings(capsys, folder, settings, *words)
     refuses(capsys, folder, ["plan", folder / "run.yaml"], words[0], words[2])
-    settings = run_settings(folder / "none", folder, data={"prompt": "question", "completion": "reply"})
+    settings = run_settings(folder / "none", folder, data={"prompt": "asked", "completion": "reply"})
     lacks = [
-        "data.prompt (line 6): record 1 has no column 'question'",
+        "data.prompt (line 7): record 1 has no column 'asked'",
         "data.completion (line 4): record 1 has no column 'reply'",
     ]
     refuses_settings(capsys, folder, settings, "it is no local folder", *lacks)
