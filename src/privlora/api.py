@@ -119,7 +119,11 @@ def fine_tune(
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     loaded = model if is_loaded(model) else None
     if not several_processes():  # of which the first one looks, once they have joined
-        refuse_first(settings, records, evaluation_records, given=loaded is not None)
+        looked = Together()
+        looked.of(None, _refuse_who_cannot_be_told, settings, observer)
+        callbacks = looked.of(callbacks, _checked_callbacks, callbacks)
+        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, given=loaded is not None))
+        looked.tell()
     from privlora.screen import shown
 
     with shown(show_progress, observer) as told:
@@ -426,10 +430,20 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
     """Before anything is charged: an observer without its methods, a logger without its package."""
-    from privlora.training.callbacks import refuse_no_observer
-
-    refuse_no_observer(observer, settings)
     refuse_missing_loggers(settings.run.report_to)
+    if observer is not None:
+        from privlora.training.callbacks import refuse_no_observer
+
+        refuse_no_observer(observer, settings)
+
+
+def _checked_callbacks(callbacks: Any) -> Sequence[Any]:
+    """`checked_callbacks`; without any, nothing slow is imported."""
+    if callbacks is None or (isinstance(callbacks, list | tuple) and not callbacks):
+        return ()
+    from privlora.training.callbacks import checked_callbacks
+
+    return checked_callbacks(callbacks)
 
 
 __all__ = ["Result", "federate", "fine_tune", "resume_federation", "resume_run", "train_run"]
