@@ -136,7 +136,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         ["3 positive numbers", "Fix: write 3 numbers above 0 in the order of clients"],
     ),
     "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
-    "a quantile": ({"privacy": {"clip_quantile": 0.5}}, ["clip_quantile does not go with a federation"]),
+    "a quantile": (
+        {"privacy": {"clip_quantile": 0.5}},
+        ["privacy.clip_quantile (line ", ") does not go with a federation"],
+    ),
 }
 
 

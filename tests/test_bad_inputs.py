@@ -117,7 +117,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "no data": ({"data": {"path": None}}, ["data.path is missing"]),
     "no model": ({"model": {"name": None}}, ["model.name is missing"]),
     "list for a group": ({"run": None}, ["'run'"]),
-    "long warm-up": ({"method": {"warmup_steps": 4}}, ["warmup_steps=4 exceeds privacy.steps=3"]),
+    "long warm-up": (
+        {"method": {"warmup_steps": 4}},
+        ["method.warmup_steps=4 (line ", ") exceeds privacy.steps=3"],
+    ),
     "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
     "double braces": ({"data": {"text": "{{ text }}"}}, ["run.yaml: data.text", "Fix: write {text}"]),
     "double braces beside a column": (
@@ -167,13 +170,40 @@ def test_overrides(override: str, model: Path, folder: Path, capsys: pytest.Capt
     refuses(capsys, folder, ["train", config, override], OVERRIDES[override])
 
 
+def test_overrides_that_cannot_be_read_hide_nothing(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(model, folder, privacy={"delta": 2})
+    words = ["override 'steps=5'", "override 'model=x'", "write model.name=x", "privacy.delta=2 (line "]
+    refuses(capsys, folder, ["train", write_config(folder, settings), "steps=5", "model=x"], *words)
+
+
+def test_what_is_not_there_is_told_together(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = run_settings(folder / "none", folder, data={"path": "no.jsonl", "evaluation": "public.jsonl"})
+    words = [
+        f"model.name (line 9): cannot load model '{folder}/none': it is no local folder",
+        "data.path (line 6): there is no file no.jsonl",
+        "data.evaluation (line 4): there is no file public.jsonl",
+    ]
+    refuses_settings(capsys, folder, settings, *words)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], words[0], words[2])
+    settings = run_settings(folder / "none", folder, data={"prompt": "asked", "completion": "reply"})
+    lacks = [
+        "data.prompt (line 7): record 1 has no column 'asked'",
+        "data.completion (line 4): record 1 has no column 'reply'",
+    ]
+    refuses_settings(capsys, folder, settings, "it is no local folder", *lacks)
+
+
 FILES = {
     "nothing": (b"", "holds no settings"),
     "a list": (b"- model\n- data\n", "holds no settings"),
     "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
     "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
     "not text": (b"\xff\xfe\x00model", "cannot read"),
-    "an empty group": (b"model:\nprivacy: {steps: 3}\n", "group 'model' is empty"),
+    "an empty group": (b"model:\nprivacy: {steps: 3}\n", "group 'model' (line 1) is empty"),
     "a key twice": (
         b"privacy:\n  clip_norm: 1\n  clip_norm: 9\n",
         "line 3 is not valid YAML (clip_norm is given",
@@ -345,7 +375,7 @@ MODULES: dict[str, tuple[Groups, str]] = {
     "embedding": ({"target_modules": ["embed_tokens"]}, "not a linear layer"),
     "output layer": ({"target_modules": ["lm_head"]}, "cannot be adapted"),
     "everything excluded": ({"layers_to_transform": [7]}, "no module is left"),
-    "rank": ({"r": 17}, "adapter.r=17 exceeds"),
+    "rank": ({"r": 17}, "exceeds the smaller side"),
 }
 
 
@@ -452,7 +482,7 @@ def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.C
     spoilt.resize_token_embeddings(200)
     spoilt.save_pretrained(small)
     for settings, word in (
-        (long, "data.max_length=129 exceeds the 128 positions"),
+        (long, "data.max_length=129 (line 4) exceeds the 128 positions"),
         (run_settings(small, folder), "the model knows only those below 200"),
     ):
         refuses_settings(capsys, folder, settings, word, quiet=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 from itertools import product
@@ -19,12 +20,13 @@ from privlora.config import (
     checked,
     load_settings,
     method_names,
+    read_yaml,
     rows,
     settings_from,
 )
 from privlora.config.base import group_in
 from privlora.config.nearby import slip
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, DataError, named
 
 GOOD: dict[str, dict[str, Any]] = {
     "model": {"name": "org/model"},
@@ -384,13 +386,142 @@ def test_wrong_values_are_told_beside_auto_and_what_contradicts() -> None:
     content = without("privacy.public_dataset_size")
     content |= {"run": {"seed": "x"}}
     with pytest.raises(
-        ConfigError, match=r"steps=auto follows from .* which is missing; run.seed='x' is no whole"
+        ConfigError,
+        match=r"steps=auto \(on the command line\) follows from .* which is missing; run.seed='x' is no whole",
     ):
         settings_from(content, ["privacy.steps=auto"])
     many = dict.fromkeys(("beta1", "beta2", "weight_decay", "floor", "right_weight", "alpha", "ridge"), "x")
     with pytest.raises(ConfigError) as caught:
         settings_from({**GOOD, "method": {**many, "top_k": "x", "beside": "x", "hold_out": "x"}})
     assert str(caught.value).count("='x' is no ") == 10  # none is left to the next try
+
+
+def told_by(path: Path, content: str) -> ConfigError:
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    return caught.value
+
+
+PROMISE = """privacy:
+  target_epsilon: 3
+  delta: 1e-5
+  steps: 10
+  expected_batch_size: 4
+  public_dataset_size: 100
+"""
+
+
+def test_contradictions_hide_neither_each_other_nor_wrong_values(tmp_path: Path) -> None:
+    content = PROMISE.replace("delta: 1e-5", "delta: 2") + "method: {warmup_steps: 11}\nmodel: {name: m}\n"
+    told = told_by(
+        tmp_path / "a.yaml", f"{content}data: {{path: a, label: team, cache: true, loss_on: all}}\n"
+    )
+    for words in (
+        "data (line 9): cache keeps tokens",
+        "data (line 9): label needs labels",
+        "privacy.delta=2 (line 3) is not below 1",
+        "method.warmup_steps=11 (line 7) exceeds privacy.steps=10 (line 4)",
+    ):
+        assert words in str(told)
+    assert len(told.fixes) == 4
+
+
+def test_all_that_is_wrong_with_bands_is_told_at_once(tmp_path: Path) -> None:
+    content = PROMISE + "  bands: 40\n  clip_quantile: 0.5\n  max_batch_size: 9\n"
+    told = told_by(
+        tmp_path / "a.yaml",
+        f"{content}model: {{name: m}}\ndata: {{path: a}}\n",
+    )
+    for words in (
+        "privacy (line 7): bands=40 does not go with clip_quantile",
+        "privacy (line 7): bands=40 does not go with max_batch_size",
+        "privacy (line 7): bands=40 is above steps=10",
+        "a class has 1/40 of all units",
+    ):
+        assert words in str(told)
+    assert len(told.fixes) == 4
+
+
+def test_what_a_wrong_value_leads_to_is_no_mistake(tmp_path: Path) -> None:
+    """What is taken out to look at the rest lacks nowhere, and contradicts nothing."""
+    rest = PROMISE + "model: {name: m}\n"
+    for more in (
+        "data: {path: a, prompt: '{{q}}', completion: b}",
+        "data: {path: a, chosen: '{{q}}', rejected: b, prompt: c}",
+        "data: {path: a}\nauto: {file: b}\nmethod: {learning_rate: fast}",
+        "data: {path: a}\nadapter: {init: 5, public_text: b}",
+    ):
+        assert len(told_by(tmp_path / "a.yaml", f"{rest}{more}\n").fixes) == 1, more
+    wrong = (
+        rest.replace("steps: 10", "steps: ten\n  bands: 3") + "data: {path: a}\nmethod: {warmup_steps: 5}\n"
+    )
+    assert told_by(tmp_path / "a.yaml", wrong).fixes == ("a whole number, or auto, as steps: 200",)
+
+
+def test_a_value_in_the_place_of_a_group(tmp_path: Path) -> None:
+    told = told_by(
+        tmp_path / "a.yaml",
+        "model: my/path\ndata: file.jsonl\nmethod: prizm\nadapter: 16\nprivacy: 3\nrun: out\nsynthesis: 3\nauto:\n",
+    )
+    assert str(told).startswith(
+        f"{tmp_path}/a.yaml: 'model' (line 1) must be a group of settings; 'data' (line 2) must"
+    )
+    assert list(told.fixes) == [
+        "write model: {name: my/path}, or name: my/path on a line of its own below model:, indented",
+        "write data: {path: file.jsonl}, or path: file.jsonl on a line of its own below data:, indented",
+        "write method: {name: prizm}, or name: prizm on a line of its own below method:, indented",
+        "write adapter: {r: 16}, or r: 16 on a line of its own below adapter:, indented",
+        "write privacy: {target_epsilon: 3}, or target_epsilon: 3 on a line of its own below privacy:, indented",
+        "write run: {output: out}, or output: out on a line of its own below run:, indented",
+        "write synthesis.key: value as two levels",
+        "method.name: did you mean 'prism'? (privlora methods)",
+    ]
+    for fix in told.fixes[:6]:  # what is advised is a group
+        ((group, inner),) = yaml.safe_load(fix.removeprefix("write ").partition("}")[0] + "}").items()
+        assert isinstance(inner, dict), group
+
+
+@pytest.mark.parametrize("record", ["Lovelace", "4815 16 23", "http://bob:s3cret@host/v1"])
+def test_a_record_in_the_place_of_data_is_not_shown(record: str) -> None:
+    for content, overrides in (({**GOOD, "data": record}, []), (GOOD, [f"data={record}"])):
+        with pytest.raises(ConfigError) as caught:
+            settings_from(content, overrides)
+        told = str(caught.value).replace(f"cannot read override {named(f'data={record}')}", "")
+        assert record not in told
+
+
+def test_without_privacy_a_size_is_not_asked_for_privacys_sake() -> None:
+    content = without("privacy.public_dataset_size", "privacy.target_epsilon")
+    content["privacy"]["private"] = False
+    with pytest.raises(ConfigError, match="how often a record is drawn follows from it") as caught:
+        settings_from(content)
+    assert "reveal" not in str(caught.value)
+    with pytest.raises(ConfigError, match="the private number of records would reveal it"):
+        settings_from(without("privacy.public_dataset_size"))
+
+
+def test_settings_know_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(PROMISE + "model: {name: m}\ndata: {path: a}\n")
+    settings = load_settings(path, ["run.seed=3"])
+    copy = settings.located().model_copy()
+    for found in (settings, copy, pickle.loads(pickle.dumps(settings))):  # noqa: S301 - as processes of a run do
+        with pytest.raises(DataError) as caught, found.placing():
+            raise DataError(
+                "privacy.steps=10, run.seed=3 and a data.jsonl of data.path: no", fix="privacy.steps: 1"
+            )
+        assert str(caught.value) == (
+            "privacy.steps=10 (line 4), run.seed=3 (on the command line) and a data.jsonl of data.path (line 8): no. "
+            "Fix: privacy.steps: 1"
+        )
+        assert str(found.placed(DataError("no"), "model.name")) == "model.name (line 7): no"
+        assert str(found.placed(DataError("privacy.steps=10 (line 4)"))) == "privacy.steps=10 (line 4)"
+    # Where they stood is no part of what they are.
+    same = settings_from({**read_yaml(path), "run": {"seed": 3}})
+    assert same == settings
+    assert same.to_yaml() == settings.to_yaml()
+    assert str(same.placed(DataError("no"), "model.name")) == "no"
 
 
 WORDS = (

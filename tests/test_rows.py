@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ PRIVACY = {
 PLAIN: dict[str, Any] = {"model": {"name": "tiny"}, "data": {"path": "r.jsonl"}, "privacy": PRIVACY}
 
 UNFIT = {
-    "no noise": ({"name": "adamw"}, "method.name=adamw adds no noise"),
-    "no unit": ({"name": "dp-zo", "relative_rate": True}, "method.relative_rate=true cannot be used"),
+    "no noise": ({"name": "adamw"}, "method.name=adamw (line 4) adds no noise"),
+    "no unit": (
+        {"name": "dp-zo", "relative_rate": True},
+        "method.relative_rate=true (line 5) cannot be used",
+    ),
     "a clipping": ({"name": "pe-sgd", "clipping": "automatic"}, "cannot clip as clipping='automatic'"),
     "an optimizer": ({"name": "prism", "optimizer": "lamb"}, "has no optimizer 'lamb'"),
 }
@@ -43,10 +47,50 @@ def test_what_a_row_cannot_have_is_refused_where_settings_are_read(
     method, words = UNFIT[name]
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({**PLAIN, "method": method}))
-    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(words)):
         load_settings(path)
     path.write_text(yaml.safe_dump({**PLAIN, "method": {"name": "prism", "clipping": "automatic"}}))
     assert load_settings(path).method.clipping == "automatic"
+
+
+def test_all_that_a_row_cannot_have_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        yaml.safe_dump({**PLAIN, "privacy": {**PRIVACY, "delta": 2}})
+        + "method:\n  name: dp-zo\n  clipping: per-module\n  relative_rate: true\n  optimizer: lion\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    told = str(caught.value)
+    for words in (
+        "privacy.delta=2 (line 6) is not below 1",
+        "method.optimizer (line 15): method 'dp-zo' has no optimizer 'lion'",
+        "method.clipping (line 13): method 'dp-zo' cannot clip as clipping='per-module' does",
+        "method.relative_rate=true (line 14) cannot be used with method 'dp-zo'",
+    ):
+        assert words in told
+    assert [fix.partition(": ")[0] for fix in caught.value.fixes] == [
+        "privacy.delta",
+        "method.optimizer",
+        "method.clipping",
+        "method.relative_rate",
+    ]
+
+
+def test_a_row_without_noise_is_mended_in_two_ways(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({**PLAIN, "method": {"name": "adamw"}}))
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    assert caught.value.lines()[1:] == [
+        "  - to keep the promise write method.name: prism, or dp-adamw",
+        "  - to train without one write privacy.private: false, and remove target_epsilon or noise_multiplier",
+    ]
+    size = {name: PRIVACY[name] for name in ("steps", "expected_batch_size", "public_dataset_size")}
+    path.write_text(
+        yaml.safe_dump({**PLAIN, "privacy": {**size, "private": False}, "method": {"name": "adamw"}})
+    )
+    assert load_settings(path).method.name == "adamw"
 
 
 UNFIT_LATER = {

@@ -8,6 +8,7 @@ The parts for a loop of one's own live in their rooms: ``privlora.data``, ``priv
 
 from __future__ import annotations
 
+from importlib import import_module
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,19 @@ __all__ = [
 getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda told: "kernels-community" not in str(told.msg))
 
 
-def __getattr__(name: str) -> Any:
-    # torch and transformers take seconds to import; accounting commands do not need them.
-    if name in __all__:  # all but __version__, which is here
-        from privlora import api, api_synthesis, trainer
+_ROOMS = {
+    **dict.fromkeys(("PrivateConfig", "PrivateTrainer"), "trainer"),
+    **dict.fromkeys(("SynthesisResult", "synthesize"), "api_synthesis"),
+}
+"""Of what is not in ``api``."""
 
-        return next(getattr(room, name) for room in (api, api_synthesis, trainer) if hasattr(room, name))
+
+def __getattr__(name: str) -> Any:
+    # What a call is given is looked at before torch and transformers are imported, which takes seconds.
+    if name in __all__:  # all but __version__, which is here
+        return getattr(import_module(f"privlora.{_ROOMS.get(name, 'api')}"), name)
     raise AttributeError(f"module 'privlora' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,12 +1,13 @@
-"""One call in Python: ``fine_tune``, ``federate``; and what is behind the command line."""
+"""One call in Python: ``fine_tune``, ``federate``; and what is behind the command line.
+
+Slow imports are inside of functions, so that what is wrong with the arguments is told before torch is loaded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from privlora.accounting import Plan, read_ledger
 from privlora.calling import (
@@ -17,39 +18,34 @@ from privlora.calling import (
     TO_RESUME,
     Source,
     given_records,
+    is_loaded,
+    no_privacy,
+    not_a_mapping,
     once_each,
+    other_names,
+    records_of,
     refuse_moved,
-    refuse_no_mapping,
     refuse_other_names,
     refuse_what_was_in_memory,
     settings_of_call,
     with_generator,
 )
 from privlora.config import IN_MEMORY, Settings, kept_settings
-from privlora.data.summary import DataSummary
-from privlora.errors import ConfigError, RunError, named
-from privlora.methods import METHODS, far_rate
-from privlora.profiling.run import refuse_without_steps
-from privlora.rehearsals.choosing import plan_run
+from privlora.errors import ConfigError, RunError, Together, named
 from privlora.result import Result
-from privlora.running import Given, ask_finished_run, train_and_publish
-from privlora.screen import shown
-from privlora.training.assembly import Parts, plan_privacy
-from privlora.training.callbacks import checked_callbacks, refuse_no_observer
 from privlora.training.files import AUDITED, RunFolder, no_run
-from privlora.training.identity import fixed, refuse_other_settings
-from privlora.training.inputs import check_sources
 from privlora.training.loggers import refuse_missing_loggers
-from privlora.training.loop import Observer
-from privlora.training.ranks import refuse_several
-from privlora.training.sources import check_columns
-from privlora.training.takeover import refuse_if_spent
-from privlora.training.texts.final_texts import Progress
-from privlora.training.torch_ranks import joined
+from privlora.training.ranks import refuse_several, several_processes
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
+    import torch
+
+    from privlora.data.summary import DataSummary
     from privlora.federated.rounds import RoundObserver
     from privlora.federated.run import Federated
+    from privlora.training.loop import Observer
+    from privlora.training.texts.final_texts import Progress
 
 
 @once_each
@@ -103,34 +99,37 @@ def fine_tune(
 
     Raises PrivloraError subclasses that say what to mend; for a name that other trainers have, which it is here.
     """
-    refuse_other_names("fine_tune", others, OTHER_NAMES, IN_GROUPS)
+    problems = Together()
+    problems.found += other_names(fine_tune, others, OTHER_NAMES, IN_GROUPS)
     if privacy is None:
-        raise ConfigError(
-            "privacy is not given, and has no default: what is promised, about how many records, is yours to say",
-            fix="pass privacy=dict(target_epsilon=3, delta=1e-5, steps=200, expected_batch_size=64, "
-            "public_dataset_size=10_000)",
-        )
-    path, records = given_records(data, "data")
-    public, evaluation_records = (
-        (None, None) if evaluation is None else given_records(evaluation, "evaluation")
-    )
+        problems.found.append(no_privacy())
+    path, records = records_of(problems, data, "data")
+    public, evaluation_records = records_of(problems, evaluation, "evaluation")
     groups = {
         "privacy": privacy,
         "columns": columns,
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
-        "synthesis": with_generator(synthesis, generator),
+        "synthesis": problems.of(None, with_generator, synthesis, generator),
         "auto": auto,
         "run": run,
     }
-    settings = settings_of_call(
-        model, {"path": path, "evaluation": public}, groups, output, source="fine_tune"
-    )
+    files = {"path": path, "evaluation": public}
+    settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
+    loaded = model if is_loaded(model) else None
+    if not several_processes():  # of which the first one looks, once they have joined
+        looked = Together()
+        looked.of(None, _refuse_who_cannot_be_told, settings, observer)
+        callbacks = looked.of(callbacks, _checked_callbacks, callbacks)
+        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, given=loaded is not None))
+        looked.tell()
+    from privlora.screen import shown
+
     with shown(show_progress, observer) as told:
         return train_run(
             settings,
-            model=model if isinstance(model, torch.nn.Module) else None,
+            model=loaded,
             tokenizer=tokenizer,
             records=records,
             evaluation=evaluation_records,
@@ -150,8 +149,8 @@ def federate(
     model: str | Path | torch.nn.Module,
     data: Source | Mapping[str, Source],
     *,
-    federation: Mapping[str, Any],
-    privacy: Mapping[str, Any],
+    federation: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     evaluation: Source | None = None,
     columns: Mapping[str, Any] | None = None,
@@ -161,6 +160,7 @@ def federate(
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
     observer: RoundObserver | None = None,
+    **others: Any,
 ) -> Federated:
     """A federation whose clients are all in this process; what ``privlora federate`` does. The result is a plain peft
     adapter and each client's ledger in ``output/release``, or in ``output/not-private`` where nothing protects them.
@@ -176,33 +176,42 @@ def federate(
 
     Raises PrivloraError subclasses that say what to mend.
     """
-    from privlora.federated.run import federate as run_federation
-
     refuse_several("a federation")
-    public, evaluation_records = (
-        (None, None) if evaluation is None else given_records(evaluation, "evaluation")
-    )
+    problems = Together()
+    problems.found += other_names(federate, others, OTHER_NAMES, IN_GROUPS)
+    if privacy is None:
+        problems.found.append(no_privacy(steps=False))
+    public, evaluation_records = records_of(problems, evaluation, "evaluation")
     sources: dict[str, Any] = {"evaluation": public}
     if federation is None:
-        raise ConfigError(
-            "federation is None, so nothing says how the clients train together",
-            fix=f"pass federation={EXAMPLES['federation']}",
+        problems.found.append(
+            ConfigError(
+                "federation is None, so nothing says how the clients train together",
+                fix=f"pass federation={EXAMPLES['federation']}",
+            )
         )
-    refuse_no_mapping("federation", federation)
-    terms: dict[str, Any] = dict(federation)
+    elif (error := not_a_mapping("federation", federation)) is not None:
+        problems.found.append(error)
+    terms = dict(federation) if isinstance(federation, Mapping) else None
     records: Any = None
     if isinstance(data, Mapping):
-        if "clients" in terms:
-            raise ConfigError(
-                "data names the clients, and so does federation", fix="remove federation['clients']"
+        if terms is not None and "clients" in terms:
+            problems.found.append(
+                ConfigError(
+                    "data names the clients, and so does federation", fix="remove federation['clients']"
+                )
             )
-        given = {name: given_records(source, f"data[{named(name)}]") for name, source in data.items()}
-        terms["clients"] = [
-            {"name": name, "path": None if path == IN_MEMORY else path} for name, (path, _) in given.items()
-        ]
+        given = {name: records_of(problems, source, f"data[{named(name)}]") for name, source in data.items()}
+        if terms is not None:
+            terms["clients"] = [
+                {"name": name, "path": None if path == IN_MEMORY else path}
+                for name, (path, _) in given.items()
+            ]
         records = {name: found for name, (_, found) in given.items() if found is not None}
     else:
-        sources["path"], records = given_records(data, "data")
+        sources["path"], records = records_of(problems, data, "data")
+    if terms is None:  # nothing is said of clients that nobody knows
+        sources["path"] = IN_MEMORY
     groups = {
         "privacy": privacy,
         "columns": columns,
@@ -212,9 +221,13 @@ def federate(
         "run": run,
         "federation": terms,
     }
+    settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
+    loaded = model if is_loaded(model) else None
+    from privlora.federated.run import federate as run_federation
+
     return run_federation(
-        settings_of_call(model, sources, groups, output, source="federate"),
-        model=model if isinstance(model, torch.nn.Module) else None,
+        settings,
+        model=loaded,
         tokenizer=tokenizer,
         records=records,
         evaluation=evaluation_records,
@@ -238,10 +251,10 @@ def resume_federation(
 
     records: in memory, a list that is cut anew or a mapping from each client's name. For the rest see `resume_run`.
     """
+    refuse_other_names(resume_federation, others, TO_RESUME, AS_BEGUN)
+    refuse_several("a federation")
     from privlora.federated.run import federate as run_federation
 
-    refuse_other_names("resume_federation", others, TO_RESUME, AS_BEGUN)
-    refuse_several("a federation")
     return run_federation(
         _settings_of(RunFolder(Path(root)), {} if evaluation is None else {"evaluation": IN_MEMORY}),
         model=model,
@@ -277,6 +290,13 @@ def train_run(
     on_profile: where it is given, the run's steps are profiled, and it is told of the page, also of a run that stops
     early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
     """
+    from privlora.methods import far_rate
+    from privlora.profiling.run import refuse_without_steps
+    from privlora.rehearsals.choosing import plan_run
+    from privlora.running import Given, train_and_publish
+    from privlora.training.callbacks import checked_callbacks
+    from privlora.training.torch_ranks import joined
+
     told = checked_callbacks(callbacks)
     given = Given(
         *(model, tokenizer, records, evaluation, generator, observer, told),
@@ -294,18 +314,16 @@ def train_run(
             )
         if on_profile is not None:
             refuse_without_steps(settings)
-        refuse_if_spent(RunFolder(Path(settings.run.output)))
         located = settings.located()
         refuse_what_was_in_memory(located, records, evaluation, generator)
-        check_sources(located, records, evaluation)
-        check_columns(located, records)
+        refuse_first(located, records, evaluation, given=model is not None)
         plan = plan_run(located, model)
         warn = getattr(observer, "on_warning", None)  # observers of old have none
         if warn is not None and (odd := far_rate(located)) is not None:
             warn(odd)
         return located, plan
 
-    with joined() as ranks:
+    with settings.placing(), joined() as ranks:
         return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
 
 
@@ -337,7 +355,14 @@ def resume_run(
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
-    refuse_other_names("resume_run", others, TO_RESUME, AS_BEGUN)
+    refuse_other_names(resume_run, others, TO_RESUME, AS_BEGUN)
+    from privlora.profiling.run import refuse_without_steps
+    from privlora.running import Given, ask_finished_run, train_and_publish
+    from privlora.screen import shown
+    from privlora.training.assembly import plan_privacy
+    from privlora.training.callbacks import checked_callbacks
+    from privlora.training.torch_ranks import joined
+
     on_profile = on_profile or (_unheard if profile else None)
     folder = RunFolder(Path(root))
     heard = checked_callbacks(callbacks)
@@ -406,6 +431,9 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
     """Before the model is loaded. A name that is no row stands for several, and is another one than the run's."""
+    from privlora.methods import METHODS
+    from privlora.training.identity import fixed, refuse_other_settings
+
     row, hyper, privacy = METHODS.get(settings.method.name), dict[str, Any](), settings.privacy
     if row is not None:
         resolved = row.resolve(settings.method, settings.adapter.init, privacy.steps, private=privacy.private)
@@ -415,8 +443,20 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
 
 def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
     """Before anything is charged: an observer without its methods, a logger without its package."""
-    refuse_no_observer(observer, settings)
     refuse_missing_loggers(settings.run.report_to)
+    if observer is not None:
+        from privlora.training.callbacks import refuse_no_observer
+
+        refuse_no_observer(observer, settings)
 
 
-__all__ = ["Parts", "Result", "federate", "fine_tune", "resume_federation", "resume_run", "train_run"]
+def _checked_callbacks(callbacks: Any) -> Sequence[Any]:
+    """`checked_callbacks`; without any, nothing slow is imported."""
+    if callbacks is None or (isinstance(callbacks, list | tuple) and not callbacks):
+        return ()
+    from privlora.training.callbacks import checked_callbacks
+
+    return checked_callbacks(callbacks)
+
+
+__all__ = ["Result", "federate", "fine_tune", "resume_federation", "resume_run", "train_run"]

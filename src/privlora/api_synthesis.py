@@ -6,19 +6,32 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from privlora.api import Result, train_run
-from privlora.calling import Source, given_records, once_each, settings_of_call, with_generator
+from privlora.calling import (
+    IN_GROUPS,
+    OTHER_NAMES,
+    Source,
+    is_loaded,
+    no_privacy,
+    once_each,
+    other_names,
+    records_of,
+    settings_of_call,
+    with_generator,
+)
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError
-from privlora.reporting.publication import read_report
-from privlora.running import ask_finished_run
+from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, no_run
-from privlora.training.loop import Observer
-from privlora.training.texts.final_texts import Progress
+from privlora.training.ranks import several_processes
+from privlora.training.sources import refuse_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from privlora.training.loop import Observer
+    from privlora.training.texts.final_texts import Progress
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ def synthesize(
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
+    **others: Any,
 ) -> SynthesisResult:
     """Make a private data set of texts that stand for ``data``; what ``privlora synthesize`` does.
 
@@ -66,36 +80,46 @@ def synthesize(
 
     Raises PrivloraError subclasses that say what to mend.
     """
+    problems = Together()
+    problems.found += other_names(synthesize, others, OTHER_NAMES, IN_GROUPS)
     if (data is None) == (source is None):
-        raise ConfigError(
-            "texts stand for records, or come of a finished run", fix="give data, or source, and not both"
+        problems.found.append(
+            ConfigError(
+                "texts stand for records, or come of a finished run", fix="give data, or source, and not both"
+            )
         )
-    loaded = model if isinstance(model, torch.nn.Module) else None
+        problems.tell()
+    loaded = model if is_loaded(model) else None
     if source is not None:
         refused = {"privacy": privacy, "evaluation": evaluation, "adapter": adapter, "method": method}
-        for name, value in {**refused, "generator": generator, "observer": observer}.items():
-            if value is not None:
-                raise ConfigError(
-                    f"{name} is given, and the run in source is trained already", fix=f"leave out {name}"
-                )
+        problems.found += [
+            ConfigError(f"{name} is given, and the run in source is trained already", fix=f"leave out {name}")
+            for name, value in {**refused, "generator": generator, "observer": observer}.items()
+            if value is not None
+        ]
+        problems.tell()
         groups = {"columns": columns, "loading": loading, "synthesis": synthesis, "run": run}
         settings = _of_source(source, model, groups, output)
         return synthesize_run(settings, model=loaded, tokenizer=tokenizer, progress=progress)
-    assert data is not None
-    path, records = given_records(data, "data")
-    public, held = (None, None) if evaluation is None else given_records(evaluation, "evaluation")
+    if privacy is None:
+        problems.found.append(no_privacy())
+    path, records = records_of(problems, data, "data")
+    public, held = records_of(problems, evaluation, "evaluation")
     groups = {
         "privacy": privacy,
         "columns": columns,
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method or "aug-pe"} if method is None or isinstance(method, str) else method,
-        "synthesis": with_generator(synthesis, generator),
+        "synthesis": problems.of(None, with_generator, synthesis, generator),
         "run": run,
     }
     files = {"path": path, "evaluation": public}
+    settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
+    if not several_processes():  # of which the first one looks, once they have joined
+        refuse_first(settings, records, held, given=loaded is not None)
     return synthesize_run(
-        settings_of_call(model, files, groups, output, source="synthesize"),
+        settings,
         model=loaded,
         tokenizer=tokenizer,
         records=records,
@@ -118,6 +142,9 @@ def synthesize_run(settings: Settings | str | Path, **given: Any) -> SynthesisRe
         settings = load_settings(settings)
     if settings.synthesis is None:
         raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
+    from privlora.reporting.publication import read_report
+    from privlora.running import ask_finished_run
+
     publishing = settings.synthesis.model_copy(update={"publish": True})
     settings = settings.model_copy(update={"synthesis": publishing})
     if publishing.source is None:
@@ -152,7 +179,7 @@ def _of_source(
     }
     given = {name: group for name, group in groups.items() if group is not None}
     return settings_of_call(
-        trained.model.name if isinstance(model, torch.nn.Module) else model,
+        trained.model.name if is_loaded(model) else model,
         {"path": trained.data.path},
         {**dict.fromkeys(groups), **known, **given, "synthesis": asked},
         output,

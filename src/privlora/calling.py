@@ -1,22 +1,26 @@
-"""Arguments of a call in Python, as settings and as records; and what is said of names that other trainers have."""
+"""Arguments of a call in Python, as settings and as records; and what is said of names that other trainers have. All of
+it without torch, so that mistakes are told before it is loaded."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeGuard, TypeVar
 
 from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
+from privlora.config.mistakes import neutral_privacy
 from privlora.config.nearby import whereabouts
 from privlora.data.records import as_records
-from privlora.errors import ConfigError, DataError, RunError
+from privlora.errors import ConfigError, DataError, RunError, Together, in_one, nearest
 from privlora.names import UNNAMED
-from privlora.training.inputs import check_sources
+from privlora.training.sources import check_sources
+
+if TYPE_CHECKING:
+    import torch
 
 Source = str | Path | Iterable[Path] | Iterable[Mapping[str, Any]] | Iterable[str]
 """A file or several, or records."""
@@ -63,29 +67,57 @@ IN_MEMORY_GENERATOR = "in_memory:generator"
 """In settings, as the place of a generator that was handed over."""
 
 
-def refuse_no_mapping(name: str, group: Any) -> None:
-    """Raise ConfigError for an argument that holds settings and is no mapping; what it is instead is not shown."""
-    if group is not None and not isinstance(group, Mapping):
-        raise ConfigError(
-            f"{name} is of type {type(group).__name__}, not a mapping of settings",
-            fix=f"pass {EXAMPLES[name]}",
-        )
+def no_privacy(*, steps: bool = True) -> ConfigError:
+    """Of a call without it. steps: whether they are given, and do not follow."""
+    return ConfigError(
+        "privacy is not given, and has no default: what is promised, about how many records, is yours to say",
+        fix=f"pass privacy=dict(target_epsilon=3, delta=1e-5, {'steps=200, ' * steps}expected_batch_size=64, "
+        "public_dataset_size=10_000)",
+    )
 
 
-def refuse_other_names(
-    function: str, others: Mapping[str, Any], known: Mapping[str, str], of_settings: str
-) -> None:
-    """Raise ConfigError for an argument that means something here by another name, TypeError for others.
+class NoArgument(ConfigError, TypeError):
+    """A call was given an argument that means nothing here."""
+
+
+def not_a_mapping(name: str, group: Any) -> ConfigError | None:
+    """Of an argument that holds settings and is no mapping; what it is instead is not shown. None for others."""
+    if group is None or isinstance(group, Mapping):
+        return None
+    return ConfigError(
+        f"{name} is of type {type(group).__name__}, not a mapping of settings",
+        fix=f"pass {EXAMPLES[name]} as {name}",
+    )
+
+
+def other_names(
+    call: Callable[..., Any], others: Mapping[str, Any], known: Mapping[str, str], of_settings: str
+) -> list[ConfigError]:
+    """What is wrong with arguments that ``call`` has not: a ConfigError for one that means something here by another
+    name, NoArgument for others.
 
     known: how to mend each such name. of_settings: how to mend the name of a setting, which is at home {here}.
     """
+    found = list[ConfigError]()
+    own = [name for name in inspect.signature(call).parameters if name != "others"]
     for name in others:
         fix = known.get(name)
         if fix is None and (here := whereabouts(name)) is not None:
             fix = of_settings.format(here=here)
         if fix is None:
-            raise TypeError(f"{function}() has no argument {name!r}")
-        raise ConfigError(f"{function} has no argument {name}", fix=fix)
+            what = f"{call.__name__}() has no argument {name!r}"
+            found.append(NoArgument(what, fix=f"{name}: {nearest(name, own)}"))
+        else:
+            found.append(ConfigError(f"{call.__name__} has no argument {name}", fix=f"{name}: {fix}"))
+    return found
+
+
+def refuse_other_names(
+    call: Callable[..., Any], others: Mapping[str, Any], known: Mapping[str, str], of_settings: str
+) -> None:
+    """Raise what `other_names` finds."""
+    if others:
+        raise in_one(other_names(call, others, known, of_settings))
 
 
 _Given = ParamSpec("_Given")
@@ -135,11 +167,10 @@ def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[s
 
 
 def with_generator(synthesis: Any, generator: Any) -> Any:
-    """The group ``synthesis`` of a call that may hand over a generator. Raises ConfigError for one of another kind."""
-    if generator is None:
-        return synthesis
+    """The group ``synthesis`` of a call that may hand over a generator. Raises ConfigError where both name one."""
     given = {} if synthesis is None else synthesis
-    refuse_no_mapping("synthesis", given)
+    if generator is None or not isinstance(given, Mapping):
+        return synthesis
     if given.get("generator", "callable") != "callable" or "callable" in given:
         raise ConfigError(
             "generator is given, and synthesis names another one",
@@ -148,55 +179,95 @@ def with_generator(synthesis: Any, generator: Any) -> Any:
     return {**given, "generator": "callable", "callable": IN_MEMORY_GENERATOR}
 
 
+def is_loaded(model: Any) -> TypeGuard[torch.nn.Module]:
+    """Whether it is a module of torch, which whoever has one has imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def records_of(
+    problems: Together, data: Any, name: str
+) -> tuple[str | list[str] | None, list[Mapping[str, Any]] | None]:
+    """`given_records` of an argument, or nothing for None; what is wrong with it is kept beside other problems."""
+    instead: tuple[str | list[str], list[Mapping[str, Any]] | None] = (IN_MEMORY, None)
+    return (None, None) if data is None else problems.of(instead, given_records, data, name)
+
+
 def settings_of_call(
-    model: str | Path | torch.nn.Module,
+    model: Any,
     data: Mapping[str, Any],
     groups: Mapping[str, Any],
-    output: str | Path,
+    output: Any,
     *,
     source: str,
+    problems: Together | None = None,
 ) -> Settings:
-    """Settings from the arguments of a call. data: where the records are. Raises ConfigError."""
-    if not isinstance(model, str | Path | torch.nn.Module):
-        raise ConfigError(
-            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
-        )
-    if isinstance(model, torch.nn.Module) and not hasattr(model, "config"):
-        raise ConfigError(
-            f"the model is a {type(model).__name__}, and no language model of transformers",
-            fix="give what AutoModelForCausalLM.from_pretrained returns, a folder or a hub name",
-        )
-    if not isinstance(output, str | Path) or not str(output):
-        raise ConfigError(
-            f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
-            fix="give the folder of the run, or leave it out for runs/run",
-        )
-    groups = {**groups, "adapter": _adapter(groups)}
-    for name, group in groups.items():
-        refuse_no_mapping(name, group)
-    columns = groups["columns"] or {}
+    """Settings from the arguments of a call. data: where the records are. problems: what was found wrong before.
+
+    Raises ConfigError for all that is wrong with them, and what was found before.
+    """
+    problems = Together() if problems is None else problems
+    model = problems.of(UNNAMED, _checked_model, model)
+    output = problems.of("runs/run", _checked_output, output)
+    groups = {**groups, "adapter": problems.of(None, _adapter, groups)}
+    wrong = {name: error for name, group in groups.items() if (error := not_a_mapping(name, group))}
+    problems.found += wrong.values()
+    groups = {name: None if name in wrong else group for name, group in groups.items()}
+    if "privacy" in wrong or groups.get("privacy") is None:  # told already; nothing is to contradict it
+        groups["privacy"] = neutral_privacy(federated=groups.get("federation") is not None)
+    elif (
+        "federation" in groups and groups["federation"] is None
+    ):  # told already, and steps would follow from it
+        groups["privacy"] = {"steps": 1, **groups["privacy"]}
+    columns = dict(groups["columns"] or {})
     for name in ("path", "evaluation"):
         if name in columns:
-            raise ConfigError(
-                f"columns holds {name!r}", fix=f"give {'data' if name == 'path' else name} as an argument"
-            )
-    name = _name_of(model) if isinstance(model, torch.nn.Module) else str(model)
+            del columns[name]
+            fix = f"give {'data' if name == 'path' else name} as an argument"
+            problems.found.append(ConfigError(f"columns holds {name!r}", fix=fix))
+    name = _name_of(model) if is_loaded(model) else str(model)
     content = {
         "model": {"name": name, **{key: _plain(value) for key, value in (groups["loading"] or {}).items()}},
         "data": {**data, **columns},
         "run": {"output": str(output), **(groups["run"] or {})},
     }
-    more = {
-        name: groups.get(name) for name in ("privacy", "adapter", "method", "synthesis", "federation", "auto")
-    }
-    return settings_from(
-        content | {name: dict(group) for name, group in more.items() if group is not None}, source=source
-    )
+    more = ("privacy", "adapter", "method", "synthesis", "federation", "auto")
+    content |= {name: dict(group) for name in more if (group := groups.get(name)) is not None}
+    try:
+        settings = settings_from(content, source=source, rows=True)
+    except ConfigError as error:
+        problems.found.append(error)
+        raise in_one(problems.found) from None
+    problems.tell()
+    return settings
+
+
+def _checked_model(model: Any) -> Any:
+    if not isinstance(model, str | Path) and not is_loaded(model):
+        raise ConfigError(
+            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
+        )
+    if is_loaded(model) and not hasattr(model, "config"):
+        raise ConfigError(
+            f"the model is a {type(model).__name__}, and no language model of transformers",
+            fix="give what AutoModelForCausalLM.from_pretrained returns, a folder or a hub name",
+        )
+    return model
+
+
+def _checked_output(output: Any) -> Any:
+    if not isinstance(output, str | Path) or not str(output):
+        raise ConfigError(
+            f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
+            fix="give the folder of the run, or leave it out for runs/run",
+        )
+    return output
 
 
 def _plain(value: Any) -> Any:
     """A dtype by its name, which is what settings hold."""
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+    torch = sys.modules.get("torch")
+    return str(value).removeprefix("torch.") if torch and isinstance(value, torch.dtype) else value
 
 
 def _adapter(groups: Mapping[str, Any]) -> Any:

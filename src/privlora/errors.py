@@ -4,8 +4,10 @@ exits with 2."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+_Found = TypeVar("_Found")
 
 
 class PrivloraError(Exception):
@@ -18,14 +20,19 @@ class PrivloraError(Exception):
     def __init__(self, what: str, *, why: str | None = None, fix: str | Sequence[str] | None = None) -> None:
         fixes = (fix,) if isinstance(fix, str) else tuple(fix or ())
         self.fixes = tuple(each for each in fixes if each)
-        fix = "; ".join(each.rstrip(".") for each in self.fixes) or None
-        self.what, self.why, self.fix = what, why, fix
+        self.why, self.fix = why, "; ".join(each.rstrip(".") for each in self.fixes) or None
+        super().__init__()
+        self.say(what)
+
+    def say(self, what: str) -> None:
+        """From now on this is what is wrong."""
+        self.what = what
         parts = [what.rstrip(".")]
-        if why:
-            parts.append(why[0].upper() + why[1:].rstrip("."))
-        if fix:
-            parts.append(f"Fix: {fix.rstrip('.')}")
-        super().__init__(". ".join(parts))
+        if self.why:
+            parts.append(self.why[0].upper() + self.why[1:].rstrip("."))
+        if self.fix:
+            parts.append(f"Fix: {self.fix.rstrip('.')}")
+        self.args = (". ".join(parts),)
 
     def of(self, whom: str) -> Self:
         """The same problem, with whom it is about in front.
@@ -72,8 +79,9 @@ class RunError(PrivloraError):
     """A run directory cannot be created, resumed or read."""
 
 
-def in_one(errors: Sequence[ConfigError]) -> ConfigError:
-    """All of one or more problems, so that they are mended at once.
+def in_one(errors: Sequence[PrivloraError]) -> PrivloraError:
+    """All of one or more problems, so that they are mended at once: of their kind, if they have one, else a
+    ConfigError.
 
     >>> str(in_one([ConfigError("a is 0", fix="a: 1"), ConfigError("b is 0", fix="b: 1")]))
     'a is 0; b is 0. Fix: a: 1; b: 1'
@@ -84,10 +92,36 @@ def in_one(errors: Sequence[ConfigError]) -> ConfigError:
     def joined(parts: Iterable[str | None]) -> str:
         return "; ".join(part.rstrip(".") for part in dict.fromkeys(parts) if part)
 
+    kinds = {type(error) for error in errors}
     whats, whys = (joined(getattr(e, name) for e in errors) for name in ("what", "why"))
-    return ConfigError(
+    return (kinds.pop() if len(kinds) == 1 else ConfigError)(
         whats, why=whys or None, fix=list(dict.fromkeys(fix for e in errors for fix in e.fixes))
     )
+
+
+class Together:
+    """Keeps the problems of several steps, of which none hides another, to raise all of them as one.
+
+    >>> problems = Together()
+    >>> problems.of(3, int, "4"), problems.found
+    (4, [])
+    """
+
+    def __init__(self) -> None:
+        self.found: list[PrivloraError] = []
+
+    def of(self, instead: _Found, call: Callable[..., _Found], *arguments: Any) -> _Found:
+        """What ``call`` gives; ``instead`` where it raises a PrivloraError, which is kept."""
+        try:
+            return call(*arguments)
+        except PrivloraError as error:
+            self.found.append(error)
+            return instead
+
+    def tell(self) -> None:
+        """Raise what was kept, if anything was."""
+        if self.found:
+            raise in_one(self.found) from None
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

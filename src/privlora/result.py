@@ -1,4 +1,5 @@
-"""What a finished run leaves, as `fine_tune` and `resume_run` give it back, read from the run's own files."""
+"""What a finished run leaves, as `fine_tune` and `resume_run` give it back, read from the run's own files. Slow imports
+wait until they are needed, since `api` is loaded before its arguments are looked at."""
 
 from __future__ import annotations
 
@@ -12,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privlora.accounting import read_ledger
 from privlora.config import kept_settings
 from privlora.errors import RunError
-from privlora.reporting.publication import read_report
-from privlora.reporting.seals import CARD_NAME, HTML_NAME
 from privlora.training.files import RunFolder, read_lines
-from privlora.training.public_rows import rows_of_report, steps_shown
 
 if TYPE_CHECKING:
     from privlora.reporting.pushing import Pushed
@@ -42,16 +40,22 @@ class Result:
     @property
     def page(self) -> Path:
         """report.html."""
+        from privlora.reporting.seals import HTML_NAME
+
         return self.release / HTML_NAME
 
     @property
     def card(self) -> Path:
         """README.md, the model card."""
+        from privlora.reporting.seals import CARD_NAME
+
         return self.release / CARD_NAME
 
     @property
     def report(self) -> Mapping[str, Any]:
         """privacy_report.json. Raises RunError if it cannot be read."""
+        from privlora.reporting.publication import read_report
+
         return read_report(self._folder.report)
 
     @cached_property
@@ -89,6 +93,8 @@ class Result:
         """Public numbers of the first and last step, of every ``run.log_every``-th and of those that were evaluated,
         from the run's own files, so also after a resume: step, epsilon (after it), learning_rate (of it) and
         held_out_loss (nats, as in evaluations; None where it was not evaluated)."""
+        from privlora.training.public_rows import rows_of_report, steps_shown
+
         folder = self._folder
         evaluations = read_lines(folder.evaluations)
         every = kept_settings(folder.settings).run.log_every if folder.settings.exists() else self.steps

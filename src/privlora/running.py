@@ -32,6 +32,7 @@ from privlora.training.callbacks import watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, read_lines, write_atomically
+from privlora.training.first_looks import look_first
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.identity import (
     Identity,
@@ -42,7 +43,7 @@ from privlora.training.identity import (
     refuse_others,
     refuse_unlike_processes,
 )
-from privlora.training.inputs import Data, fitted, load_data, refuse_unfit_first
+from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loggers import Service, loggers
 from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
 from privlora.training.models import (
@@ -88,7 +89,7 @@ def train_and_publish(
     if fresh and given.model is None:
 
         def look() -> None:
-            refuse_unfit_first(settings, given.tokenizer, given.records, given.evaluation)
+            look_first(settings, given.tokenizer, given.records, given.evaluation)
 
         ranks.same(look)
     begins("loading the model")

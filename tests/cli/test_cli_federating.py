@@ -435,7 +435,8 @@ def test_a_model_that_is_not_there_is_said_first(
 ) -> None:
     ended = call(capsys, command, config, "model.name=models/nope")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: cannot load model 'models/nope': it is no local folder")
+    assert ended.err.startswith("error: ")
+    assert "cannot load model 'models/nope': it is no local folder" in ended.err
     assert not (folder / "run").exists()
 
 

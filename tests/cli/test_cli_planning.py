@@ -256,7 +256,13 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     (found,) = call(capsys, "plan", config, *given, "--json").json["refused_here"]
     assert words in found
     if name not in SPREAD:
-        refuses(capsys, config.parent, ["train", config, *given], found.split(": ")[-2], quiet=False)
+        refuses(
+            capsys,
+            config.parent,
+            ["train", config, *given],
+            found.split(": ")[-2].partition(" ")[2],
+            quiet=False,
+        )
     assert call(capsys, "plan", config, "--json").json["refused_here"] == []
 
 
@@ -544,10 +550,10 @@ def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixt
 
 
 PUBLIC_TROUBLE = {
-    "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file: "),
+    "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
     "another column": (
         ["synthesis.column=txt"],
-        "synthesis.file, read by synthesis.column: record 1 has no column",
+        ", read by synthesis.column (on the command line): record 1 has no column",
     ),
     "too few texts": (
         ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
@@ -560,12 +566,15 @@ PUBLIC_TROUBLE = {
     ),
     "texts that nothing reads": (["method.name=popri"], "generator=file asks another writer"),
     "records of several parts": (["data.text='{question} {answer}'"], "synthesis writes whole texts"),
-    "a setting of another row": (["synthesis.requests=3"], "synthesis.requests is read by method popri"),
+    "a setting of another row": (
+        ["synthesis.requests=3"],
+        "synthesis.requests (on the command line) is read by method popri",
+    ),
     "no function": (
         ["synthesis.generator=callable", "synthesis.file=null", "synthesis.callable=no_such_module:write"],
         "no_such_module",
     ),
-    "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation: "),
+    "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation (on the command line): "),
 }
 
 
@@ -610,7 +619,7 @@ def test_more_directions_than_texts_are_refused(
 ) -> None:
     write_records(choosing.parent / "records.jsonl")
     given = [command, choosing, "method.name=pe-sgd", "synthesis.rehearsals=3", "synthesis.variations=0"]
-    words = "method.top_k=7 is more than the 6 public texts that synthesis.seeds=6 and variations=0 make"
+    words = "method.top_k=7 (on the command line) is more than the 6 public texts that synthesis.seeds=6 "
     refuses(capsys, choosing.parent, [*given, "method.top_k=7"], words, quiet=command == "plan")
 
 

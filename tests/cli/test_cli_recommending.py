@@ -75,7 +75,11 @@ def test_it_advises_larger_batches_and_writes_a_page(
         ("few.jsonl", [], "error: --public holds 5 records with a token to learn, and 32 are needed"),
         ("few.jsonl", [], "give more PUBLIC records of the form of the private ones, or leave out --public"),
         ("records.jsonl", [], "error: --public names "),
-        ("few.jsonl", ["privacy.bands=2"], "error: --public does not go with privacy.bands, since"),
+        (
+            "few.jsonl",
+            ["privacy.bands=2"],
+            "error: --public does not go with privacy.bands (on the command line), since",
+        ),
         ("few.jsonl", ["privacy.bands=2"], "Fix: leave out --public"),
         ("few.jsonl", ["method.name=wishart-m2"], "error: --public does not go with method 'wishart-m2'"),
         ("12", [], "error: --public holds 5 records"),

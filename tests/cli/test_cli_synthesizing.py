@@ -226,7 +226,7 @@ def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
         ),
         (
             {"synthesis": {**TEXTS, "seeds": 40}},
-            ["synthesis.file has 60 different texts", "lower synthesis.seeds"],
+            [" has 60 different texts", "lower synthesis.seeds"],
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_a_run_that_trains_takes_no_finished_run_for_itself(
     config = write_config(folder, settings(model, folder))
     named = ["synthesis.publish=true", f"synthesis.source={finished / 'run'}"]
     refuses(capsys, folder, ["synthesize", config, *named], "synthesis.source is for --from alone")
-    with pytest.raises(ConfigError, match=r"synthesis\.source names a finished run"):
+    with pytest.raises(ConfigError, match=r"synthesis\.source \(on the command line\) names a finished run"):
         train_run(load_settings(config, named))
     # Nor on a resume, which would put that run's ledger in the place of its own.
     shutil.copytree(voted / "run", folder / "run")

@@ -229,7 +229,7 @@ class CannotBeMade(TrainerCallback):
         ([lambda: None], "cannot be called with one argument"),
         ([lambda a, b: None], "cannot be called with one argument"),
         ([AsksForTheModel()], "AsksForTheModel.on_step_end cannot be called.*not given the model"),
-        ([WandbCallback], "is transformers' WandbCallback. It.*use run.report_to"),
+        ([WandbCallback], "is transformers' WandbCallback.* It.*use run.report_to"),
         ([WandbCallback()], "use run.report_to"),
         ([Disguised], "is transformers' WandbCallback, in part.*use run.report_to"),
         ([Disguised.__new__(Disguised)], "in part.*use run.report_to"),

@@ -395,7 +395,7 @@ def test_a_finished_run_is_asked_for_texts_by_one_process(
         return Result(tmp_path, 3, None, None)
 
     monkeypatch.setattr("privlora.api._settings_of", lambda *_: settings)
-    monkeypatch.setattr("privlora.api.ask_finished_run", ask)
+    monkeypatch.setattr("privlora.running.ask_finished_run", ask)
 
     def resume(_: int) -> None:
         assert resume_run(tmp_path).steps == 3

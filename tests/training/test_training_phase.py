@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from run_cases import PRIVACY, STEPS, Bench
 
-from privlora import api
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.errors import PrivacyError
+from privlora.rehearsals import choosing
 from privlora.training.files import RunFolder, append_line
 from privlora.training.loop import StepReport
 
@@ -38,13 +38,13 @@ class Breaks:
 
 def test_training_is_the_last_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, folder = Bench(), tmp_path / "run"
-    planned = api.plan_run
+    planned = choosing.plan_run
 
     def with_votes(*args: Any) -> Any:
         plan = planned(*args)
         return replace(plan, phases=((VOTES, 2), *plan.phases))
 
-    monkeypatch.setattr(api, "plan_run", with_votes)
+    monkeypatch.setattr(choosing, "plan_run", with_votes)
     method = {"name": "dp-adamw", "schedule": "linear"}
     with pytest.raises(PrivacyError, match="lack 2 of their releases"):
         bench.start(folder, method=method, privacy={**PRIVACY, "target_epsilon": 3.0})
@@ -76,9 +76,9 @@ def test_releases_of_earlier_phases_that_a_ledger_lost_are_missed(
 ) -> None:
     """The files of training count the releases before it."""
     bench, folder = Bench(), tmp_path / "run"
-    planned = api.plan_run
+    planned = choosing.plan_run
     monkeypatch.setattr(
-        api, "plan_run", lambda *a: replace((p := planned(*a)), phases=((VOTES, 1), *p.phases))
+        choosing, "plan_run", lambda *a: replace((p := planned(*a)), phases=((VOTES, 1), *p.phases))
     )
     with pytest.raises(PrivacyError, match="lack 1 of their releases"):
         bench.start(folder)

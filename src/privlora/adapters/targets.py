@@ -122,10 +122,11 @@ def _check_named(
     else:
         missing = [p for p in patterns if not any(_selected(name, [p]) for name in names)]
     if missing:
-        near = difflib.get_close_matches(missing[0], known, n=1)
+        near = [close[0] for each in missing if (close := difflib.get_close_matches(each, known, n=1))]
         raise ModelError(
-            f"adapter.target_modules names {named(missing[0])}, which this model does not have",
-            fix=(f"did you mean {near[0]!r}? " if near else "") + f"its linear layers are {', '.join(known)}",
+            f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
+            fix=(f"did you mean {' and '.join(map(repr, dict.fromkeys(near)))}? " if near else "")
+            + f"its linear layers are {', '.join(known)}",
         )
     for name in chosen:
         if name == output:

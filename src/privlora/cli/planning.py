@@ -17,7 +17,7 @@ from privlora.cli.console import JsonOption, accounting, emit, err, loading, out
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
-from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
 from privlora.sizes import in_one_unit
 from privlora.training.model_names import near_folder, refuse_other_folder, refuse_unknown_model
@@ -59,8 +59,8 @@ def plan(
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
-    refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
+    with settings.placing():
+        _refuse_missing(settings)
     if settings.federation is not None:
         if advise:
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
@@ -69,9 +69,8 @@ def plan(
     missing = _missing_records(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
-    check_sources(settings, records=())
     shown = out()  # inside, what libraries print goes to stderr
-    with quiet_libraries():
+    with quiet_libraries(), settings.placing():
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.methods import CHOICES, far_rate, find_row
@@ -142,6 +141,20 @@ def plan(
         from privlora.cli.advising import show_advice
 
         show_advice(content["advice"])
+
+
+def _refuse_missing(settings: Settings) -> None:
+    """Raise what `refuse_first` would of a model that cannot be and of public files that are not there: a plan reads no
+    private record, nor a client's."""
+    problems = Together()
+    problems.of(None, refuse_unknown_model, settings.model.name)
+    if not problems.found:
+        problems.of(None, refuse_other_folder, settings.model.name)
+    for error in problems.found:
+        settings.placed(error, "model.name")
+    if settings.federation is None:
+        problems.of(None, lambda: check_sources(settings, records=()))
+    problems.tell()
 
 
 def _missing_records(settings: Settings) -> str | None:

@@ -101,8 +101,8 @@ def _refuse_no_records(settings: Settings) -> None:
 
 _TYPED: Final = (
     (r"^.*: (?=auto\.file|[\w ]*learning_rate=auto)", ""),  # the file of settings, which says nothing of it
-    (r"auto\.file", "--public"),
-    (r"(\w+ and )?learning_rate=auto", "--public"),
+    (r"auto\.file( \(on the command line\))?", "--public"),
+    (r"(\w+ and )?learning_rate=auto( \(on the command line\))?", "--public"),
     (r"(\w+ and )?learning_rate cannot be auto", "--public does not go"),
     (r"give a number, or leave it out", "leave out --public"),
     (r"give a number, or a row", "leave out --public, or take a row"),

@@ -24,6 +24,7 @@ from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     from privlora.auditing.released_texts import TextAudit
@@ -58,8 +59,11 @@ def synthesize(
     The texts are the last population of methods whose texts evolve; with others, the trained adapter writes them.
     """
     settings = _publishing(load_settings(config, overrides or ()), source)
-    refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
+    if source is None and not audit:
+        refuse_first(settings)  # as the run itself does, but before slow imports
+    else:
+        refuse_unknown_model(settings.model.name)
+        refuse_other_folder(settings.model.name)
     if audit:
         _audit(
             settings,

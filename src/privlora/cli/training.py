@@ -17,13 +17,8 @@ from privlora.cli.processes import processes
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
-from privlora.training.model_names import (
-    refuse_other_folder,
-    refuse_out_of_reach_of_the_hub,
-    refuse_unknown_model,
-)
-from privlora.training.sources import check_columns, check_sources
-from privlora.training.takeover import OVER, is_over, refuse_if_spent
+from privlora.training.sources import refuse_first
+from privlora.training.takeover import OVER, is_over
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -74,7 +69,7 @@ def train(
                 with explained_stops(folder):
                     train_run(settings)
                 return
-            with accounting(settings.privacy.steps):
+            with accounting(settings.privacy.steps), settings.placing():
                 plan = plan_run(settings)
             result = observed(
                 folder,
@@ -99,13 +94,7 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
             "synthesis.publish is set, so texts are the release",
             fix="use `privlora synthesize`, or remove it",
         )
-    refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
-    # As the run itself does, but before slow imports.
-    refuse_if_spent(RunFolder(Path(settings.run.output)))
-    check_sources(settings)
-    check_columns(settings)
-    refuse_out_of_reach_of_the_hub(settings.model)
+    refuse_first(settings)  # as the run itself does, but before slow imports
     return settings
 
 

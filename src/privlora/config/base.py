@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from privlora.ranges import MOST_STEPS
 
@@ -30,6 +30,27 @@ class Lacking(PydanticCustomError):
 
     def __new__(cls, message: str) -> Lacking:
         return super().__new__(cls, "lacking", message)
+
+
+Wrong = ValueError | Lacking
+
+
+def all_of(wrong: Iterable[Wrong]) -> None:
+    """Raise what a group has to say of itself, all of it: pydantic tells each, as if it were the only one."""
+    found = list(wrong)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise ValidationError.from_exception_data("settings", [_as_detail(one) for one in found])
+
+
+def _as_detail(one: Wrong) -> InitErrorDetails:
+    custom = (
+        one
+        if isinstance(one, Lacking)
+        else PydanticCustomError("value_error", "{told}", {"told": f"Value error, {one}"})
+    )
+    return InitErrorDetails(type=custom, loc=(), input=None)
 
 
 class Truth:

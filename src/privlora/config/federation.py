@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from privlora.config.base import Countable, Group, countable
+from privlora.config.base import Countable, Group, all_of, countable
 from privlora.data.formats import Format
 from privlora.errors import named, nearest
 from privlora.ranges import BATCHES
@@ -369,7 +369,5 @@ class FederationSettings(Group):
                 f"Fix: {self.per_round // 2 + 1} to {self.per_round}",
             ),
         ]
-        for wrong, what in problems:
-            if wrong:
-                raise ValueError(what)
+        all_of(ValueError(what) for wrong, what in problems if wrong)
         return self

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from privlora.config.auto import AUTO, AutoSettings, OrAuto, without_auto
-from privlora.config.base import Countable, Group, Lacking
+from privlora.config.base import Countable, Group, Lacking, Wrong, all_of
 from privlora.config.chat_template import TAKEN, read_template
 from privlora.config.federation import FederationSettings
+from privlora.config.places import Places, Where, placed
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
 from privlora.data.labels import Classes, classes_of
 from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
 from privlora.data.templates import parse
-from privlora.errors import ConfigError, named, nearest
+from privlora.errors import ConfigError, PrivloraError, named, nearest
 from privlora.names import in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
@@ -355,115 +357,120 @@ class DataSettings(Group):
 
     @model_validator(mode="after")
     def _one_form(self) -> DataSettings:
+        all_of(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[Wrong]:
         own = [k for k in ("text", "prompt", "completion", "messages") if getattr(self, k) is not None]
         if self.task is not None and own:
-            raise ValueError(
+            yield ValueError(
                 f"task={self.task} brings its own prompt and completion. Fix: remove {', '.join(own)}, or task"
             )
-        self._refuse_other_than_preferences()
-        self._refuse_other_than_labels()
+        yield from self._other_than_preferences()
+        yield from self._other_than_labels()
         if self.task is not None and self.label is None and self.loss_on != "completion":
-            raise ValueError(f"task={self.task} trains on the answers. Fix: remove loss_on, or task")
+            yield ValueError(f"task={self.task} trains on the answers. Fix: remove loss_on, or task")
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms += [self.messages is not None, self.chosen is not None and self.prompt is None]
         if sum(forms) > 1:
-            raise ValueError(
+            yield ValueError(
                 "there are several forms of records. Fix: give only one of: text, or prompt and completion, or messages"
             )
         others = self.label is not None or self.task is not None or (self.text is None and any(forms))
         if self.chunk and others:
-            raise ValueError(
+            yield ValueError(
                 "chunk divides whole texts, and these records are prompts, chats or labelled texts, which lose their "
                 "sense in parts. Fix: remove chunk, or name the text's column with text"
             )
         if self.chosen is None and (self.prompt is None) != (self.completion is None):
             lacking = "prompt" if self.prompt is None else "completion"
-            raise ValueError(
+            yield ValueError(
                 f"prompt and completion go together. Fix: name the column {lacking}, or use text"
             )
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
         if chat and self.messages is None and (self.chosen is None or self.prompt is not None):
-            raise ValueError(f"{chat[0]} is read with messages alone. Fix: name their column, or remove it")
-        if self.task is None and self.loss_on == "completion" and (self.text is not None or not any(forms)):
-            raise ValueError(
+            yield ValueError(f"{chat[0]} is read with messages alone. Fix: name their column, or remove it")
+        trains = self.task is None and self.label is None and self.loss_on == "completion"
+        if trains and (self.text is not None or not any(forms)):
+            yield ValueError(
                 "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
                 "loss_on"
             )
         if self.cache and any(path == IN_MEMORY or path.startswith(HUB) for path in _strings(self.path)):
-            raise ValueError(
+            yield ValueError(
                 "cache keeps the tokens of files, which are known by their bytes, and these records are in none. "
                 "Fix: give local files as data.path, or remove data.cache"
             )
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
-            raise ValueError(
+            yield ValueError(
                 f"evaluation names {shared!r}, which is private: its held-out loss would be published. "
                 "Fix: give public records, or none"
             )
-        return self
 
-    def _refuse_other_than_preferences(self) -> None:
+    def _other_than_preferences(self) -> Iterator[Wrong]:
         if (self.chosen is None) != (self.rejected is None):
             lacking = "chosen" if self.chosen is None else "rejected"
-            raise ValueError(f"chosen and rejected go together. Fix: name the column {lacking}")
+            yield ValueError(f"chosen and rejected go together. Fix: name the column {lacking}")
         if self.chosen is None:
             if self.dpo_beta is not None:
-                raise ValueError(
+                yield ValueError(
                     "dpo_beta is read with chosen and rejected only. Fix: name their columns, or remove it"
                 )
             return
         if self.chosen == self.rejected:
-            raise ValueError(
+            yield ValueError(
                 "chosen and rejected are the same column. Fix: name that of the other answer as rejected"
             )
         others = ("text", "completion", "messages", "task", "label")
         given = [name for name in others if getattr(self, name) is not None]
         if given:
-            raise ValueError(
+            yield ValueError(
                 f"chosen and rejected are two answers, and {given[0]} names another form of records. Fix: remove "
                 f"{given[0]}; the prompt's column is prompt"
             )
         if self.loss_on != "completion":
-            raise ValueError("a preference is about answers alone. Fix: remove loss_on")
+            yield ValueError("a preference is about answers alone. Fix: remove loss_on")
         if self.cache:
-            raise ValueError("cache keeps the tokens of one text a record. Fix: remove data.cache")
+            yield ValueError("cache keeps the tokens of one text a record. Fix: remove data.cache")
 
-    def _refuse_other_than_labels(self) -> None:
+    def _other_than_labels(self) -> Iterator[Wrong]:
         if self.label is None:
             given = [name for name in ("labels", "text_pair") if getattr(self, name) is not None]
             if given:
-                raise ValueError(
+                yield ValueError(
                     f"{given[0]} is read with label only. Fix: name the column of the label, or remove {given[0]}"
                 )
             return
         if self.prompt is not None or self.completion is not None or self.messages is not None:
-            raise ValueError(
+            yield ValueError(
                 "label is the class of a text, and these records are prompts or chats. Fix: name the text's column "
                 "with text, or remove label"
             )
         if self.loss_on != "all" or not self.add_eos:
-            raise ValueError(
+            yield ValueError(
                 "loss_on and add_eos are of texts that the model learns to write. Fix: remove them, or label"
             )
         if self.cache:
-            raise ValueError("cache keeps tokens, and no labels beside them. Fix: remove data.cache")
+            yield ValueError("cache keeps tokens, and no labels beside them. Fix: remove data.cache")
         if self.task is None:
             if self.labels is None:
-                raise ValueError(
+                yield ValueError(
                     "label needs labels: a label that only private records have would show them. Fix: give all that "
                     "there can be, as labels: [negative, positive], how many there are, or score"
                 )
+                return
             try:
                 classes_of(self.label, self.labels)
             except ConfigError as error:
-                raise ValueError(f"{error.what}. Fix: {error.fix}") from None
+                yield ValueError(f"{error.what}. Fix: {error.fix}")
             return
         if TASKS[self.task].kind not in ("label", "score"):
-            raise ValueError(
+            yield ValueError(
                 f"task={self.task} has no labels to classify. Fix: remove label, or choose a task of GLUE"
             )
         if self.label != "label" or self.labels is not None or self.text_pair is not None:
-            raise ValueError(
+            yield ValueError(
                 f"task={self.task} brings its own texts and labels. Fix: write label: label, and remove labels and "
                 "text_pair"
             )
@@ -526,64 +533,74 @@ class PrivacySettings(Group):
 
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySettings:
+        all_of(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[Wrong]:
         lacking = self.lacks(vars(self))
         if (self.unit == "user") != (self.user_column is not None):
             other = "user_column: the column that names the user" if self.unit == "user" else "unit: user"
-            raise ValueError(f"unit=user and user_column go together. Fix: add {other}")
+            yield ValueError(f"unit=user and user_column go together. Fix: add {other}")
         n = self.public_dataset_size
         if n is not None and self.delta is not None and self.delta >= 1 / n:
-            raise ValueError(
+            yield ValueError(
                 f"delta={self.delta:g} is not below 1/N = {1 / n:g}: publishing one whole {self.unit} "
                 "would satisfy it. Fix: set delta to a tenth of 1/N or less"
             )
         if not self.private:
             given = [k for k in ("target_epsilon", "noise_multiplier") if getattr(self, k) is not None]
             if given:
-                raise ValueError(f"private=false contradicts {given[0]}. Fix: remove one of them")
+                yield ValueError(f"private=false contradicts {given[0]}. Fix: remove one of them")
             if self.clip_quantile is not None:
-                raise ValueError("private=false clips nothing. Fix: remove clip_quantile")
+                yield ValueError("private=false clips nothing. Fix: remove clip_quantile")
         elif "target_epsilon" in lacking or None not in (self.target_epsilon, self.noise_multiplier):
             kind = Lacking if "target_epsilon" in lacking else ValueError
-            raise kind(
+            yield kind(
                 "the noise follows from target_epsilon or from noise_multiplier. Fix: give exactly one of "
                 "target_epsilon and noise_multiplier"
             )
         elif "delta" in lacking:
-            raise Lacking("delta is missing. Fix: set it well below 1 / number of records, for example 1e-5")
+            yield Lacking("delta is missing. Fix: set it well below 1 / number of records, for example 1e-5")
         if "public_dataset_size" in lacking:
-            raise Lacking(
-                "public_dataset_size is missing: dividing by the private number of records would reveal it. "
-                "Fix: give expected_batch_size and public_dataset_size (a rounded figure will do), or "
-                "sample_rate with either"
+            reveals = "dividing by the private number of records would reveal it"
+            why = (
+                reveals
+                if self.private
+                else "how often a record is drawn follows from it, also without privacy"
+            )
+            yield Lacking(
+                f"public_dataset_size is missing: {why}. Fix: give expected_batch_size and public_dataset_size (a "
+                "rounded figure will do), or sample_rate with either"
             )
         if "expected_batch_size" in lacking:
-            raise Lacking(
+            yield Lacking(
                 "how many units a step takes is missing. Fix: give expected_batch_size or sample_rate"
             )
+        if {"public_dataset_size", "expected_batch_size"} & set(lacking):  # the rest follows from them
+            return
         if None not in (self.public_dataset_size, self.expected_batch_size, self.sample_rate):
-            raise ValueError(
+            yield ValueError(
                 "sample_rate follows from expected_batch_size and public_dataset_size. Fix: give two of the three"
             )
         if self.q > 1:
-            raise ValueError(
+            yield ValueError(
                 f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}. Fix: at most {n}, better a few "
                 "percent of it"
             )
         if self.max_batch_size is not None and self.public_dataset_size is None:
-            raise ValueError(
+            yield ValueError(
                 "max_batch_size needs public_dataset_size: its cost depends on both. Fix: give public_dataset_size "
                 "in the place of sample_rate or expected_batch_size"
             )
-        if self.max_batch_size is not None and self.max_batch_size < self.b:
-            raise ValueError(
+        elif self.max_batch_size is not None and self.max_batch_size < self.b:
+            yield ValueError(
                 f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so most "
                 "batches would be cut. Fix: about 1.75 times the expected batch size costs no epsilon"
             )
-        self._refuse_wrong_bands()
-        return self
+        yield from self._wrong_bands()
 
-    def _refuse_wrong_bands(self) -> None:
-        """Raise ValueError for bands that no price covers, or that nothing would read."""
+    def _wrong_bands(self) -> Iterator[Wrong]:
+        """What is wrong with bands that no price covers, or that nothing would read."""
         if self.bands == 1:
             return
         for name, why in (
@@ -591,20 +608,21 @@ class PrivacySettings(Group):
             ("max_batch_size", "what a cap costs is not known for batches of one class"),
         ):
             if getattr(self, name) is not None:
-                raise ValueError(f"bands={self.bands} does not go with {name}: {why}. Fix: remove {name}")
+                yield ValueError(f"bands={self.bands} does not go with {name}: {why}. Fix: remove {name}")
         if not self.private:
-            raise ValueError(f"private=false adds no noise. Fix: remove bands={self.bands}")
+            yield ValueError(f"private=false adds no noise. Fix: remove bands={self.bands}")
+            return
         if self.bands == "auto":
             if self.target_epsilon is None:
-                raise ValueError(
+                yield ValueError(
                     "bands=auto weighs noise against what sampling saves at target_epsilon, and noise_multiplier is "
                     "given. Fix: give a number of bands, or target_epsilon"
                 )
             return
         if self.bands > self.steps:
-            raise ValueError(f"bands={self.bands} is above steps={self.steps}. Fix: at most {self.steps}")
+            yield ValueError(f"bands={self.bands} is above steps={self.steps}. Fix: at most {self.steps}")
         if self.bands * self.q > 1:
-            raise ValueError(
+            yield ValueError(
                 f"a class has 1/{self.bands} of all units, and a batch needs {self.q:g} of them. Fix: bands of at most "
                 f"{int(1 / self.q)}, or a smaller expected_batch_size"
             )
@@ -783,6 +801,7 @@ class Settings(Group):
     """For methods that work in the span of public texts' gradients."""
     auto: AutoSettings | None = None
     """For settings that are auto."""
+    _places: Places = PrivateAttr(default_factory=Places)
 
     @model_validator(mode="before")
     @classmethod
@@ -796,7 +815,7 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        _refuse_what_federations_have_not(values.get("privacy"))  # its own checks would advise other values
+        all_of(_what_federations_have_not(values.get("privacy")))  # its own checks would advise other values
         # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
         steps, own = 1, not isinstance(given.get("clients"), int)
         try:
@@ -817,121 +836,124 @@ class Settings(Group):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
-        self._refuse_other_than_the_federation()
+        all_of(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[Wrong]:
+        yield from self._other_than_the_federation()
         warmup = self.method.warmup_steps
         if warmup is not None and self.federation is None and warmup > self.privacy.steps:
-            raise ValueError(
+            yield ValueError(
                 f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}. Fix: fewer warmup_steps"
             )
         if self.privacy.bands != 1 and self.run.tokens_per_micro_batch == "auto":
-            raise ValueError(
+            yield ValueError(
                 "run.tokens_per_micro_batch=auto does not go with privacy.bands: the noise of earlier steps takes "
                 f"memory that is not counted. Fix: set it to a number, such as {MICRO_BATCH}"
             )
         if self.method.clipping is not None and not self.privacy.private:
-            raise ValueError(
+            yield ValueError(
                 "method.clipping contradicts privacy.private=false, which clips nothing. Fix: remove method.clipping"
             )
         if self.privacy.private and self.privacy.unit == "user" and self.data.limit is not None:
-            raise ValueError(
+            yield ValueError(
                 "data.limit does not go with unit=user: where a user leaves, later records move up, and many users "
                 "change. Fix: cut the file itself, or leave limit out"
             )
         if self.method.clipping == "automatic" and self.privacy.clip_quantile is not None:
-            raise ValueError(
+            yield ValueError(
                 "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt. "
                 "Fix: use flat or spectral, or remove privacy.clip_quantile"
             )
         private = _shared(self.adapter.public_text, [*_paths(self.data.path), *self._paths_of_clients()])
         if private is not None:
-            raise ValueError(
+            yield ValueError(
                 f"adapter.public_text names {private!r}, which is private: the start would reveal it. "
                 "Fix: give public records, or another adapter.init"
             )
-        self._refuse_other_than_public_texts()
-        self._refuse_other_than_rehearsals()
+        yield from self._other_than_public_texts()
+        yield from self._other_than_rehearsals()
         seen = _shared(self.adapter.public_text, self.data.evaluation)
         if seen is not None:
-            raise ValueError(
+            yield ValueError(
                 f"adapter.public_text names {seen!r}, which is also data.evaluation: the held-out loss would be "
                 "that of texts that shaped the start. Fix: divide the file"
             )
-        return self
 
-    def _refuse_other_than_the_federation(self) -> None:
+    def _other_than_the_federation(self) -> Iterator[Wrong]:
         federation = self.federation
         if federation is None:
             return
         if self.data.chunk:
-            raise ValueError(
+            yield ValueError(
                 "data.chunk does not go with a federation, whose clients count whole records. Fix: remove it, and "
                 "divide long texts before, with privacy.unit: user"
             )
         if self.data.chosen is not None:
-            raise ValueError(
+            yield ValueError(
                 "data.chosen does not go with a federation, whose clients learn texts. Fix: remove either"
             )
         if self.data.label is not None:
-            raise ValueError(
+            yield ValueError(
                 "data.label does not go with a federation, whose rules know the factors of adapters alone. Fix: remove "
                 "either"
             )
         steps = sum(federation.steps_of_a_client)
         if self.privacy.steps != steps:
-            raise ValueError(
+            yield ValueError(
                 f"privacy.steps={self.privacy.steps}, and a client of this federation takes {steps}. "
                 "Fix: remove privacy.steps; it follows from rounds, clients_per_round and local_steps"
             )
         for place, kind in enumerate(federation.kinds):
             if kind.expected_batch_size is not None and kind.expected_batch_size > self.privacy.n:
-                raise ValueError(
+                yield ValueError(
                     f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
                     f"{self.privacy.n:g} {self.privacy.unit}s of all clients (privacy.public_dataset_size), so its "
                     "sampling rate would be above 1. Fix: lower it"
                 )
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
-            raise ValueError(
+            yield ValueError(
                 "records are either cut into clients or are their own. Fix: give data.path with the number of clients "
                 "to cut it into, or each client a path of its own"
             )
         if federation.secure and self.privacy.private and federation.per_round < 2:
-            raise ValueError(
+            yield ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
             )
         if self.data.chat_template is not None:
-            raise ValueError(
+            yield ValueError(
                 "data.chat_template does not go with a federation: it is a program, and would run where the clients' "
                 "records are. Fix: give all clients a base model whose tokenizer has it"
             )
         if self.run.report_to:
-            raise ValueError(
+            yield ValueError(
                 "run.report_to is not read in a federation, so nothing would be logged. Fix: remove it"
             )
         if self.data.cache:
-            raise ValueError(
+            yield ValueError(
                 "data.cache does not go with a federation, whose clients keep no tokens. Fix: remove it"
             )
-        _refuse_what_federations_have_not(self.privacy.model_dump())  # of groups that were checked before
+        yield from _what_federations_have_not(self.privacy.model_dump())  # of groups that were checked before
         if self.run.tokens_per_micro_batch == "auto":
-            raise ValueError(
+            yield ValueError(
                 "run.tokens_per_micro_batch=auto does not go with a federation: all clients have one number, on unlike "
                 f"machines, and those of one process train side by side. Fix: give one, such as {MICRO_BATCH}"
             )
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
-            raise ValueError(
+            yield ValueError(
                 "federation.secure_aggregation=false, and each client adds only a share of the noise, which protects "
                 "nobody by itself. Fix: remove it, or choose a rule whose clients add all of it (rule: tan)"
             )
         own = self._paths_of_clients()
         twice = next((path for at, path in enumerate(own) if _shared(path, own[:at]) is not None), None)
         if twice is not None:
-            raise ValueError(
+            yield ValueError(
                 f"federation.clients name {shown(twice)!r} twice, so each of its records would be released by two "
                 "ledgers that do not know of each other. Fix: give each client records of its own"
             )
         public = _shared(self.data.evaluation, own)
         if public is not None:
-            raise ValueError(
+            yield ValueError(
                 f"data.evaluation names {public!r}, which is a client's and private: its held-out loss would be "
                 "published. Fix: give public records, or none"
             )
@@ -944,42 +966,42 @@ class Settings(Group):
             return answers * self.privacy.max_records_per_user
         return self.data.max_chunks if self.data.chunk else answers
 
-    def _refuse_other_than_public_texts(self) -> None:
+    def _other_than_public_texts(self) -> Iterator[Wrong]:
         if self.synthesis is None:
             return
         if self.data.chosen is not None:
-            raise ValueError(
+            yield ValueError(
                 "data.chosen does not go with the group synthesis, whose texts nobody prefers. Fix: remove either"
             )
         if self.data.chunk:
-            raise ValueError(
+            yield ValueError(
                 "data.chunk does not go with the group synthesis, whose texts are as long as they are written. Fix: "
                 "remove either"
             )
         if self.federation is not None:
-            raise ValueError(
+            yield ValueError(
                 "synthesis does not go with a federation, whose methods use no public texts. Fix: remove either group"
             )
         private = _shared(self.synthesis.file, self.data.path)
         if private is not None:
-            raise ValueError(
+            yield ValueError(
                 f"synthesis.file names {private!r}, which is private: what counts as public would reveal it. "
                 "Fix: give public texts, or another generator"
             )
         seen = _shared(self.synthesis.file, self.data.evaluation)
         if seen is not None:
-            raise ValueError(
+            yield ValueError(
                 f"synthesis.file names {seen!r}, which is also data.evaluation: the held-out loss would be that of "
                 "texts that shaped the training. Fix: divide the file"
             )
 
-    def _refuse_other_than_rehearsals(self) -> None:
+    def _other_than_rehearsals(self) -> Iterator[Wrong]:
         auto = self.auto
         if auto is None:
             return
         if not auto.choose:
             if auto.file is not None:
-                raise ValueError(
+                yield ValueError(
                     "auto.file is read to choose settings, and none is auto. Fix: write method.learning_rate: auto, or "
                     "remove file"
                 )
@@ -988,11 +1010,11 @@ class Settings(Group):
         fixed = "clip_norm" in auto.choose and "clip_norm" in self.privacy.model_fields_set
         if fixed or ("learning_rate" in auto.choose and self.method.learning_rate is not None):
             name = "privacy.clip_norm" if fixed else "method.learning_rate"
-            raise ValueError(
+            yield ValueError(
                 f"{name} is a number, and auto.choose leaves it to rehearsals. Fix: remove one of them"
             )
         if auto.file is None and "clip_norm" in auto.choose:
-            raise ValueError(
+            yield ValueError(
                 "clip_norm is to be chosen on public records, and there are none. Fix: give auto.file, PUBLIC records "
                 "with the columns of the private ones, or leave it out: a default stands for it"
             )
@@ -1010,18 +1032,18 @@ class Settings(Group):
             ),
         ):
             if what:
-                raise ValueError(
+                yield ValueError(
                     f"{names}=auto does not go with {meant}. Fix: give a number, or leave it out"
                 )
         private = _shared(auto.file, self.data.path)
         if private is not None:
-            raise ValueError(
+            yield ValueError(
                 f"auto.file names {private!r}, which is private: what is chosen on it would reveal it. Fix: give "
                 "public records"
             )
         seen = _shared(auto.file, self.data.evaluation)
         if seen is not None:
-            raise ValueError(
+            yield ValueError(
                 f"auto.file names {seen!r}, which is also data.evaluation: the held-out loss would be that of texts "
                 "that chose the settings. Fix: divide the file"
             )
@@ -1029,6 +1051,24 @@ class Settings(Group):
     def _paths_of_clients(self) -> list[str]:
         clients = [] if self.federation is None else self.federation.clients
         return [path for one in clients for path in _paths(one.path)] if isinstance(clients, list) else []
+
+    def given_at(self, where: Where) -> None:
+        """From now on errors that are `placed` say where settings were given."""
+        self._places = Places(where)
+
+    def placed(self, error: PrivloraError, about: str | None = None) -> PrivloraError:
+        """The error, which from now on tells the line of each setting that it names, where that is known. about: the
+        setting that it is about, as group.name, where it names none."""
+        return placed(error, self._places.where, type(self).model_fields, about)
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """What is raised inside is `placed`."""
+        try:
+            yield
+        except PrivloraError as error:
+            self.placed(error)
+            raise
 
     def refuse_a_federation(self) -> None:
         """Raise ConfigError for settings of several owners, where a run in one place is meant."""
@@ -1075,11 +1115,11 @@ class Settings(Group):
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
 
 
-def _refuse_what_federations_have_not(privacy: Any) -> None:
-    """Raise ValueError for settings of runs in one place."""
+def _what_federations_have_not(privacy: Any) -> Iterator[Wrong]:
+    """Of settings of runs in one place."""
     given = privacy if isinstance(privacy, Mapping) else {}
     if given.get("bands", 1) != 1:
-        raise ValueError(
+        yield ValueError(
             "privacy.bands does not go with a federation: its noise would have to be kept from round to round, by "
             "nobody knows whom. Fix: remove it"
         )
@@ -1091,7 +1131,7 @@ def _refuse_what_federations_have_not(privacy: Any) -> None:
         ),
     ):
         if given.get(name) is not None:
-            raise ValueError(f"privacy.{name} does not go with a federation: {why}. Fix: remove it")
+            yield ValueError(f"privacy.{name} does not go with a federation: {why}. Fix: remove it")
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:

@@ -19,7 +19,11 @@ from privlora.config.groups import PrivacySettings, QuantizationSettings, Settin
 from privlora.config.method_names import known, unknown_method
 from privlora.config.nearby import named_here
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, TRUTHS, called_here
+from privlora.config.places import at_lines, field_of
+from privlora.config.rows import wrong_for_row
+from privlora.data.records import is_data_file_name
 from privlora.errors import ConfigError, in_one, named, nearest
+from privlora.ranges import MOST_STEPS
 
 # A Python caller may have put records where these name files, so what they hold is never shown.
 _RECORDS = frozenset(("path", "evaluation", "public_text", "file"))
@@ -97,28 +101,222 @@ def _keys(root: Any) -> Iterator[tuple[Location, yaml.Node]]:
                 yield (group.value, name.value), name
 
 
-def checked_settings(values: Mapping[str, Any], origin: Origin) -> Settings:
-    """The settings of a run. Raises ConfigError for all that is wrong with them; for a group that is none, at once."""
-    unknown = _unknown_in(values, origin.source)
+def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = False) -> Settings:
+    """The settings of a run. rows: whether to ask what the method's row can have. Raises ConfigError for all that is
+    wrong with them."""
+    no_groups = _no_groups(values, origin)
+    unknown = _unknown_in({group: v for group, v in values.items() if group not in no_groups})
     rest: dict[str, Any] = {
         group: {key: v for key, v in inner.items() if (group, key) not in unknown}
         if isinstance(inner, Mapping)
         else inner
         for group, inner in values.items()
-        if (group,) not in unknown
+        if (group,) not in unknown and group not in no_groups
     }
-    problems = []
-    try:
-        found = Settings(**rest)
-        if not unknown:
-            return found
-    except ValidationError as error:
-        problems = _beside(error.errors(), rest)
-    method = _wrong_method(values)
-    beside = bool(problems or method)
+    rest |= {group: _stands_in(group, values) for group in no_groups if group not in _MAY_LACK}
+    problems, found = _problems(rest)
+    method, privacy = rest.get("method", {}), rest.get("privacy", {})
+    of_row = []
+    if rows and isinstance(method, Mapping) and isinstance(privacy, Mapping):
+        private = privacy.get("private", True) is True
+        of_row = wrong_for_row(method, private=private, federated=rest.get("federation") is not None)
+    alone = found is not None and not (unknown or no_groups)
+    # Of those that read a run's own file, which holds it, one that only the table knows is left to the table.
+    named_wrong = [] if alone and not rows else _wrong_method(rest, origin)
+    if found is not None and alone and not (of_row or named_wrong):
+        found.given_at(origin.where)
+        return found
+    beside = bool(problems or named_wrong or of_row or no_groups)
     told = [_unknown_names(unknown, values, origin, beside=beside)] if unknown else []
-    told += [*_told(problems, values, origin, alone=not (unknown or method)), *method]
-    raise _one_of(told, origin, [*unknown, *(p["loc"] for p in problems)])
+    told += no_groups.values()
+    alone = not (unknown or named_wrong or of_row or no_groups)
+    told += [*_told(problems, rest, origin, alone=alone), *named_wrong]
+    several = bool(told) or len(of_row) > 1
+    told += [_of_row(name, error, origin, several=several) for name, error in of_row]
+    places = [*unknown, *((group,) for group in no_groups), *(p["loc"] for p in problems)]
+    raise _one_of(told, origin, [*places, *(("method", name) for name, _ in of_row)])
+
+
+def _of_row(name: str, error: ConfigError, origin: Origin, *, several: bool) -> ConfigError:
+    """What a row refuses, with where it stands and, beside others, what each way to mend it is of."""
+    called, where = f"method.{name}", origin.where(("method", name))
+    what = at_lines(error.what, origin.where, Settings.model_fields) if called in error.what else error.what
+    if where and called not in error.what:
+        what = f"{called}{where}: {what}"
+    return ConfigError(
+        what, why=error.why, fix=[f"{called}: {fix}" for fix in error.fixes] if several else error.fixes
+    )
+
+
+_MAIN: Final = {
+    "model": "name",
+    "data": "path",
+    "privacy": "target_epsilon",
+    "adapter": "r",
+    "method": "name",
+    "run": "output",
+    "federation": "rule",
+    "auto": "passes",
+}
+"""The setting of a group that is meant by a value in the place of the whole group."""
+_MAY_LACK: Final = frozenset(
+    name for name, field in Settings.model_fields.items() if type(None) in get_args(field.annotation)
+)
+"""Groups that a run may be without."""
+
+
+def natural(group: str, value: object) -> str | None:
+    """How to write what was given in the place of a group, on the command line; None for what is no group's name.
+
+    >>> natural("method", "prism"), natural("data", "a b c")
+    ('write method.name=prism', 'write data.path=…')
+    """
+    name = _MAIN.get(group)
+    return None if name is None else f"write {group}.{name}={value if _is_shown(group, value) else '…'}"
+
+
+def _is_shown(group: str, value: object) -> bool:
+    """Whether an error may hold it: of data nothing but the name of a file, since it may be a record."""
+    whole = named(value) == repr(value) and value is not None
+    return whole and (group != "data" or is_data_file_name(str(value)))
+
+
+def _no_groups(values: Mapping[str, Any], origin: Origin) -> dict[str, ConfigError]:
+    """Of groups that hold no settings: nothing, or a value in their place."""
+    found = dict[str, ConfigError]()
+    for group, inner in values.items():
+        if group not in Settings.model_fields or isinstance(inner, Mapping):
+            continue
+        where = origin.where((group,))
+        if inner is None:
+            if group not in _MAY_LACK:  # else written by a machine
+                found[group] = ConfigError(
+                    f"group {group!r}{where} is empty", fix=f"{group}: remove it or give it settings"
+                )
+            continue
+        name = _MAIN.get(group)
+        fix = f"write {group}.key: value as two levels"
+        if name is not None and isinstance(inner, str | int | float) and not isinstance(inner, bool):
+            pair = yaml.safe_dump(
+                {name: inner if _is_shown(group, inner) else "..."},
+                default_flow_style=True,
+                allow_unicode=True,
+            ).strip()
+            fix = f"write {group}: {pair}, or {pair[1:-1]} on a line of its own below {group}:, indented"
+        found[group] = ConfigError(f"{group!r}{where} must be a group of settings", fix=fix)
+    return found
+
+
+def _stands_in(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in the place of a group that cannot be read, which contradict nothing: what is told of others holds."""
+    if group == "privacy":
+        given = values.get(group)
+        private = not isinstance(given, Mapping) or given.get("private") is not False
+        return neutral_privacy(federated=values.get("federation") is not None, private=private)
+    name = _MAIN.get(group)
+    given = values.get(group)
+    if isinstance(given, str) and group in ("model", "method"):
+        return {"name": given}
+    return {"model": {"name": "model"}, "data": {"path": "records.jsonl"}}.get(group, {}) if name else {}
+
+
+def neutral_privacy(*, federated: bool = False, private: bool = True) -> dict[str, Any]:
+    """A group privacy that contradicts nothing beside it, while it is looked at."""
+    found = {name: value for name, value in _NEUTRAL.items() if name != "steps" or not federated}
+    return found if private else {**found, "private": False, "target_epsilon": None}
+
+
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "target_epsilon": 1.0,
+    "delta": 1e-15,
+    "steps": MOST_STEPS,
+    "expected_batch_size": 1.0,
+    "public_dataset_size": 10**9,
+}
+_ROUNDS: Final = 5  # problems of values, of groups, of all groups together, and what is left of each
+
+
+def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
+    """All of pydantic's, and the settings where there are none. It looks at values first, then at each group and then
+    at all of them, so each time what is wrong is mended and the rest looked at again."""
+    found, seen = list[Any](), set[tuple[Any, ...]]()
+    federated = "federation" in values
+    for number in range(_ROUNDS):
+        try:
+            settings = Settings(**values)
+        except ValidationError as error:
+            new = [p for p in error.errors() if (p["loc"], p["type"], p["msg"]) not in seen]
+        else:
+            return found, settings if number == 0 else None
+        if not new:
+            break
+        seen |= {(p["loc"], p["type"], p["msg"]) for p in new}
+        # What lacks beside a contradiction of all groups was not looked at before; later it was taken out here.
+        hidden = number == 1 and {p["loc"] for p in found} == {()} and not federated
+        found += [
+            p for p in new if number == 0 or hidden or not (p["type"] in _TAKEN_OUT or _follows(p, found))
+        ]
+        values = _mended(values, new)
+    return found, None
+
+
+_TAKEN_OUT: Final = ("missing", "lacking")
+
+
+def _follows(problem: Problem, found: list[Any]) -> bool:
+    """Whether it may be said of a group because a wrong value of it was taken out."""
+    taken = [
+        place["loc"][1] for place in found if len(place["loc"]) > 1 and place["loc"][:1] == problem["loc"]
+    ]
+    if problem["loc"] == ("privacy",):  # where another number is put in the place of most
+        return any(re.search(rf"\b{name}\b", problem["msg"]) for name in taken)
+    return bool(taken)
+
+
+def _mended(values: Mapping[str, Any], problems: list[Any]) -> dict[str, Any]:
+    """The same without what is wrong."""
+    mended = _without_auto(values, of_all=any(problem["loc"] == () for problem in problems))
+    for problem in problems:
+        group, *names = problem["loc"] or ("",)
+        inner = mended.get(group)
+        if inner is None and group not in values:  # a group that is missing, or all of them
+            if group:
+                mended[group] = _stands_in(group, values)
+        elif not names or not isinstance(inner, dict) or group == "federation":
+            mended.pop(group, None)
+            if group not in _MAY_LACK:
+                mended[group] = _stands_in(group, values)
+        else:
+            inner.pop(names[0], None)
+            neutral = _NEUTRAL if group == "privacy" else _stands_in(group, values)
+            if names[0] in neutral:
+                inner[names[0]] = neutral[names[0]]
+    return mended
+
+
+def _without_auto(values: Mapping[str, Any], *, of_all: bool) -> dict[str, Any]:
+    """A copy with numbers for what is auto. of_all: without what no federation has, too: before values are checked,
+    what is said of all groups is about these two."""
+    federated = "federation" in values
+    numbers = {"expected_batch_size": 1} | ({} if federated else {"steps": 1})
+    without = _NOT_FEDERATED if of_all and federated else set()
+    mended = {
+        group: {
+            key: numbers.get(key, 1.0) if value == AUTO and _is_auto(group, key) else value
+            for key, value in inner.items()
+            if group != "privacy" or key not in without
+        }
+        if isinstance(inner, Mapping)
+        else inner
+        for group, inner in values.items()
+        if group != "auto"
+    }
+    if federated and isinstance(mended.get("privacy"), dict) and values["privacy"].get("steps") == AUTO:
+        del mended["privacy"]["steps"]  # they follow
+    return mended
+
+
+_NOT_FEDERATED: Final = frozenset(("bands", "clip_quantile", "max_batch_size"))
 
 
 def mistakes(error: ValidationError, values: Mapping[str, Any], origin: Origin) -> ConfigError:
@@ -135,29 +333,6 @@ def _one_of(found: list[ConfigError], origin: Origin, places: list[Location]) ->
         what = error.what.replace(" (on the command line)", "")
         return ConfigError(f"on the command line: {what}", why=error.why, fix=error.fixes)
     return ConfigError(f"{origin.source}: {error.what}", why=error.why, fix=error.fixes)
-
-
-def _beside(problems: list[Any], values: Mapping[str, Any]) -> list[Any]:
-    """With those of single settings that a contradiction of whole groups hides: it is looked for first."""
-    if [problem["loc"] for problem in problems] != [()]:
-        return problems
-    numbers = {"steps": 1, "expected_batch_size": 1}
-    plain: dict[str, Any] = {
-        group: {
-            key: numbers.get(key, 1.0) if value == AUTO and _is_auto(group, key) else value
-            for key, value in inner.items()
-        }
-        if isinstance(inner, Mapping)
-        else inner
-        for group, inner in values.items()
-        if group != "federation"
-    }
-    try:
-        Settings(**plain)
-    except ValidationError as error:
-        hidden = [problem for problem in error.errors() if len(problem["loc"]) > 1]
-        return problems + [p for p in hidden if p["type"] != "missing" or "federation" not in values]
-    return problems
 
 
 def _is_auto(group: str, name: str) -> bool:
@@ -206,13 +381,14 @@ def _furthest(problems: list[Any]) -> list[Any]:
     """One of each setting: of a value that may be several things, the one that was read furthest."""
     wrong = [problem for problem in problems if problem["type"] not in ("missing", "lacking")]
     places = [_place(problem["loc"]) for problem in wrong]
-    found: dict[str, Any] = {}
+    found: dict[tuple[str, str], Any] = {}
     for place, problem in zip(places, wrong, strict=True):
-        inner = place and any(other.startswith((f"{place}.", f"{place}[")) for other in places)
+        inner = "." in place and any(other.startswith((f"{place}.", f"{place}[")) for other in places)
         if inner:
             continue
-        if place not in found or len(problem["loc"]) > len(found[place]["loc"]):
-            found[place] = problem
+        key = place, "" if "." in place else problem["msg"]  # of a group, or all of them, each is another
+        if key not in found or len(problem["loc"]) > len(found[key]["loc"]):
+            found[key] = problem
     return list(found.values())
 
 
@@ -222,19 +398,20 @@ def _lacking_of_privacy(problems: list[Any], values: Mapping[str, Any]) -> list[
     if not isinstance(privacy, Mapping) or not problems:
         return []
     told = {problem["loc"] for problem in problems}
-    if any(problem["loc"] == () for problem in problems):  # says itself what of privacy it is about
+    if problems[0]["loc"] == ():  # says itself what of privacy it is about
         return []
     return [name for name in PrivacySettings.lacks(privacy) if ("privacy", name) not in told]
 
 
-def _wrong_method(values: Mapping[str, Any]) -> list[ConfigError]:
+def _wrong_method(values: Mapping[str, Any], origin: Origin) -> list[ConfigError]:
     """What `methods.find_row` would say of method.name, beside what else is wrong."""
     method = values.get("method")
     name = method.get("name") if isinstance(method, Mapping) else None
     if not isinstance(name, str) or name in known():
         return []
     alone = unknown_method(name)
-    return [ConfigError(alone.what, fix=f"method.name: {alone.fix}")]
+    what = at_lines(alone.what, origin.where, Settings.model_fields)
+    return [ConfigError(what, fix=f"method.name: {alone.fix}")]
 
 
 def _called(place: tuple[object, ...]) -> str:
@@ -244,9 +421,8 @@ def _called(place: tuple[object, ...]) -> str:
     return f"setting {named(f'{place[0]}.{place[1]}', longest=80)}"
 
 
-def _unknown_in(values: Mapping[str, Any], source: str) -> dict[tuple[Any, ...], str]:
-    """Groups and settings, as (group, ) and (group, name), that nothing is called here, and how each is mended. Raises
-    ConfigError for groups that are none."""
+def _unknown_in(values: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
+    """Groups and settings, as (group, ) and (group, name), that nothing is called here, and how each is mended."""
     groups, unknown = Settings.model_fields, dict[tuple[Any, ...], str]()
     for group, inner in values.items():
         if group not in groups:
@@ -255,16 +431,7 @@ def _unknown_in(values: Mapping[str, Any], source: str) -> dict[tuple[Any, ...],
         annotation = groups[group].annotation
         kind = next(k for k in (annotation, *get_args(annotation)) if isinstance(k, type))
         assert issubclass(kind, BaseModel)
-        if inner is None:
-            if type(None) in get_args(annotation):  # a group that a run may lack, written by a machine
-                continue
-            raise ConfigError(f"{source}: group {group!r} is empty", fix="remove it or give it settings")
-        if not isinstance(inner, Mapping):
-            raise ConfigError(
-                f"{source}: {group!r} must be a group of settings",
-                fix=f"write {group}.key: value as two levels",
-            )
-        for key in inner:
+        for key in inner or ():
             if key not in kind.model_fields:
                 unknown[(group, key)] = named_here(group, key, inner[key], values)
     return unknown
@@ -337,7 +504,10 @@ def _wrong(problem: Problem, problems: list[Any], origin: Origin) -> ConfigError
     if kind in ("value_error", "lacking"):  # says how to mend it
         message = problem["msg"].removeprefix("Value error, ")
         what, *fix = _MORE_SAID.split(message, maxsplit=1)
+        if len(location) == 1 and (first := re.match(r"\w+", what)):  # of which of the group's settings it is
+            place = origin.where((location[0], first[0])) or place
         whose = f"{where}{place}"
+        what = what if whose else at_lines(what, origin.where, Settings.model_fields)
         return ConfigError(f"{whose}: {what}" if whose else what, fix=fix[0] if fix else None)
     if kind == "extra_forbidden":
         return _unknown(problem)
@@ -445,10 +615,7 @@ def _whole(annotation: Any) -> bool:
 
 def _field(place: str) -> Any:
     """Of a setting of a run, as ``group.name``; None of others."""
-    group, _, name = place.partition(".")
-    holder = Settings.model_fields.get(group)
-    own = None if holder is None else group_in(holder.annotation)
-    return None if own is None else own.model_fields.get(name)
+    return field_of(Settings.model_fields, place)
 
 
 def _missing(places: list[Location], *, federated: bool) -> ConfigError:

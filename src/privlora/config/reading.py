@@ -10,19 +10,16 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from privlora.config.groups import Settings
-from privlora.config.mistakes import Origin, checked_settings, mistakes
+from privlora.config.mistakes import Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
-from privlora.config.rows import refuse_for_row
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, Together, named
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
     """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError."""
-    settings = settings_from(read_yaml(path), overrides, source=str(path), file=Path(path))
-    refuse_for_row(settings)
-    return settings
+    return settings_from(read_yaml(path), overrides, source=str(path), file=Path(path), rows=True)
 
 
 def kept_settings(path: str | Path) -> Settings:
@@ -71,14 +68,21 @@ def settings_from(
     overrides: Iterable[str] = (),
     source: str = "settings",
     file: Path | None = None,
+    *,
+    rows: bool = False,
 ) -> Settings:
-    """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. Raises
-    ConfigError for all that is wrong with them."""
+    """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. rows:
+    whether what the method's row cannot have is wrong, too. Raises ConfigError for all that is wrong with them."""
     merged: dict[str, Any] = {}
     for group, values in content.items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
-    overridden = frozenset(_apply(merged, override) for override in overrides)
-    return checked_settings(merged, Origin(source, overridden, file))
+    unread = Together()
+    overridden = {unread.of(None, _apply, merged, override) for override in overrides}
+    origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
+    settings = unread.of(None, checked_settings, merged, origin, rows)
+    unread.tell()
+    assert settings is not None
+    return settings
 
 
 def _refuse_other_than_settings(path: Path) -> None:
@@ -111,7 +115,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     key, equals, value = override.partition("=")
     group, dot, name = key.strip().partition(".")
     if not (equals and dot and name):
-        told = None if dot else whereabouts(key.strip().lstrip("-"))
+        plain = key.strip().lstrip("-")
+        told = None if dot else natural(plain, value) or whereabouts(plain)
         raise ConfigError(
             f"cannot read override {named(override)}",
             fix="write group.key=value, as privacy.steps=100" + (f"; {told}" if told else ""),
@@ -121,9 +126,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     except yaml.YAMLError:
         raise ConfigError(f"the value of override {named(key)} is not valid YAML", fix="quote it") from None
     section = merged.setdefault(group, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{named(group)} is not a group of settings", fix="write group.key=value")
-    section[name] = parsed
+    if isinstance(section, dict):  # else the file holds no group there, which is told
+        section[name] = parsed
     return group, name
 
 

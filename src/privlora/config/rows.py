@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from privlora.errors import ConfigError, named
 
-if TYPE_CHECKING:
-    from privlora.config.groups import Settings
-
+CLIPPINGS: Final = ("flat", "automatic", "spectral", "normalized", "per-module")
+"""Those of all rows."""
 _FIXED: Final = ("flat", "automatic", "spectral", "per-module")
 _OF_SPANS: Final = ("normalized", "flat")
 
@@ -65,33 +64,43 @@ def ask(table: Callable[[str], Row | None]) -> None:
     _tables.append(table)
 
 
-def refuse_for_row(settings: Settings) -> None:
-    """Raise ConfigError for a budget, or settings of ``method``, that its row cannot have, as the table would.
+def wrong_for_row(
+    chosen: Mapping[str, Any], *, private: bool, federated: bool
+) -> list[tuple[str, ConfigError]]:
+    """What is wrong with ``chosen``, the group method as given, since its row cannot have it: (setting, what the table
+    would say).
 
     A name that stands for several rows, that of a user's own before the table is loaded, and the row that a federation
     takes by its rule are left to the table.
     """
-    chosen, privacy = settings.method, settings.privacy
-    name = chosen.name
-    if settings.federation is not None and "name" not in chosen.model_fields_set:
-        return
+    name = chosen.get("name", "prism")
+    if not isinstance(name, str) or (federated and "name" not in chosen):
+        return []
     row = _tables[-1](name) if _tables else ROWS.get(name)
     if row is None:
-        return
-    if privacy.private and not row.private:
-        raise adds_no_noise(name)
-    if chosen.optimizer is not None and chosen.optimizer not in row.optimizers:
-        raise no_optimizer(name, chosen.optimizer, row.optimizers)
-    if chosen.clipping is not None and chosen.clipping not in row.clippings:
-        raise cannot_clip(name, chosen.clipping, row.clippings)
-    if chosen.relative_rate and not row.relative:
-        raise no_unit(name)
+        return []
+    found = list[tuple[str, ConfigError]]()
+    if private and not row.private:
+        found.append(("name", adds_no_noise(name)))
+    optimizer, clipping = chosen.get("optimizer"), chosen.get("clipping")
+    if isinstance(optimizer, str) and optimizer not in row.optimizers:
+        found.append(("optimizer", no_optimizer(name, optimizer, row.optimizers)))
+    if (
+        clipping in CLIPPINGS and clipping not in row.clippings
+    ):  # what is no clipping at all is told elsewhere
+        found.append(("clipping", cannot_clip(name, clipping, row.clippings)))
+    if chosen.get("relative_rate") is True and not row.relative:
+        found.append(("relative_rate", no_unit(name)))
+    return found
 
 
 def adds_no_noise(method: str) -> ConfigError:
     return ConfigError(
         f"method.name={method} adds no noise, so it cannot meet a privacy target",
-        fix="use dp-adamw or prism, or set privacy.private=false and remove the target",
+        fix=[
+            "to keep the promise write method.name: prism, or dp-adamw",
+            "to train without one write privacy.private: false, and remove target_epsilon or noise_multiplier",
+        ],
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from privlora.config.base import Group
+from privlora.config.base import Group, Wrong, all_of
 from privlora.errors import named, nearest
 
 Preset = Literal[
@@ -248,10 +248,14 @@ class SynthesisSettings(Group):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SynthesisSettings:
+        all_of(self._contradictions())
+        return self
+
+    def _contradictions(self) -> Iterator[Wrong]:
         needs = _GENERATORS[self.generator]
         lacking = [name for name in needs if getattr(self, name) is None]
         if lacking:
-            raise ValueError(
+            yield ValueError(
                 f"generator={self.generator} needs {' and '.join(lacking)}. Fix: add "
                 + ", and ".join(f"{name}: {needs[name]}" for name in lacking)
             )
@@ -260,31 +264,30 @@ class SynthesisSettings(Group):
             readers = next(iter(unread.values()))
             names = [name for name, of in unread.items() if of == readers]
             several = len(names) > 1
-            raise ValueError(
+            yield ValueError(
                 f"{' and '.join(names)} {'are' if several else 'is'} read for generator={_one_of(readers)} only, and "
                 f"generator is {self.generator}{'' if 'generator' in self.model_fields_set else ' unless it is set'}. "
                 f"Fix: set generator to {_one_of(readers)}, or remove {'them' if several else 'it'}"
             )
         if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
-            raise ValueError(
+            yield ValueError(
                 "warm_start_learning_rate goes with warm_start_epochs. Fix: set how many epochs, or remove the rate"
             )
         if self.rejected is not None and self.rejected > self.answers:
-            raise ValueError(
+            yield ValueError(
                 f"rejected={self.rejected} is no rank among answers={self.answers}. Fix: set it to 2 to {self.answers}"
             )
         if self.source is not None and not self.publish:
-            raise ValueError("source is read by privlora synthesize. Fix: give its folder with --from")
+            yield ValueError("source is read by privlora synthesize. Fix: give its folder with --from")
         if self.preset is not None and self.random_prompt is not None:
-            raise ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
+            yield ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
         for name in ("variation_prompt", "tones"):
             if self.random_prompt is None and getattr(self, name) is not None:
-                raise ValueError(f"{name} goes with random_prompt. Fix: add random_prompt, or remove {name}")
+                yield ValueError(f"{name} goes with random_prompt. Fix: add random_prompt, or remove {name}")
         if self.variation_prompt is not None and "{text}" not in self.variation_prompt:
-            raise ValueError(
+            yield ValueError(
                 "variation_prompt has no place for the text that is varied. Fix: write {text} where it belongs"
             )
-        return self
 
 
 def _one_of(names: Sequence[str]) -> str:

@@ -84,7 +84,8 @@ def refuse_implausible(
         raise DataError(
             "more than half of the records have nothing to train on",
             why="they would be trained on as if they said something, with noise and budget spent on nothing",
-            fix="check the columns and loss_on, remove empty records, or set data.unchecked=true",
+            fix=f"check the columns and loss_on, and that data.max_length={max_length} leaves room for what is learnt; "
+            "remove empty records, or set data.unchecked=true",
         )
     if summary.mostly_cut > _MOST:
         raise DataError(

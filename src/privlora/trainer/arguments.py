@@ -10,7 +10,8 @@ from typing import Any, Final, NoReturn
 
 from privlora.config import MethodSettings, PrivacySettings
 from privlora.config.other_names import called_here
-from privlora.errors import ConfigError, named, nearest
+from privlora.errors import ConfigError, Together, named, nearest
+from privlora.ranges import MOST_STEPS
 from privlora.training.ranks import several_processes
 
 _PRIVACY: Final = tuple(name for name in PrivacySettings.model_fields if name != "steps")
@@ -133,15 +134,10 @@ class PrivateConfig:
 
     def __init__(self, **given: Any) -> None:
         known = sorted({*_PRIVACY, "method", "num_train_epochs", *RENAMED, *TRANSLATED})
+        problems = Together()
         for name in given:
-            if name == "steps":
-                raise ConfigError("PrivateConfig.steps is called max_steps here", fix="write max_steps=...")
-            if name not in known:
-                if name not in WHY:
-                    _refuse_of_method(name, known)
-                close = nearest(name, known)
-                guessed = close.startswith("did you mean") and name not in WHY
-                _refuse(name, "PrivateConfig", fix=close if guessed else None)
+            problems.of(None, _refuse_unknown, name, known)
+        problems.tell()
         self._given = dict(given)
 
     @property
@@ -169,45 +165,73 @@ class Groups:
     show_progress: bool | None = None
 
 
-def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Groups:
-    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it.
+def groups_of(
+    args: Any, privacy: Mapping[str, Any] | None, method: Any, problems: Together | None = None
+) -> Groups:
+    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it. problems:
+    keeps what is wrong, of which else all is raised.
 
     Of the latter two, a field at its default counts as not given: the defaults here are those of the settings.
 
     Raises ConfigError, which names the argument.
     """
+    kept = Together() if problems is None else problems
+    before = len(kept.found)
     if privacy is not None and not isinstance(privacy, Mapping):
-        raise ConfigError(
-            f"privacy is of type {type(privacy).__name__}",
-            fix=f"pass {_PROMISE}",
-        )
+        kept.found.append(ConfigError(f"privacy is of type {type(privacy).__name__}", fix=f"pass {_PROMISE}"))
+    given, source = dict[str, Any](), type(args).__name__
     if isinstance(args, PrivateConfig):
-        source = "PrivateConfig"
         given = {name: value for name, value in args.given.items() if value is not None}
     else:
-        source, given = type(args).__name__, _changed(args)
+        given = kept.of(given, _changed, args)
+    known = len(kept.found) == before  # else nothing is said of what they might have held
     for name in _NUMBERS:
         if name in given and (isinstance(given[name], bool) or not isinstance(given[name], int | float)):
-            raise ConfigError(
-                f"{source}.{name} is of type {type(given[name]).__name__}", fix=f"give a number, as {name}=4"
-            )
+            what = f"{source}.{name} is of type {type(given[name]).__name__}"
+            kept.found.append(ConfigError(what, fix=f"give a number, as {name}=4"))
+            given[name] = 10**9 if name == "public_dataset_size" else 1  # which contradicts nothing
     own = given.pop("method", None)
     if own is not None and method is not None:
-        raise ConfigError("method is given twice", fix="leave it out of PrivateConfig")
+        kept.found.append(ConfigError("method is given twice", fix="leave it out of PrivateConfig"))
     chosen = method if method is not None else own
+    if chosen is not None and not isinstance(chosen, str | Mapping):
+        kept.found.append(
+            ConfigError(f"method is of type {type(chosen).__name__}", fix="give a method's name or a mapping")
+        )
+        chosen = None
     found = Groups(method={"name": chosen} if isinstance(chosen, str) else dict(chosen or {}))
     found.privacy = {name: given.pop(name) for name in _PRIVACY if name in given}
-    twice = sorted(found.privacy.keys() & (privacy or {}).keys())
-    if twice:
-        raise ConfigError(f"{twice[0]} is given twice", fix=f"leave it out of {source}, or of privacy")
-    found.privacy |= privacy or {}
-    if not found.privacy:
-        raise ConfigError(
-            "nothing says how private the run is",
-            fix=f"give the trainer {_PROMISE}",
+    beside = privacy if isinstance(privacy, Mapping) else {}
+    kept.found += [
+        ConfigError(f"{name} is given twice", fix=f"leave {name} out of {source}, or of privacy")
+        for name in sorted(found.privacy.keys() & beside.keys())
+    ]
+    found.privacy |= beside
+    if not found.privacy and known:
+        kept.found.append(
+            ConfigError("nothing says how private the run is", fix=f"give the trainer {_PROMISE}")
         )
-    _add_batch(found, given, source)
-    _add_steps(found, given, source)
+    promised = bool(found.privacy)
+    for step, stands_in in (
+        (_add_batch, {"expected_batch_size": 1.0}),
+        (_add_steps, {"steps": MOST_STEPS}),
+        (_add_others, {}),
+    ):
+        if not known:
+            break
+        so_far = len(kept.found)
+        kept.of(None, step, found, given, source)
+        if len(kept.found) > so_far:  # what is told already is not told as missing
+            found.privacy = {**stands_in, **found.privacy}
+    if not promised or not known:
+        found.privacy = {}
+    if problems is None:
+        kept.tell()
+    return found
+
+
+def _add_others(found: Groups, given: dict[str, Any], source: str) -> None:
+    """What is left, and what is refused of it."""
     if given.get("learning_rate") is not None and "learning_rate" not in found.method:
         found.method.setdefault("relative_rate", False)  # transformers' rates are in entries
     for name in list(given):
@@ -216,11 +240,12 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any) -> Grou
             getattr(found, group).setdefault(here, given.pop(name))
     if "disable_tqdm" in given:
         found.show_progress = not given.pop("disable_tqdm")
-    _translate(found, given, source)
+    problems = Together()
+    problems.of(None, _translate, found, given, source)
     for name in given:
-        if name not in WITHOUT_EFFECT:
-            _refuse(name, source)
-    return found
+        if name not in WITHOUT_EFFECT and name not in TRANSLATED:
+            problems.of(None, _refuse, name, source)
+    problems.tell()
 
 
 def _changed(args: Any) -> dict[str, Any]:
@@ -354,6 +379,19 @@ def _add_evaluation(found: Groups, given: dict[str, Any], source: str) -> None:
         found.run["evaluate_every"] = int(every)
     elif word == "steps":
         found.run["evaluate_every"] = found.run.get("log_every", 10)
+
+
+def _refuse_unknown(name: str, known: Collection[str]) -> None:
+    """Raise ConfigError for an argument of `PrivateConfig` that is none of ``known``."""
+    if name == "steps":
+        raise ConfigError("PrivateConfig.steps is called max_steps here", fix="write max_steps=...")
+    if name in known:
+        return
+    if name not in WHY:
+        _refuse_of_method(name, known)
+    close = nearest(name, known)
+    guessed = close.startswith("did you mean") and name not in WHY
+    _refuse(name, "PrivateConfig", fix=f"{name}: {close}" if guessed else None)
 
 
 def _refuse_of_method(name: str, known: Collection[str]) -> None:

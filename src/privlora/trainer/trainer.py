@@ -7,22 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import torch
-
 from privlora.api import fine_tune, resume_run
-from privlora.calling import given_records, refuse_no_mapping, settings_of_call
+from privlora.calling import is_loaded, not_a_mapping, other_names, records_of, settings_of_call
 from privlora.config import IN_MEMORY
-from privlora.config.nearby import whereabouts
-from privlora.errors import ConfigError, DataError, PrivacyError, RunError
-from privlora.reporting.pushing import checked
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of
-from privlora.training.callbacks import checked_callbacks
 from privlora.training.files import RunFolder
-from privlora.training.loop import Interrupted
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
+    import torch
+
     from privlora.reporting.pushing import Pushed
 
 _REFUSED: Final = {
@@ -36,6 +32,9 @@ _REFUSED: Final = {
     "quantization_config": "load the model with it, and pass the model",
     "tokenizer": "it is called processing_class",
 }
+_IN_GROUPS: Final = (
+    "{here}. Groups are arguments here, as privacy=dict(target_epsilon=3, …); or give it in args"
+)
 
 _INSTEAD: Final = {
     "predict": ": text is written by trainer.model.generate once it is trained, and `privlora evaluate` measures it",
@@ -87,35 +86,36 @@ class PrivateTrainer:
         run: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
-        for name, value in others.items():
-            if name not in _REFUSED and (here := whereabouts(name)) is not None:
-                fix = f"{here}. Groups are arguments here, as privacy=dict(target_epsilon=3, …); or give it in args"
-                raise ConfigError(f"PrivateTrainer has no argument {name}", fix=fix)
-            if name not in _REFUSED:
-                raise TypeError(f"PrivateTrainer has no argument {name!r}")
-            if value is not None and value != (None, None):
-                raise ConfigError(f"{name} is given", why=_REFUSED[name], fix=f"leave {name} out")
-        groups = groups_of(args, privacy, method)
+        problems = Together()
+        refused = {name: value for name, value in others.items() if name in _REFUSED}
+        unknown = {name: value for name, value in others.items() if name not in _REFUSED}
+        problems.found += other_names(PrivateTrainer, unknown, {}, _IN_GROUPS)
+        problems.found += [
+            ConfigError(f"{name} is given", why=_REFUSED[name], fix=f"leave {name} out")
+            for name, value in refused.items()
+            if value is not None and value != (None, None)
+        ]
+        groups = groups_of(args, privacy, method, problems)
         for name, more in {"columns": columns, "loading": loading, "run": run}.items():
-            refuse_no_mapping(name, more)
-            getattr(groups, name).update(more or {})
-        if isinstance(model, torch.nn.Module) and processing_class is None:
-            raise ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
+            if (error := not_a_mapping(name, more)) is not None:
+                problems.found.append(error)
+            else:
+                getattr(groups, name).update(more or {})
+        if is_loaded(model) and processing_class is None:
+            problems.found.append(
+                ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
+            )
         self._model, self._tokenizer = model, processing_class
-        self._callbacks = checked_callbacks(callbacks)
         if groups.privacy.get("private", True):
-            _refuse_own_records(train_dataset, eval_dataset)
+            problems.of(None, _refuse_own_records, train_dataset, eval_dataset)
         self._output = "runs/run" if groups.output is None else groups.output
-        path, self._records = given_records(train_dataset, "train_dataset")
-        public: Any = None
-        self._evaluation: Any = None
-        if eval_dataset is not None:
-            public, self._evaluation = given_records(eval_dataset, "eval_dataset")
+        path, self._records = records_of(problems, train_dataset, "train_dataset")
+        public, self._evaluation = records_of(problems, eval_dataset, "eval_dataset")
         self._sources = {"data": path, "evaluation": public}
-        _add_columns(groups, self._records)
-        _add_dtype(groups, model)
+        problems.of(None, _add_columns, groups, self._records)
+        problems.of(None, _add_dtype, groups, model)
         self._groups: dict[str, Any] = {
-            "privacy": groups.privacy,
+            "privacy": groups.privacy or None,
             "columns": groups.columns,
             "adapter": peft_config,
             "loading": groups.loading,
@@ -123,10 +123,18 @@ class PrivateTrainer:
             "run": groups.run,
         }
         self._show_progress = groups.show_progress
-        # Now, and not only when it trains.
+        # Now, and not only when it trains; and before torch is loaded.
         settings_of_call(
-            model, {"path": path, "evaluation": public}, self._groups, self._output, source="PrivateTrainer"
+            model,
+            {"path": path, "evaluation": public},
+            self._groups,
+            self._output,
+            source="PrivateTrainer",
+            problems=problems,
         )
+        from privlora.training.callbacks import checked_callbacks
+
+        self._callbacks = checked_callbacks(callbacks)
         self._result: Result | None = None
 
     @property
@@ -150,6 +158,8 @@ class PrivateTrainer:
 
         Raises Interrupted where the user or a callback stopped it: all is saved, and can be resumed.
         """
+        from privlora.training.loop import Interrupted
+
         try:
             self._result = self._trained(resume_from_checkpoint)
         except Interrupted as stop:
@@ -188,7 +198,7 @@ class PrivateTrainer:
             )
         return resume_run(
             self._output,
-            model=self._model if isinstance(self._model, torch.nn.Module) else None,
+            model=self._model if is_loaded(self._model) else None,
             tokenizer=self._tokenizer,
             records=self._records,
             evaluation=self._evaluation,
@@ -214,6 +224,8 @@ class PrivateTrainer:
         Raises RunError for a folder that holds anything; what `privlora.reporting.pushing.push` does for a private
         run's release that is not as the run wrote it.
         """
+        from privlora.reporting.pushing import checked
+
         release = self.result.release
         if output_dir is None:
             return release
@@ -293,9 +305,9 @@ def _form(records: Sequence[Mapping[str, Any]]) -> str:
 def _add_dtype(groups: Groups, model: Any) -> None:
     if not groups.bf16:
         return
-    if not isinstance(model, torch.nn.Module):
+    if not is_loaded(model):
         groups.loading.setdefault("dtype", "bfloat16")
-    elif next(model.parameters()).dtype != torch.bfloat16:
+    elif str(next(model.parameters()).dtype) != "torch.bfloat16":
         raise ConfigError(
             "bf16 is set, and the model's weights are of another dtype",
             why="a model computes here in the dtype of its frozen weights",

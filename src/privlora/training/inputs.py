@@ -120,11 +120,7 @@ def load_data(
         evaluation = load_records(data.evaluation, format=data.format)
     evaluation = [] if evaluation is None else as_records(evaluation)
     public = _public(settings, evaluation) if privacy.private and not all_public else {}
-    columns = _columns(data)
-    hashes = {
-        name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
-        for name, given in public.items()
-    }
+    hashes = _hashes(public, data)
     held_out = tokenise(evaluation, data, tokenizer)
     tokens = {
         name: held_out if given is evaluation else tokenise(given, data, tokenizer)
@@ -188,6 +184,45 @@ def refuse_unfit_first(
         refuse_implausible(found, public_units=len(first), unit="record", max_length=data.max_length)
     except DataError:
         load_data(settings, tokenizer, records, evaluation)
+
+
+def refuse_shared_first(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
+    """Before the model's weights are loaded, raise the PrivacyError of `load_data` for public records that hold what
+    private ones do, letter by letter; what is the same to the model alone is found there.
+
+    All of them are read once more. records, evaluation: as there, lists.
+    """
+    data = settings.data
+    if not settings.privacy.private:
+        return
+    if evaluation is None and data.evaluation is not None:
+        evaluation = load_records(data.evaluation, format=data.format)
+    public = _hashes(_public(settings, evaluation or []), data)
+    if not public:
+        return
+    if records is None:
+        records = iterate_records(data.path, format=data.format, limit=data.limit)
+    columns = _columns(data)
+    for record in _of_tasks(records, data):
+        content = content_hash(record, columns)
+        if content is not None:
+            _refuse_shared(content, public, columns)
+
+
+def _hashes(public: Mapping[str, Sequence[Mapping[str, Any]]], data: DataSettings) -> dict[str, Set[bytes]]:
+    """Of what public records hold, by the setting that names them."""
+    columns = _columns(data)
+    return {
+        name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
+        for name, given in public.items()
+    }
+
+
+def _refuse_shared(content: bytes, public: Mapping[str, Set[bytes]], columns: Set[str]) -> None:
+    """Raise PrivacyError if a private record's hash is that of a public one."""
+    for name, hashes in public.items():
+        if content in hashes:
+            raise _shared(name, f"in {', '.join(sorted(columns))}")
 
 
 def _refuse_chosen_on(hashes: Mapping[str, Set[bytes]], tokens: Mapping[str, Examples]) -> None:
@@ -285,10 +320,8 @@ class _Reader:
         return Data(examples, units, held_out, self._texts)
 
     def compare(self, content: bytes) -> None:
-        """Raise PrivacyError if a private record's hash is that of a public one."""
-        for name, hashes in self._public.items():
-            if content in hashes:
-                raise _shared(name, f"in {', '.join(sorted(self._columns))}")
+        """`_refuse_shared` of a private record's hash."""
+        _refuse_shared(content, self._public, self._columns)
 
     def _passing(
         self, records: Iterable[Mapping[str, Any]], grouping: Grouping

@@ -21,6 +21,13 @@ from privlora.training.files import RunFolder
 _FOLDERS = ("runs/", "models/")
 
 
+def refuse_no_model(settings: ModelSettings) -> None:
+    """Raise ModelError for a name under which no base model lies here nor can be fetched. The hub is not asked."""
+    refuse_unknown_model(settings.name)
+    refuse_other_folder(settings.name)
+    refuse_out_of_reach_of_the_hub(settings)
+
+
 def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
     """Raise ModelError for a name that is no local folder and no name on the hub. Only the local disk is asked.
 
@@ -141,9 +148,7 @@ def refuse_out_of_reach_of_the_hub(settings: ModelSettings) -> None:
 
 def model_source(settings: ModelSettings) -> dict[str, Any]:
     """Where transformers' loaders find the model. Raises ModelError for what they cannot find."""
-    refuse_unknown_model(settings.name)
-    refuse_other_folder(settings.name)
-    refuse_out_of_reach_of_the_hub(settings)
+    refuse_no_model(settings)
     folder = Path(settings.name).expanduser()
     is_local = folder.is_dir()
     return {

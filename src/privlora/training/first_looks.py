@@ -1,0 +1,74 @@
+"""What is looked at before the model's weights are loaded, which takes longest: all that needs none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from privlora.config import Settings
+from privlora.data.records import HUB
+from privlora.errors import ModelError, PrivloraError, Together
+from privlora.training.classifier import head_of
+from privlora.training.inputs import fitted, refuse_shared_first, refuse_unfit_first
+from privlora.training.model_checks import refuse_out_of_reach
+from privlora.training.models import adapter_for, load_skeleton, load_tokenizer
+
+_READ_TWICE: Final = 64 * 2**20
+"""Bytes of files that are read once more for it, which takes about a second."""
+
+
+def look_first(settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None) -> None:
+    """Raise what would be found later, together: targets and rank of an adapter that the model's configuration rules
+    out, records longer than it reads, public records that are private ones, records with nothing to train on.
+
+    Records are looked at where they can be read twice at no cost: lists, and local files that are not large. The rest,
+    and all that needs weights, is refused where it is read. tokenizer: None for that of the settings.
+    """
+    problems = Together()
+    own = tokenizer if tokenizer is not None else problems.of(None, load_tokenizer, settings.model)
+    if own is not None:
+        problems.of(None, _refuse_unfit_model, settings, own)
+    unread = len(problems.found)
+    if _is_read_twice(settings, records, evaluation):
+        problems.of(None, refuse_shared_first, settings, records, evaluation)
+    if own is not None and len(problems.found) == unread:
+        problems.of(None, refuse_unfit_first, settings, own, records, evaluation)
+    problems.tell()
+
+
+def _refuse_unfit_model(settings: Settings, tokenizer: Any) -> None:
+    """Raise ModelError for settings that no model of this configuration can follow."""
+    try:
+        skeleton = load_skeleton(settings.model, head=head_of(settings))
+    except ModelError:  # told with its reason where the model itself is loaded
+        return
+    problems = Together()
+    length = fitted(settings, skeleton).data.max_length
+    problems.of(None, lambda: refuse_out_of_reach(skeleton, tokenizer, max_length=length))
+    problems.of(None, _refuse_unfit_adapter, settings, skeleton)
+    problems.tell()
+
+
+def _refuse_unfit_adapter(settings: Settings, skeleton: Any) -> None:
+    try:
+        adapter_for(settings, skeleton)
+    except PrivloraError as error:
+        settings.placed(error, "adapter.target_modules")
+        raise
+
+
+def _is_read_twice(settings: Settings, records: Any, evaluation: Any) -> bool:
+    """Whether all records may be gone through once more: none comes from a hub or an iterator, and files are small."""
+    if not all(given is None or isinstance(given, list) for given in (records, evaluation)):
+        return False
+    data = settings.data
+    named = [data.path if records is None else None, data.evaluation if evaluation is None else None]
+    named += [settings.adapter.public_text]
+    named += [group.file for group in (settings.auto, settings.synthesis) if group is not None]
+    paths = [path for given in named for path in ([given] if isinstance(given, str) else given or [])]
+    if any(path.startswith(HUB) for path in paths):
+        return False
+    try:
+        return sum(Path(path).expanduser().stat().st_size for path in paths) <= _READ_TWICE
+    except (OSError, ValueError):  # refused where it is read
+        return False

@@ -1,0 +1,220 @@
+"""Calls in Python: all that is wrong with one is told at once, and before torch is imported."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import privlora
+from privlora.errors import ConfigError, DataError, ModelError, PrivloraError
+
+PRIVACY: dict[str, Any] = {
+    "target_epsilon": 3,
+    "delta": 1e-5,
+    "steps": 3,
+    "expected_batch_size": 2,
+    "public_dataset_size": 9,
+}
+
+_EARLY = """
+import json, sys
+import privlora
+def told(call, *args, **options):
+    try:
+        call(*args, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+bad = dict(target_epsilon=3, delta=2, steps=3, expected_batch_size=2, public_dataset_size=9)
+good = {**bad, "delta": 1e-5}
+found = [
+    told(privlora.fine_tune, "./none", ["a"], privacy=bad, method="prizm"),
+    told(privlora.fine_tune, "./none", ["a"], privacy=good),
+    told(privlora.synthesize, "./none", ["a"], privacy=bad, synthesis={}),
+    told(privlora.federate, "./none", {"a": ["x"], "b": ["y"]}, privacy=bad, federation={"rounds": 1}),
+    told(privlora.PrivateTrainer, "./none", privlora.PrivateConfig(max_steps=3, delta=2), train_dataset=["a"]),
+]
+print(json.dumps([found, sorted({"torch", "transformers", "peft"} & set(sys.modules))]))
+"""
+
+
+def test_arguments_are_looked_at_before_torch_is_imported() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(privlora.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-c", _EARLY],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+        timeout=120,
+    )
+    found, slow = json.loads(ended.stdout)
+    assert slow == []
+    assert found[1].startswith("ModelError: cannot load model './none': it is no local folder")
+    for told in (found[0], *found[2:]):
+        assert "privacy.delta=2 is not below 1" in told
+    assert "unknown method 'prizm'" in found[0]
+
+
+def told(call: Any, *arguments: Any, **options: Any) -> PrivloraError:
+    with pytest.raises(PrivloraError) as caught:
+        call(*arguments, **options)
+    return caught.value
+
+
+def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
+    error = told(
+        *(privlora.fine_tune, "tiny", [{"text": "Lovelace"}, 3]),
+        privacy={**PRIVACY, "delta": 2, "stepz": 1},
+        method={"name": "dp-zo", "clipping": "per-module", "relative_rate": True},
+        columns={"txt": "a", "path": "b"},
+        run=3,
+        output="",
+        eval_dataset=[],
+        evil=1,
+    )
+    assert type(error) is ConfigError
+    for words in (
+        "fine_tune has no argument eval_dataset",
+        "fine_tune() has no argument 'evil'",
+        "output is empty",
+        "run is of type int",
+        "columns holds 'path'",
+        "unknown setting 'data.txt', setting 'privacy.stepz'",
+        "privacy.delta=2 is not below 1",
+        "method 'dp-zo' cannot clip as clipping='per-module' does",
+        "method.relative_rate=true cannot be used",
+    ):
+        assert words in str(error)
+    assert "Lovelace" not in str(error)
+    assert len(error.fixes) == 11
+
+
+def test_what_is_not_given_does_not_hide_the_rest() -> None:
+    error = told(privlora.fine_tune, "tiny", ["a"], adapter={"rank": 3}, run={"seed": "x"})
+    assert "privacy is not given" in str(error)
+    assert "unknown setting 'adapter.rank'" in str(error)
+    assert "run.seed='x'" in str(error)
+    assert len(error.fixes) == 3
+
+
+def test_an_argument_that_nothing_is_called_is_a_type_error_alone() -> None:
+    with pytest.raises(
+        TypeError, match=r"fine_tune\(\) has no argument 'columnz'. Fix: columnz: did you mean 'columns'"
+    ):
+        privlora.fine_tune("tiny", ["a"], privacy=PRIVACY, columnz={})
+    terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
+    with pytest.raises(TypeError, match="has no argument 'evil'"):
+        privlora.federate("tiny", ["a"], federation=terms, privacy=_of_clients(), evil=3)
+    with pytest.raises(TypeError, match="has no argument 'evil'"):
+        privlora.synthesize("tiny", ["a"], synthesis={}, privacy=PRIVACY, evil=3)
+
+
+def _of_clients() -> dict[str, Any]:
+    return {name: value for name, value in PRIVACY.items() if name != "steps"}
+
+
+def test_a_federation_tells_all() -> None:
+    clients = {"north": ["a"], "south": 3}
+    error = told(
+        *(privlora.federate, "tiny", clients),
+        federation={"rule": "tann", "rounds": 0, "clients": 2},
+        privacy={**_of_clients(), "delta": 2},
+        eval_dataset=["b"],
+    )
+    for words in (
+        "federate has no argument eval_dataset",
+        "data names the clients",
+        "data['south']: records in memory",
+        "unknown rule 'tann'",
+        "federation.rounds=0",
+        "privacy.delta=2",
+    ):
+        assert words in str(error)
+    assert len(error.fixes) == 6
+    error = told(privlora.federate, "tiny", {"north": ["a"], "south": ["b"]}, federation=3, run={"seed": "x"})
+    assert (
+        len(error.fixes) == 3
+    )  # federation, privacy, run; and nothing of steps or clients that nobody knows
+
+
+def test_texts_tell_all() -> None:
+    error = told(privlora.synthesize, "tiny", ["a"], synthesis={"generator": "gpt"}, run=3, train_dataset=[])
+    for words in (
+        "synthesize has no argument train_dataset",
+        "privacy is not given",
+        "'gpt' is no generator",
+        "run is of type",
+    ):
+        assert words in str(error)
+    assert len(error.fixes) == 4
+
+
+def test_a_trainer_tells_all() -> None:
+    error = told(privlora.PrivateConfig, packing=True, rank=3, steps=2)
+    assert [words in str(error) for words in ("packing is set", "has no 'rank'", "is called max_steps")] == [
+        True
+    ] * 3
+    args = privlora.PrivateConfig(
+        target_epsilon=-1, delta=2, num_train_epochs=3, expected_batch_size=2, public_dataset_size=9, bf16=True,
+        lr_scheduler_type="polynomial", eval_strategy="epoch",
+    )  # fmt: skip
+    error = told(
+        *(privlora.PrivateTrainer, "tiny", args),
+        train_dataset=["a"],
+        eval_dataset=3,
+        compute_metrics=len,
+        columns=3,
+        evil=1,
+    )
+    for words in (
+        "PrivateTrainer() has no argument 'evil'",
+        "compute_metrics is given",
+        "num_train_epochs=3, and private training counts steps",
+        "lr_scheduler_type='polynomial'",
+        "columns is of type int",
+        "eval_dataset: records in memory",
+        "privacy.target_epsilon=-1",
+        "privacy.delta=2",
+    ):
+        assert words in str(error)
+    assert len(error.fixes) == 8
+
+
+def test_what_is_not_there_is_told_together(tmp_path: Path) -> None:
+    output = {"output": tmp_path / "run"}
+    error = told(
+        privlora.fine_tune, tmp_path / "none", "a.jsonl", evaluation="b.jsonl", privacy=PRIVACY, **output
+    )
+    assert type(error) is ConfigError
+    for words in (
+        "cannot load model",
+        "data.path: there is no file a",
+        "data.evaluation: there is no file b",
+    ):
+        assert words in str(error)
+    error = told(privlora.fine_tune, tmp_path / "none", ["a"], privacy=PRIVACY, **output)
+    assert type(error) is ModelError
+    (tmp_path / "config.json").write_text("{}")
+    columns = {"prompt": "q", "completion": "a"}
+    error = told(privlora.fine_tune, tmp_path, [{"text": "x"}], privacy=PRIVACY, columns=columns, **output)
+    assert type(error) is DataError
+    assert "no column 'a'" in str(error)
+    assert "no column 'q'" in str(error)
+
+
+def test_help_and_completion_know_what_a_call_takes() -> None:
+    found = inspect.signature(privlora.fine_tune).parameters
+    assert list(found)[:3] == ["model", "data", "privacy"]
+    assert found["method"].default == "prism"
+    assert "Fine-tune a causal LM privately" in (inspect.getdoc(privlora.fine_tune) or "")
+    assert set(privlora.__all__) <= set(dir(privlora))
+    assert all(getattr(privlora, name) is not None for name in privlora.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'finetune'"):
+        _ = privlora.finetune

@@ -1,0 +1,160 @@
+"""What is refused before the weights are loaded, without them, and without what can be read but once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import record, save_tiny_model
+from tiny_models import tiny_tokenizer
+
+from privlora.config import Settings, load_settings, settings_from
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
+from privlora.training import first_looks, inputs, models
+from privlora.training.first_looks import look_first
+
+PRIVACY = {
+    "noise_multiplier": 1,
+    "delta": 1e-5,
+    "steps": 3,
+    "expected_batch_size": 4,
+    "public_dataset_size": 20,
+}
+RECORDS = [record(number) for number in range(20)]
+SHARED = [{"text": "a text of nobody"}, {"text": RECORDS[7]["text"]}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr(models, "_from_files", loaded)
+
+
+def written(path: Path, records: list[dict[str, Any]]) -> str:
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    return str(path)
+
+
+def run_of(model: Path, data: dict[str, Any], **groups: Any) -> Settings:
+    return settings_from(
+        {"model": {"name": str(model)}, "data": {"max_length": 48, **data}, "privacy": PRIVACY, **groups}
+    )
+
+
+def test_what_the_configuration_tells_is_told_together(model: Path, tmp_path: Path) -> None:
+    yaml = tmp_path / "run.yaml"
+    path = written(tmp_path / "a.jsonl", RECORDS)
+    yaml.write_text(
+        f"model: {{name: {model}}}\nprivacy: {json.dumps(PRIVACY)}\ndata:\n  path: {path}\n"
+        "  max_length: 999\nadapter:\n  target_modules: [q_prj, ghost]\n"
+    )
+    with pytest.raises(ModelError) as caught:
+        privlora_train(load_settings(yaml), tmp_path / "run")
+    assert "data.max_length=999 (line 5) exceeds the 128 positions" in str(caught.value)
+    assert "adapter.target_modules (line 7) names 'q_prj', 'ghost'" in str(caught.value)
+    assert "did you mean 'q_proj'?" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def privlora_train(settings: Settings, output: Path) -> None:
+    from privlora.api import train_run
+
+    train_run(settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(output)})}))
+
+
+@pytest.mark.parametrize("where", ["evaluation", "public_text", "file"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_public_records_that_are_private_ones(
+    where: str, in_memory: bool, model: Path, tmp_path: Path
+) -> None:
+    private, public = written(tmp_path / "a.jsonl", RECORDS), written(tmp_path / "b.jsonl", SHARED)
+    groups: dict[str, Any] = {}
+    if where == "public_text":
+        groups["adapter"] = {"init": "public-gradient", "public_text": public}
+    if where == "file":
+        groups |= {"auto": {"file": public}, "method": {"learning_rate": "auto"}}
+    data = {"path": private} | ({"evaluation": public} if where == "evaluation" else {})
+    given: dict[str, Any] = {"records": RECORDS} if in_memory else {}
+    if in_memory and where == "evaluation":
+        given["evaluation"] = SHARED
+    with pytest.raises(PrivacyError, match="are the same as private ones in text") as caught:
+        look_first(run_of(model, data, **groups), None, **given)
+    assert RECORDS[7]["text"] not in str(caught.value)
+
+
+def test_private_records_among_public_ones_are_told_beside_a_wrong_adapter(
+    model: Path, tmp_path: Path
+) -> None:
+    data = {
+        "path": written(tmp_path / "a.jsonl", RECORDS),
+        "evaluation": written(tmp_path / "b.jsonl", SHARED),
+    }
+    with pytest.raises(ConfigError, match=r"adapter\.r=999 exceeds.*the same as private ones"):
+        look_first(run_of(model, data, adapter={"r": 999}), None)
+
+
+def test_what_can_be_read_once_is_left_alone(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iterator, a hub's set and a large file are compared when they are read for the run."""
+    data = {
+        "path": written(tmp_path / "a.jsonl", RECORDS),
+        "evaluation": written(tmp_path / "b.jsonl", SHARED),
+    }
+
+    def once() -> Iterator[dict[str, Any]]:
+        raise AssertionError("the iterator was read")
+        yield {}
+
+    look_first(run_of(model, data), None, records=once())
+    look_first(run_of(model, data), None, evaluation=once())
+    monkeypatch.setattr(inputs, "load_records", _never)
+    look_first(run_of(model, {**data, "path": "hf://nobody/nothing:train"}), None)
+    look_first(run_of(model, {**data, "evaluation": "hf://nobody/nothing:train"}), None)
+    monkeypatch.setattr(first_looks, "_READ_TWICE", 10)
+    look_first(run_of(model, data), None)
+
+
+def _never(*_: Any, **__: Any) -> None:
+    raise AssertionError("it was read")
+
+
+def test_a_run_without_privacy_has_nothing_to_compare(model: Path, tmp_path: Path) -> None:
+    data = {
+        "path": written(tmp_path / "a.jsonl", RECORDS),
+        "evaluation": written(tmp_path / "b.jsonl", SHARED),
+    }
+    privacy = {**PRIVACY, "private": False, "noise_multiplier": None}
+    look_first(
+        run_of(model, data).model_copy(update={"privacy": run_of(model, data, privacy=privacy).privacy}), None
+    )
+
+
+def test_a_length_that_leaves_no_answer(model: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", RECORDS)
+    with pytest.raises(DataError, match=r"data\.max_length=4"):
+        look_first(run_of(model, {"path": path, "max_length": 4}), None)
+    asked = {
+        "path": path,
+        "prompt": "{text}",
+        "completion": "patient",
+        "max_length": 2,
+        "loss_on": "completion",
+    }
+    with pytest.raises(PrivloraError, match=r"data\.max_length=2"):
+        look_first(run_of(model, asked), None)
+
+
+def test_a_folder_without_a_readable_configuration_is_told_where_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
+    look_first(run_of(tmp_path, {"path": written(tmp_path / "a.jsonl", RECORDS)}), tiny_tokenizer())
