@@ -72,7 +72,7 @@ class RunError(PrivloraError):
     """A run directory cannot be created, resumed or read."""
 
 
-def in_one(errors: Sequence[ConfigError]) -> ConfigError:
+def in_one(errors: Sequence[PrivloraError]) -> PrivloraError:
     """All of one or more problems, so that they are mended at once.
 
     >>> str(in_one([ConfigError("a is 0", fix="a: 1"), ConfigError("b is 0", fix="b: 1")]))
