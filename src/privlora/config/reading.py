@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Origin, checked_settings, mistakes
-from privlora.config.nearby import whereabouts
+from privlora.config.nearby import Located, whereabouts
 from privlora.config.rows import refuse_for_row
 from privlora.errors import ConfigError, named
 
@@ -74,11 +74,13 @@ def settings_from(
 ) -> Settings:
     """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. Raises
     ConfigError for all that is wrong with them."""
-    merged: dict[str, Any] = {}
+    merged = Located()
     for group, values in content.items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
     overridden = frozenset(_apply(merged, override) for override in overrides)
-    return checked_settings(merged, Origin(source, overridden, file))
+    origin = Origin(source, overridden, file)
+    merged.where = origin.where
+    return checked_settings(merged, origin)
 
 
 def _refuse_other_than_settings(path: Path) -> None:

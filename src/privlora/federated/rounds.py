@@ -63,8 +63,8 @@ Tell = Callable[[str, int | None, int | None], None]
 
 
 def teller(observer: object) -> Tell:
-    """``observer.on_phase``, which an observer may have beside the others: it is told of what goes on in a round, and of
-    nothing that is not public."""
+    """``observer.on_phase``, which an observer may have beside the others: it is told of what goes on in a round, and
+    of nothing that is not public."""
     return getattr(observer, "on_phase", None) or (lambda *_: None)
 
 
