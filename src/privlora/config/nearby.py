@@ -32,7 +32,7 @@ _MEANT: Final = re.compile(r"(did you mean '|it is called |it belongs elsewhere:
 
 
 def _said_once(group: str, name: object, told: str, content: Mapping[str, Any]) -> str:
-    """``told``, but not so that a file would then say a setting twice. On the command line it takes the file's place."""
+    """``told``, but not so that a file would then say a setting twice. On the command line it takes its place."""
     meant = _MEANT.match(told)
     if meant is None or not isinstance(content, Located) or not _in_file(content.where((group, str(name)))):
         return told
