@@ -699,7 +699,7 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     shown = call(capsys, "plan", config, *given, "method.learning_rate=null").out
     (line,) = (line for line in shown.splitlines() if line.startswith("rate "))
     assert "in the size of the frozen weights" in line
-    assert "the row's default is 0.0144" in " ".join(shown.split())
+    assert "the method's default is 0.0144" in " ".join(shown.split())
     shown = call(capsys, "plan", config, *given, "method.learning_rate=0.16").out
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert "11.1 times the row's default" in lines[0]

@@ -7,7 +7,7 @@ from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
-from privlora.cli.planning import rate_rows
+from privlora.cli.planning import rate_rows, words_of_unit
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
@@ -205,6 +205,7 @@ def _rows(
         rows += [
             ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
             ("statement", whole.describe()),
+            ("unit", words_of_unit(whole)),
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             *(
                 (named("noise", place), _noise_line(kind, content["clients_per_round"]))

@@ -296,11 +296,20 @@ def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("rate", in_size_of_weights(content["default_rate"]))] if relative else []
 
 
+def words_of_unit(planned: Plan) -> str:
+    """What the words of a promise mean: unit, adjacency, delta."""
+    how = "replaced by another" if planned.adjacency == _REPLACE_ONE else "there or not"
+    return (
+        f"one {planned.unit}: what is released is nearly the same whether any one {planned.unit} was {how} (adjacency "
+        f"{planned.adjacency}), except with a chance of roughly delta = {planned.delta:g}"
+    )
+
+
 def in_size_of_weights(default: float) -> str:
     """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
     from privlora.methods import RELATIVE_IN_WORDS
 
-    return f"{RELATIVE_IN_WORDS}; the row's default is {default:.3g}"
+    return f"{RELATIVE_IN_WORDS}; the method's default is {default:.3g}"
 
 
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:
@@ -381,7 +390,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
     else:
-        rows.insert(0, ("promise", planned.describe()))
+        rows[:0] = [("promise", planned.describe()), ("unit", words_of_unit(planned))]
         rows += [
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             (

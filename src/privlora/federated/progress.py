@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from privlora.federated.history import Round
-from privlora.training.progress import bar_of, fitting, layouts, losses_drawn, pace
+from privlora.training.progress import IN_WORDS, bar_of, fitting, layouts, losses_drawn, pace
 
 _LINES = 10  # plain lines of a federation
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
@@ -92,6 +92,7 @@ class RoundProgress:
         self._losses.append(loss)
         self._console.print(
             f"held-out loss after round {step}: {loss:.4f} nats per token (mean over records)"
+            + (IN_WORDS if len(self._losses) == 1 else "")
         )
         if step == 0:
             self._ended_at = time.monotonic()  # what comes before the first round is no part of it
