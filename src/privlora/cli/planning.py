@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,7 +93,8 @@ def plan(
         _look_at_public_texts(settings, method, advise)
         if advise:
             rows_to_advise_on(asked)
-        settings, model = local_model(settings)
+        with _reading(settings):
+            settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
@@ -107,7 +109,7 @@ def plan(
             _print(_privacy_rows(facts, planned), shown)
         fitted = memory = None
         if model is not None and not no_memory:
-            with saying(_ON_PAPER, piped=settings.run.tokens_per_micro_batch == "auto"):
+            with saying(_ON_PAPER, piped=True):
                 settings, fitted = as_planned(settings, model)
                 memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         statement = None
@@ -178,13 +180,20 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
         with loading():
             from privlora.cli.federation_plan import plan_federation
 
+        with _reading(settings):
+            settings, model = local_model(settings)
         with accounting(settings.privacy.steps):
-            content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
+            content, rows = plan_federation(settings, model, _opinions if cross_check else None)
     if as_json:
         emit(content)
     else:
         _print(rows, out())
         _print_limits(content["not_protected"], out())
+
+
+def _reading(settings: Settings) -> AbstractContextManager[None]:
+    here = Path(settings.model.name).expanduser().is_dir()
+    return saying("reading the model's configuration", piped=True) if here else nullcontext()
 
 
 def local_model(settings: Settings) -> tuple[Settings, Any]:
