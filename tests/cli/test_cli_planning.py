@@ -21,8 +21,8 @@ from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
 from privlora.training.peak import Peak, Unknown
 
-BEGUN = ["reading the model's configuration", "taking steps on paper, to tell their memory"]
-"""What a plan says in pipes as it begins."""
+BEGUN = ["taking steps on paper, to tell their memory"]
+"""What a plan says in pipes before what takes longest."""
 
 
 @pytest.fixture(autouse=True)

@@ -193,7 +193,7 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
 
 def _reading(settings: Settings) -> AbstractContextManager[None]:
     here = Path(settings.model.name).expanduser().is_dir()
-    return saying("reading the model's configuration", piped=True) if here else nullcontext()
+    return saying("reading the model's configuration") if here else nullcontext()
 
 
 def local_model(settings: Settings) -> tuple[Settings, Any]:
