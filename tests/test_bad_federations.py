@@ -164,7 +164,7 @@ def test_one_command_for_the_other(model: Path, folder: Path, capsys: pytest.Cap
         folder,
         ["federate", alone],
         "no group federation",
-        "federation: {clients: 3",
+        "federation: {clients: [{name: north",
         "privlora train",
     )
     together = write_config(folder, federation_settings(model, folder))

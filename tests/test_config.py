@@ -596,6 +596,21 @@ TYPOS = {
 }
 
 
+def test_a_slip_beside_its_setting_is_to_be_removed_and_not_mended(tmp_path: Path) -> None:
+    """Written as it was meant, it would stand there twice."""
+    file = tmp_path / "run.yaml"
+    file.write_text("data:\n  path: a.jsonl\n  max_length: 128\n  max_len: 256\nadapter: {r: 4, rank: 8}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file)
+    (slip, elsewhere) = (fix for fix in caught.value.fixes if "is given already" in fix)
+    assert slip == "'data.max_len': remove 'max_len': max_length is given already (line 3)"
+    assert elsewhere.startswith("'adapter.rank': it is called adapter.r here")
+    assert elsewhere.endswith("; r is given already (line 5), so remove this one")
+    # On the command line it takes the place of what the file says.
+    with pytest.raises(ConfigError, match=r"did you mean 'max_length'\? Write data.max_length=256"):
+        load_settings(file, ["data.max_len=256"])
+
+
 @pytest.mark.parametrize("name", TYPOS)
 def test_a_slip_in_a_dotted_name_finds_its_nearest(name: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{TYPOS[name]}'"):

@@ -277,6 +277,7 @@ def test_every_refusal_says_how_to_mend_it() -> None:
     told = (
         "ValueError(what)",
         "ConfigError(f'{prefix}: {message}')",
+        "ValueError(in_words(found))",
     )  # whose words were looked at where they stand
     for path in [*source.glob("config/*.py"), *source.glob("data/*.py"), source / "training" / "inputs.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -10,6 +10,8 @@ import pytest
 from cli_cases import EVALUATING, after, call, run_settings, write_config
 
 from privlora.cli import main
+from privlora.config import load_settings
+from privlora.training.files import RunFolder
 
 REVIEWS = [{"sentence": f"film number {i}", "label": i % 2} for i in range(12)]
 SUMS = [
@@ -53,8 +55,59 @@ def test_own_columns_replace_the_runs_task(trained: Path, capsys: pytest.Capture
     data = ["--data", write(trained / "public.jsonl", REVIEWS)]
     loss = call(capsys, "evaluate", trained / "run", *data, "--text", "sentence", "--json")
     assert loss.json["loss_per_example"] > 0
+    model = call(
+        capsys,
+        "evaluate",
+        load_settings(trained / "run.yaml").model.name,
+        *data,
+        "--text",
+        "sentence",
+        "--max-length",
+        100,
+        "--json",
+    )
+    assert loss.json["base"]["loss_per_example"] == pytest.approx(model.json["loss_per_example"], rel=1e-5)
+    assert "base" not in model.json
+    shown = call(capsys, "evaluate", trained / "run", *data, "--text", "sentence")
+    gained = loss.json["base"]["loss_per_example"] - loss.json["loss_per_example"]
+    assert f"base model       {loss.json['base']['loss_per_example']:.4f} on the same records" in shown.out
+    assert f"gained           {gained:.4f}: " in shown.out
     other = call(capsys, "evaluate", trained / "run", *data, "--task", "cola", "--json")
     assert other.json["metric_name"] == "matthews_correlation"
+
+
+def test_a_folder_that_is_not_there_offers_the_nearest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("short", "other"):
+        run = RunFolder(Path("runs") / name)
+        run.settings.parent.mkdir(parents=True)
+        run.settings.touch()
+    Path("runs/shirt").mkdir()  # no run
+    for target in ("runs/shrt", "shrt", tmp_path / "runs/shrt"):
+        ended = call(capsys, "evaluate", target)
+        assert ended.code == 2
+        assert ended.err.startswith("error: there is no run in ")
+        assert "Fix: did you mean the run '" in ended.err
+        assert "runs/short'?" in ended.err
+    ended = call(capsys, "evaluate", "runs/nothing-like-it")
+    assert "did you mean the run" not in ended.err
+    assert ended.err.startswith("error: cannot load model 'runs/nothing-like-it'")
+
+
+def test_without_data_a_run_brings_its_own(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = call(capsys, "evaluate", trained / "run")
+    assert (ended.code, "no records are given" in ended.err) == (2, True)
+    settings = RunFolder(trained / "run").settings
+    before, public = settings.read_text(), write(trained / "own.jsonl", REVIEWS[:4])
+    assert "evaluation: null" in before
+    try:
+        settings.write_text(before.replace("evaluation: null", f"evaluation: {public}"))
+        found = call(capsys, "evaluate", trained / "run", "--json")
+    finally:
+        settings.write_text(before)
+    assert (found.json["examples"], found.json["data"]) == (4, [str(public)])
 
 
 def test_generation_and_every_answer(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,11 +56,11 @@ def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.C
     assert found["bytes_up"] > found["bytes_down"] > 0
     shown = ended.err.splitlines()
     assert shown[0].startswith(
-        "plan: 3 clients train together, all of them in each of 2 rounds; rule tan: 2 local"
+        "plan: 3 clients train together, all of them in each of 2 rounds. Rule tan: 2 local"
     )
-    assert "hidden: any one record, from the server" in shown[0]
-    assert "at most ε " in shown[0]
-    assert "no secure sums: the server sees each client's message" in shown[0]
+    assert "Hidden: any one record, from the server" in shown[0]
+    assert "At most ε " in shown[0]
+    assert "No secure sums: the server sees each client's message" in shown[0]
     assert sum(line.startswith("round 2/2  3/3 clients") for line in shown) == 1
     assert sum(line.startswith("held-out loss after round") for line in shown) == 2
     (after,) = (line for line in shown if line.startswith("held-out loss after round 2: "))
@@ -154,8 +154,8 @@ def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ended = call(capsys, "federate", config, *joint)
     assert ended.code == 0, ended.err
     assert (ended.json["secure_sums"], ended.json["threshold"]) == (True, 3)
-    assert "as long as each sum holds the noise of 3 clients" in ended.err
-    assert "no client's part" in ended.err
+    assert "This holds while each sum has the noise of 3 clients" in ended.err
+    assert "and no single message" in ended.err
     assert ended.json["epsilon_against_another_client"] == pytest.approx(planned["colluding"][0]["epsilon"])
     assert ended.json["colluding"][0]["epsilon"] == ended.json["epsilon_against_another_client"]
     larger = f"{rounded_up(ended.json['epsilon_against_another_client'])} against another client"

@@ -76,7 +76,7 @@ def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[
 
 def test_both_weightings_are_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "evaluate", finished / "run", "--data", finished / "held_out.jsonl")
-    assert after(shown, *EVALUATING) == []
+    assert after(shown, *EVALUATING) == ["measuring the base model on the same records"]
     for word in (
         "nats per token (mean over records)\n",
         "nats per token (mean over tokens)\n",

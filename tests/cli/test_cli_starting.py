@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,14 @@ import pytest
 import yaml
 from cli_cases import Outcome, call, check, refuses, tree
 from starting.starting_cases import SECRET, chat, jsonl, rows, save_base, sharegpt, table
+from transformers import AutoTokenizer
 
-from privlora.config import Settings, load_settings
+from privlora.config import Settings, load_settings, settings_from
+from privlora.data.examples import Template, build_examples
+from privlora.federated.plans import client_plan, with_local_method
+from privlora.federated.sources import refuse_missing_sources
+from privlora.starting.owners import owners_of
+from privlora.starting.proposal import PLAIN_CHAT
 from privlora.starting.survey import survey
 from privlora.training.assembly import plan_privacy
 
@@ -462,10 +469,198 @@ def test_what_the_command_line_lacks(here: Path, capsys: pytest.CaptureFixture[s
     refuses(capsys, here, ["init", jsonl(here / "d.jsonl", rows(3, text=SECRET))], "no model is given")
 
 
-def test_messages_need_a_chat_template(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_is_wrong_is_told_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jsonl(here / "d.jsonl", rows(3, text=SECRET))
+    (here / "d.yaml").touch()
+    asked = ["init", "d.jsonl", "--model", "models/none", "--epsilon", "-1"]
+    refuses(capsys, here, asked, "--epsilon -1", "'d.yaml' exists already", "'models/none'")
+    refuses(capsys, here, ["init", "e.jsonl"], "there is no file e.jsonl", "no model is given")
+
+
+def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = save_base(here / "plain")
-    records = jsonl(here / "d.jsonl", rows(9, messages=chat))
-    refuses(capsys, here, ["init", records, "--model", plain], "has no chat template", "data.chat_template")
+    calls = [{"function": {"name": "look", "arguments": "{}"}}]
+    odd = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": "Greta"},
+        {"role": "assistant", "content": "Greta."},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "Here."},
+    ]
+    records = [*rows(9, messages=chat), {"messages": odd}]
+    settings, _, outcome = started(capsys, jsonl(here / "d.jsonl", records), "--model", plain)
+    assert "has no chat template: data.chat_template in the YAML is a plain one" in outcome.err
+    data = settings.data
+    assert data.chat_template == PLAIN_CHAT
+    tokenizer = AutoTokenizer.from_pretrained(plain)
+    examples = build_examples(
+        records,
+        Template(**data.columns),
+        tokenizer,
+        max_length=1000,
+        loss_on="completion",
+        add_eos=data.add_eos,
+    )
+    first, last = examples[0], examples[9]
+    assert tokenizer.decode(first.input_ids) == f"user: {SECRET}?\nassistant: yes 0</s>\n"
+    assert tokenizer.decode(first.input_ids[first.labels >= 0]) == "yes 0</s>\n"
+    whole = tokenizer.decode(last.input_ids)
+    assert whole.startswith("system: Be brief.\nuser: Who?\nassistant: [{")
+    assert "look" in whole
+    assert whole.endswith("tool: Greta\nassistant: Greta.</s>\nuser: Where?\nassistant: Here.</s>\n")
+    assert tokenizer.decode(last.input_ids[last.labels >= 0]).endswith("}]</s>\nGreta.</s>\nHere.</s>\n")
+
+
+def test_at_the_models_limit_nothing_is_said_to_fit(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the length alone, which stands there: how many records are longer is theirs."""
+    limit = "in tokens, the model's limit of 128: longer records are cut"
+    for name, text in (("long", 40 * SECRET), ("just", 3 * SECRET)):
+        settings, written, _ = started(
+            capsys, jsonl(here / f"{name}.jsonl", rows(9, text=text)), "--model", base
+        )
+        assert settings.data.max_length == 128
+        assert limit in written
+        assert "most records fit" not in written
+        assert "# chunk: true   # divides longer texts" in written
+        (here / "run.yaml").unlink()
+    wide = save_base(here / "wide", positions=9000)
+    short, written, _ = started(capsys, jsonl(here / "c.jsonl", rows(9, text=2 * SECRET)), "--model", wide)
+    assert (short.data.max_length, "most records fit" in written, "chunk" in written) == (128, True, False)
+    (here / "run.yaml").unlink()
+    longest, written, _ = started(
+        capsys, jsonl(here / "w.jsonl", rows(9, text=400 * SECRET)), "--model", wide
+    )
+    assert longest.data.max_length == 2048
+    assert "at most 2048 are proposed: longer records are cut" in written
+
+
+def test_preferences_say_why_they_have_no_rate(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = jsonl(here / "d.jsonl", rows(60, prompt="Who?", chosen=SECRET, rejected="Nobody."))
+    settings, text, _ = started(capsys, records, "--model", base)
+    assert settings.method.learning_rate is None
+    assert text.index("# No learning_rate: the method's own") < text.index("# A learning rate of your own")
+
+
+# --- several owners ---
+
+
+def _clinics(folder: Path, *names: str, count: int = 40, **columns: Any) -> list[Path]:
+    return [jsonl(folder / name, rows(count, **(columns or {"text": SECRET}))) for name in names]
+
+
+@pytest.mark.parametrize("count", [40, 4000])
+def test_a_federation_that_runs_as_it_is(
+    count: int, base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = _clinics(here, "north.jsonl", "south ward.jsonl", count=count)
+    settings, text, outcome = started(capsys, *files, "--clients", "--model", base)
+    federation = settings.federation
+    assert federation is not None
+    assert not isinstance(federation.clients, int)
+    assert [(each.name, each.path) for each in federation.clients] == [
+        ("north", str(files[0])),
+        ("south-ward", str(files[1])),
+    ]
+    refuse_missing_sources(with_local_method(settings), None, None)
+    plan = client_plan(with_local_method(settings))
+    assert plan is not None
+    assert plan.steps == federation.rounds * federation.local_steps
+    assert f"{plan.steps} in all are charged" in text
+    assert settings.privacy.n == 2 * count
+    assert outcome.out.splitlines()[1:] == [
+        "next:     privlora plan run.yaml",
+        "next:     privlora federate run.yaml",
+    ]
+    assert "Greta" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_the_files_of_a_folder_are_the_clients(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "wards").mkdir()
+    _clinics(here / "wards", "b.jsonl", "a.jsonl")
+    (here / "wards/README.md").write_text("no records")
+    call(capsys, "init", "wards", "--clients", "--model", base)
+    federation = load_settings("federation.yaml").federation
+    assert federation is not None
+    assert federation.names == ["a", "b"]
+
+
+def test_names_that_are_none_are_numbers(here: Path) -> None:
+    def named(*paths: str) -> list[str]:
+        return [each.name for each in owners_of(paths)]
+
+    assert named("x/notes.jsonl", "y/notes.jsonl", "z.csv.gz") == ["client-1", "client-2", "client-3"]
+    assert named("Ä.jsonl", "b.jsonl") == ["client-1", "client-2"]
+    assert named("a.jsonl", "A.jsonl") == ["client-1", "client-2"]
+    assert named("-St. Mary (2).jsonl", "b.csv.gz") == ["St", "b"]
+
+
+FEDERATED_BAD: dict[str, tuple[list[str], list[str]]] = {
+    "one owner": (["north.jsonl"], ["--clients, and 1 file of records", "at least two"]),
+    "another tool's": (["north.jsonl", "south.jsonl", "--from", "trl.yaml"], ["--clients and --from"]),
+    "chats without a template": (["c.jsonl", "d.jsonl"], ["no chat template", "is a program"]),
+    "preferences": (["p.jsonl", "q.jsonl"], ["data.chosen does not go with a federation"]),
+}
+
+
+@pytest.mark.parametrize("name", FEDERATED_BAD)
+def test_what_no_federation_can_be_of(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = save_base(here / "plain")
+    _clinics(here, "north.jsonl", "south.jsonl")
+    _clinics(here, "c.jsonl", "d.jsonl", messages=chat)
+    _clinics(here, "p.jsonl", "q.jsonl", prompt="Who?", chosen=SECRET, rejected="Nobody.")
+    (here / "trl.yaml").write_text("model_name_or_path: plain\nlearning_rate: 1.0e-4\nlora_r: 8\n")
+    argv, words = FEDERATED_BAD[name]
+    refuses(capsys, here, ["init", *argv, "--clients", "--model", plain], *words, "Fix: ")
+
+
+def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
+    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is all that it lacks: with what is told done, the settings are read."""
+    started(capsys, jsonl(here / "d.jsonl", rows(4000, text=SECRET)), "--model", base)
+    ended = call(capsys, "federate", "run.yaml")
+    assert (ended.code, ended.out) == (2, "")
+    fixes = ended.err.splitlines()[1:]
+    assert len(fixes) == 8
+    group = yaml.safe_load(re.search(r"federation: (\{.*\})$", fixes[0])[1])  # type: ignore[index]
+    content = yaml.safe_load(Path("run.yaml").read_text())
+    assert "remove data.path" in fixes[1]
+    del content["data"]["path"]
+    assert "remove privacy.steps" in fixes[2]
+    del content["privacy"]["steps"]
+    batch = re.search(r"privacy.expected_batch_size: give a number, such as (\d+)", fixes[3])
+    assert batch is not None
+    content["privacy"]["expected_batch_size"] = int(batch[1])
+    assert "method.learning_rate: remove it" in fixes[4]
+    del content["method"]["learning_rate"]
+    assert "run.tokens_per_micro_batch: give one, such as 4096" in fixes[5]
+    content["run"]["tokens_per_micro_batch"] = 4096
+    assert ("privlora init" in fixes[6], "`privlora train run.yaml`" in fixes[7]) == (True, True)
+    found = settings_from({**content, "federation": group})
+    assert found.federation is not None
+    assert found.federation.names == ["north", "south"]
+    # With the group alone, all the rest is one error, too.
+    Path("run.yaml").write_text(Path("run.yaml").read_text() + f"federation: {group}\n")
+    said = " ".join(call(capsys, "federate", "run.yaml").err.split())
+    for word in (
+        "privacy.steps",
+        "privacy.expected_batch_size=auto",
+        "method.learning_rate=auto",
+        "micro_batch=auto",
+    ):
+        assert word in said
 
 
 def test_a_full_disk_leaves_nothing(

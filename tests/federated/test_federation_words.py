@@ -10,12 +10,14 @@ import pytest
 from fact_cases import NAMES, facts_of, rounds_with, settings_for
 from federated_cases import Federation, owners, settings_of
 from rich.console import Console
+from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import epsilon
 from privlora.config import Settings
 from privlora.federated.history import Round
 from privlora.federated.plans import client_plan, federation_of, server_plan
 from privlora.federated.progress import RoundProgress
+from privlora.federated.run import federate
 from privlora.federated.shares import update_noise
 from privlora.federated.words import (
     against_whom,
@@ -150,6 +152,102 @@ def test_how_long_a_round_takes_decides_on_no_line_where_who_is_drawn_is_secret(
         for number in range(1, 41):
             observer.on_round(Round(number, asked, asked, 10, 10), 40)
     assert len(shown.export_text().splitlines()) == lines
+
+
+def test_a_first_round_and_a_late_one_say_what_goes_on_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Console(file=io.StringIO(), record=True, width=200)
+    with RoundProgress(shown, private=True) as observer:
+        for number in (1, 2):
+            observer.on_phase(f"round {number}/9: clients train", 0, 4)
+            observer.on_local_step(1, 3)
+            observer.on_phase(f"round {number}/9: clients train", 1, 4)
+            observer.on_round(Round(number, NAMES, NAMES, 10, 10), 9)
+        monkeypatch.setattr("privlora.federated.progress._PLAIN_SECONDS", 0.0)
+        observer.on_phase(
+            "round 3/9: clients train", None, None
+        )  # of a secret, whose time decides on nothing
+        observer.on_phase("round 4/9: clients train", 0, 4)
+        observer.on_local_step(1, 3)
+        observer.on_phase("round 4/9: clients train", 1, 4)
+    lines = [line for line in shown.export_text().splitlines() if " 4/4 clients" not in line]
+    assert lines == [
+        "round 1/9: clients train",
+        "round 4/9: clients train",
+        "round 4/9: clients train, local step 1 of 3 done",
+        "round 4/9: clients train, 1 of 4 answered",
+    ]
+
+
+def test_a_terminal_shows_beside_the_last_round_what_goes_on() -> None:
+    shown = Console(file=io.StringIO(), force_terminal=True, width=140)
+    with RoundProgress(shown, private=True) as observer:
+        observer.on_round(Round(1, NAMES, NAMES, 10, 10), 9)
+        observer.on_phase("round 2/9: clients train", 3, 4)
+        observer.on_local_step(2, 3)
+    assert isinstance(shown.file, io.StringIO)
+    said = shown.file.getvalue()
+    assert said.count("ETA") >= 3
+    assert "round 2/9: clients train, 3 of 4 answered" in said
+    assert "local step 2 of 3 done" in said
+
+
+class _Hearing:
+    """What an observer is told of rounds."""
+
+    def __init__(self) -> None:
+        self.phases = list[tuple[str, int | None, int | None]]()
+        self.steps = list[tuple[int, int]]()
+
+    def on_round(self, done: Round, rounds: int) -> None: ...
+
+    def on_evaluation(self, step: int, loss: float) -> None: ...
+
+    def on_phase(self, what: str, answered: int | None, asked: int | None) -> None:
+        self.phases.append((what, answered, asked))
+
+    def on_local_step(self, done: int, steps: int) -> None:
+        self.steps.append((done, steps))
+
+
+def _heard(folder: Path, **group: Any) -> _Hearing:
+    given = owners(3)
+    settings = settings_of(group.pop("rule"), list(given), federation={"rounds": 1, **group})
+    run = settings.run.model_copy(update={"output": str(folder / "run")})
+    heard = _Hearing()
+    federate(
+        settings.model_copy(update={"run": run}),
+        model=tiny_model(),
+        tokenizer=tiny_tokenizer(),
+        records=given,
+        observer=heard,
+    )
+    return heard
+
+
+def test_an_observer_hears_what_goes_on_in_a_round(tmp_path: Path) -> None:
+    heard = _heard(tmp_path, rule="tan", local_steps=2)
+    assert heard.steps == [(1, 2), (2, 2)]
+    assert heard.phases == [
+        ("loading the model, and reading the clients' records", None, None),
+        ("asking 3 clients to join", None, None),
+        *(("round 1/1: clients train", answered, 3) for answered in range(4)),
+    ]
+
+
+def test_of_a_secure_sum_all_phases_are_heard(tmp_path: Path) -> None:
+    heard = _heard(tmp_path, rule="joint")
+    assert [what for what, answered, _ in heard.phases if answered == 0] == [
+        "round 1/1: clients exchange keys for the secure sum",
+        "round 1/1: clients train",
+        "round 1/1: clients agree on who is in the secure sum",
+        "round 1/1: the secure sum is opened",
+    ]
+
+
+def test_of_a_secret_draw_nothing_is_heard_that_follows_from_it(tmp_path: Path) -> None:
+    heard = _heard(tmp_path, rule="fedavg", privacy_model="client", trusted_server=True, clients_per_round=1)
+    assert heard.steps == []
+    assert heard.phases[2:] == [("round 1/1: clients train", None, None)]
 
 
 def test_noise_of_shares_is_said_to_be_discrete_and_other_noise_is_not(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
-from privlora.config import DataSettings, ModelSettings, checked
+from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, ModelError, RunError, reason_of
 from privlora.names import ADAPTER_FILES
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from privlora.data.records import Record
     from privlora.evaluation import TaskResult
     from privlora.training.classifier import Head
+
+
+_SEEN, _LARGE = 0.0005, 50.0  # nats
 
 _FORMS = (
     "task",
@@ -47,8 +52,12 @@ def evaluate(
         typer.Argument(metavar="TARGET", help="A run, an adapter's folder, or a model.", show_default=False),
     ],
     data: Annotated[
-        list[str], typer.Option(help="Records to evaluate on; may be repeated.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Option(
+            help="Records to evaluate on, a run's own data.evaluation unless given; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(help="Base model, if the adapter's own note of it is wrong.", show_default=False),
@@ -102,6 +111,7 @@ def evaluate(
     Several --data of a task are parts: each is scored, and the score is their mean.
     """
     stored, adapter, run_data, seed = _resolve(target, base)
+    data = data or _own_records(target)
     given: dict[str, Any] = {
         "task": task,
         "text": text,
@@ -187,9 +197,29 @@ def _labels(told: str) -> list[str] | int:
 def _loss_lines(result: dict[str, Any]) -> Iterator[str]:
     spread = f"± {result['standard_error']:.4f}"
     yield f"loss             {result['loss_per_example']:.4f} {spread} nats per token (mean over records)"
+    if (without := result.get("base")) is not None:
+        gained = without["loss_per_example"] - result["loss_per_example"]
+        yield f"base model       {without['loss_per_example']:.4f} on the same records, without the adapter"
+        yield f"gained           {gained:.4f}: {_more_probable(gained)}"
     yield f"loss             {result['loss_per_token']:.4f} nats per token (mean over tokens)"
     yield f"accuracy         {result['accuracy']:.2%}"
     yield f"measured on      {result['tokens']} tokens of {result['examples']} records"
+
+
+def _more_probable(gained: float) -> str:
+    """What a difference of two losses is.
+
+    >>> _more_probable(0.1), _more_probable(-0.1)
+    ('a token is 11 % more probable than before', 'a token is 9.5 % less probable than before')
+    >>> _more_probable(2.0), _more_probable(0.0001)
+    ('a token is 7.4 times as probable as before', 'nothing that can be seen')
+    """
+    if not abs(gained) >= _SEEN:
+        return "nothing that can be seen"
+    if gained > math.log(2):
+        return f"a token is {math.exp(min(gained, _LARGE)):.2g} times as probable as before"
+    change = f"{100 * abs(math.expm1(gained)):.2g} %"
+    return f"a token is {change} {'more' if gained > 0 else 'less'} probable than before"
 
 
 def _class_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -227,6 +257,8 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         return {**model, **({"name": base} if base else {})}, run.release, data, settings.run.seed
     if (folder / ADAPTER_FILES[0]).exists():
         return {"name": base or _base_of(folder)}, folder, {}, 0
+    if (near := _near_run(folder)) is not None:
+        raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
     if base is not None:
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
@@ -234,6 +266,36 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
     refuse_unknown_model(target, owner=True)
     refuse_other_folder(target)
     return {"name": target}, None, {}, 0
+
+
+_NEAR: Final = 0.7
+
+
+def _near_run(folder: Path) -> str | None:
+    """The run beside a folder that is not there, or in runs/, whose name is nearest."""
+    try:
+        if folder.exists():
+            return None
+        places = [folder.parent] if folder.parent != Path() else [Path("runs"), Path()]
+        runs = [each for place in places for each in place.glob("*/") if RunFolder(each).settings.exists()]
+    except (OSError, ValueError):  # too long, or no name of a folder
+        return None
+    names = {each.name: str(each) for each in reversed(runs)}
+    near = difflib.get_close_matches(folder.name, names, n=1, cutoff=_NEAR)
+    return names[near[0]] if near else None
+
+
+def _own_records(target: str) -> list[str]:
+    """The public records that a run was evaluated on. Raises ConfigError where it has none."""
+    run = RunFolder(Path(target).expanduser())
+    own = load_run_settings(run).data.evaluation if run.settings.exists() else None
+    found = [own] if isinstance(own, str) else own or []
+    if not found or IN_MEMORY in found:
+        raise ConfigError(
+            "no records are given" + ("" if own is None else ", and those of the run were in memory"),
+            fix=f"`privlora evaluate {target} --data public.jsonl`",
+        )
+    return found
 
 
 def _base_of(adapter: Path) -> str:
@@ -293,7 +355,13 @@ def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataS
 
     records = _read(data.path, data)
     model, tokenizer = _load(model_settings, adapter)
-    return evaluate_next_token(model, tokenise(records, data, tokenizer)).to_dict()
+    examples = tokenise(records, data, tokenizer)
+    found: dict[str, Any] = evaluate_next_token(model, examples).to_dict()
+    if adapter is not None:
+        bare: Any = model.disable_adapter
+        with saying("measuring the base model on the same records", piped=True), bare():
+            found["base"] = evaluate_next_token(model, examples).to_dict()
+    return found
 
 
 def _classes(

@@ -12,6 +12,7 @@ import typer
 
 from privlora.accounting import Plan, read_ledger
 from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
+from privlora.cli.no_federation import no_federation
 from privlora.cli.rule_table import show_rules
 from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
@@ -89,7 +90,8 @@ def federate(
     if config is None:
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
     settings = load_settings(config, overrides or ())
-    federation_in(settings)
+    if settings.federation is None:
+        raise no_federation(config, settings)
     if app is not None:
         _write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
         return

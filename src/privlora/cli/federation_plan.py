@@ -7,7 +7,7 @@ from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
-from privlora.cli.planning import rate_rows
+from privlora.cli.planning import rate_rows, words_of_unit
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
@@ -196,15 +196,16 @@ def _rows(
         *rate_rows(content),
     ]
     for place, kind in enumerate(kinds, start=1):
-        average = f"on average {kind['expected_batch_size']:g} records of all clients"
-        rows.append((named("batches", place), f"Poisson, q {kind['sample_rate']:.6g}; {average}"))
+        average = (
+            f"on average {kind['expected_batch_size']:g} {settings.privacy.unit}s of all clients together"
+        )
+        rows.append((named("batches", place), f"Poisson, q {kind['sample_rate']:.6g}: {average}"))
     whole = own or plan
     if whole is not None:
         rows += [
-            (
-                "releases",
-                f"{content['releases']} {'by the server' if own else 'of each client at most'}: {whole.describe()}",
-            ),
+            ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
+            ("statement", whole.describe()),
+            ("unit", words_of_unit(whole)),
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             *(
                 (named("noise", place), _noise_line(kind, content["clients_per_round"]))

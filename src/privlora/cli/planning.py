@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,7 +92,8 @@ def plan(
         _look_at_public_texts(settings, method, advise)
         if advise:
             rows_to_advise_on(asked)
-        settings, model = local_model(settings)
+        with _reading(settings):
+            settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
@@ -106,7 +108,7 @@ def plan(
             _print(_privacy_rows(facts, planned), shown)
         fitted = memory = None
         if model is not None and not no_memory:
-            with saying(_ON_PAPER, piped=settings.run.tokens_per_micro_batch == "auto"):
+            with saying(_ON_PAPER, piped=True):
                 settings, fitted = as_planned(settings, model)
                 memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         statement = None
@@ -191,13 +193,20 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
         with loading():
             from privlora.cli.federation_plan import plan_federation
 
+        with _reading(settings):
+            settings, model = local_model(settings)
         with accounting(settings.privacy.steps):
-            content, rows = plan_federation(*local_model(settings), _opinions if cross_check else None)
+            content, rows = plan_federation(settings, model, _opinions if cross_check else None)
     if as_json:
         emit(content)
     else:
         _print(rows, out())
         _print_limits(content["not_protected"], out())
+
+
+def _reading(settings: Settings) -> AbstractContextManager[None]:
+    here = Path(settings.model.name).expanduser().is_dir()
+    return saying("reading the model's configuration") if here else nullcontext()
 
 
 def local_model(settings: Settings) -> tuple[Settings, Any]:
@@ -309,11 +318,20 @@ def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("rate", in_size_of_weights(content["default_rate"]))] if relative else []
 
 
+def words_of_unit(planned: Plan) -> str:
+    """What the words of a promise mean: unit, adjacency, delta."""
+    how = "replaced by another" if planned.adjacency == _REPLACE_ONE else "there or not"
+    return (
+        f"one {planned.unit}: what is released is nearly the same whether any one {planned.unit} was {how} (adjacency "
+        f"{planned.adjacency}), except with a chance of roughly delta = {planned.delta:g}"
+    )
+
+
 def in_size_of_weights(default: float) -> str:
     """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
     from privlora.methods import RELATIVE_IN_WORDS
 
-    return f"{RELATIVE_IN_WORDS}; the row's default is {default:.3g}"
+    return f"{RELATIVE_IN_WORDS}; the method's default is {default:.3g}"
 
 
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:
@@ -394,7 +412,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
     if planned is None:
         rows.insert(0, ("promise", "NOT PRIVATE: no clipping, no noise"))
     else:
-        rows.insert(0, ("promise", planned.describe()))
+        rows[:0] = [("promise", planned.describe()), ("unit", words_of_unit(planned))]
         rows += [
             ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
             (

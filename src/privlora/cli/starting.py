@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, err, out
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, PrivloraError, in_one
 
 if TYPE_CHECKING:
     from privlora.starting.foreign.taken import Taken
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 
 
 def init(
@@ -50,6 +54,12 @@ def init(
         str | None,
         typer.Option("--user", help="Column of people: protect all records of one.", show_default=False),
     ] = None,
+    clients: Annotated[
+        bool,
+        typer.Option(
+            "--clients", help="Each file of DATA, or of a folder, is of one owner: a federation of them."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Propose the settings of a first run: reads DATA here, and writes a commented YAML that plan and train accept."""
@@ -57,22 +67,37 @@ def init(
     from privlora.starting.columns import form_of
     from privlora.starting.files import refuse_existing, write_new
     from privlora.starting.foreign.reading import data_of, lay_over, read_foreign
+    from privlora.starting.owners import owners_of
     from privlora.starting.proposal import Asked, checked_text, look_at, propose, refuse_epsilon, top_of
-    from privlora.starting.survey import survey
+    from privlora.starting.survey import refuse_no_files, survey
     from privlora.training.model_names import told_to_be_of_the_hub
 
-    refuse_epsilon(epsilon)
+    wrong = _Wrong()
+    wrong.from_(refuse_epsilon, epsilon)
     taken = None if source is None else read_foreign(source)
     model = model or _model_of(taken)
     paths = tuple(data) if data else tuple(data_of(taken)) if taken is not None else ()
     if not paths:
-        raise ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`")
+        wrong.append(ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`"))
+    if clients and taken is not None:
+        wrong.append(
+            ConfigError(
+                "--clients and --from: settings of another tool are of a run in one place",
+                fix="leave out one of them",
+            )
+        )
+    owners = wrong.from_(owners_of, paths) if clients and paths else None
+    paths = tuple(each.path for each in owners) if owners else paths
+    if paths:
+        wrong.from_(refuse_no_files, paths)
+        target = output or Path(f"{Asked(paths, epsilon, clients=owners or ()).stem}.yaml")
+        wrong.from_(refuse_existing, target)
     if not model:
-        raise ConfigError("no model is given", fix="add --model with a local folder or a hub name")
-    asked = Asked(paths, epsilon, user, output)
-    target = output or Path(f"{asked.stem}.yaml")
-    refuse_existing(target)
-    base = look_at(model)
+        wrong.append(ConfigError("no model is given", fix="add --model with a local folder or a hub name"))
+    base = wrong.from_(look_at, model) if model else None
+    if wrong or base is None or model is None:
+        raise in_one(wrong)
+    asked = Asked(paths, epsilon, user, output, owners or ())
     found = survey(paths, user)
     hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
     form = form_of(found, text or hints.get("text"), prompt, completion, messages or hints.get("messages"))
@@ -87,9 +112,10 @@ def init(
         notes.insert(0, f"{source} reads as settings of {taken.dialect}")
         end = taken.remarks()
         words += f" and the {taken.dialect} settings in {source}"
-    content = checked_text(draft, top_of(target, words), end)
+    command = "federate" if owners else "train"
+    content = checked_text(draft, top_of(target, words, command), end)
     write_new(target, content)
-    following = [f"privlora plan {target}", f"privlora train {target}"]
+    following = [f"privlora plan {target}", f"privlora {command} {target}"]
     if as_json:
         emit(
             {
@@ -109,6 +135,18 @@ def init(
     out().print(f"{'settings:':<10}{target}")
     for command in following:
         out().print(f"{'next:':<10}{command}")
+
+
+class _Wrong(list[PrivloraError]):
+    """All that is wrong with a command line, so that it is mended at once."""
+
+    def from_(self, call: Callable[[_Given], _Found], given: _Given) -> _Found | None:
+        """What a call gives; None, with its error kept, where it refuses."""
+        try:
+            return call(given)
+        except PrivloraError as error:
+            self.append(error)
+            return None
 
 
 def _model_of(taken: Taken | None) -> str | None:

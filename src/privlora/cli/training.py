@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -158,6 +158,9 @@ def load_run_settings(folder: RunFolder) -> Settings:
     return kept_settings(folder.settings)
 
 
+_WORDS: Final = " (its words: docs/glossary.md)"
+
+
 def observed(
     folder: RunFolder, plan: Plan | None, settings: Settings, start: Callable[[RichObserver], Result]
 ) -> Result:
@@ -165,7 +168,8 @@ def observed(
     from privlora.training.progress import RichObserver, unit_of
 
     console = err()
-    console.print(f"plan: {plan.describe()}" if plan is not None else "NOT PRIVATE: no clipping, no noise")
+    words = "NOT PRIVATE: no clipping, no noise" if plan is None else f"plan: {plan.describe()}{_WORDS}"
+    console.print(words)
     with explained_stops(folder), RichObserver(console, plan, unit_of(settings)) as observer:
         return start(observer)
 

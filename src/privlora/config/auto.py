@@ -133,13 +133,6 @@ def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     ]
     if not asked:
         return values
-    if values.get("federation") is not None:
-        group, name = asked[0]
-        if name == "learning_rate":
-            why, fix = "whose clients have no public records", "remove it: the rule's own rate stands for it"
-        else:
-            why, fix = "whose sizes are those of its rounds", "give a number"
-        raise ValueError(f"{group}.{name}=auto does not go with a federation, {why}. Fix: {fix}")
     filled = {name: dict(group) if isinstance(group, Mapping) else group for name, group in values.items()}
     own = filled.get("auto") or {}
     if not isinstance(own, dict):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -14,6 +15,7 @@ from privlora.config.auto import AUTO, AutoSettings, OrAuto, without_auto
 from privlora.config.base import Countable, Group, Lacking, Wrong, all_of
 from privlora.config.chat_template import TAKEN, read_template
 from privlora.config.federation import FederationSettings
+from privlora.config.one_place import MICRO_BATCH, misplaced, of_mapping
 from privlora.config.places import Places, Where, placed
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
@@ -723,10 +725,6 @@ OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_
 """Fields of MethodSettings that belong to optimizers, some to a few of them only: name -> what reports call it."""
 
 
-MICRO_BATCH = 4096
-"""Tokens of a micro-batch where nothing else is said."""
-
-
 _LOOKS, _LOOKS_FROM = 10, 20  # at held-out losses, in runs of so many steps
 
 
@@ -806,7 +804,13 @@ class Settings(Group):
     @model_validator(mode="before")
     @classmethod
     def _follow_from_public_numbers(cls, values: Any) -> Any:
-        return without_auto(values) if isinstance(values, Mapping) else values
+        if not isinstance(values, Mapping):
+            return values
+        if isinstance(
+            values.get("federation"), FederationSettings
+        ):  # of a mapping it is done below, before this
+            all_of(_what_federations_have_not(of_mapping(values)))
+        return without_auto(values)
 
     @model_validator(mode="before")
     @classmethod
@@ -815,21 +819,22 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        all_of(_what_federations_have_not(values.get("privacy")))  # its own checks would advise other values
         # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
-        steps, own = 1, not isinstance(given.get("clients"), int)
+        steps, own = None, not isinstance(given.get("clients"), int)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):
             pass  # found again, and told, where the group is checked
         else:
             steps = sum(federation.steps_of_a_client)
+        # Before the groups themselves, whose checks would advise other values.
+        all_of(_what_federations_have_not(of_mapping(values), steps))
         filled = {
             group: dict(inner) if isinstance(inner, Mapping) else inner for group, inner in values.items()
         }
         privacy, data = filled.get("privacy"), filled.setdefault("data", {})
         if isinstance(privacy, dict):
-            privacy.setdefault("steps", steps)
+            privacy.setdefault("steps", steps or 1)
         if own and isinstance(data, dict):
             data.setdefault("path", AT_CLIENTS)
         return filled
@@ -884,26 +889,8 @@ class Settings(Group):
         federation = self.federation
         if federation is None:
             return
-        if self.data.chunk:
-            yield ValueError(
-                "data.chunk does not go with a federation, whose clients count whole records. Fix: remove it, and "
-                "divide long texts before, with privacy.unit: user"
-            )
-        if self.data.chosen is not None:
-            yield ValueError(
-                "data.chosen does not go with a federation, whose clients learn texts. Fix: remove either"
-            )
-        if self.data.label is not None:
-            yield ValueError(
-                "data.label does not go with a federation, whose rules know the factors of adapters alone. Fix: remove "
-                "either"
-            )
-        steps = sum(federation.steps_of_a_client)
-        if self.privacy.steps != steps:
-            yield ValueError(
-                f"privacy.steps={self.privacy.steps}, and a client of this federation takes {steps}. "
-                "Fix: remove privacy.steps; it follows from rounds, clients_per_round and local_steps"
-            )
+        given = partial(_value_of, self)  # of groups that were checked before
+        yield from _what_federations_have_not(given, sum(federation.steps_of_a_client))
         for place, kind in enumerate(federation.kinds):
             if kind.expected_batch_size is not None and kind.expected_batch_size > self.privacy.n:
                 yield ValueError(
@@ -919,25 +906,6 @@ class Settings(Group):
         if federation.secure and self.privacy.private and federation.per_round < 2:
             yield ValueError(
                 "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
-            )
-        if self.data.chat_template is not None:
-            yield ValueError(
-                "data.chat_template does not go with a federation: it is a program, and would run where the clients' "
-                "records are. Fix: give all clients a base model whose tokenizer has it"
-            )
-        if self.run.report_to:
-            yield ValueError(
-                "run.report_to is not read in a federation, so nothing would be logged. Fix: remove it"
-            )
-        if self.data.cache:
-            yield ValueError(
-                "data.cache does not go with a federation, whose clients keep no tokens. Fix: remove it"
-            )
-        yield from _what_federations_have_not(self.privacy.model_dump())  # of groups that were checked before
-        if self.run.tokens_per_micro_batch == "auto":
-            yield ValueError(
-                "run.tokens_per_micro_batch=auto does not go with a federation: all clients have one number, on unlike "
-                f"machines, and those of one process train side by side. Fix: give one, such as {MICRO_BATCH}"
             )
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
             yield ValueError(
@@ -1115,23 +1083,17 @@ class Settings(Group):
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
 
 
-def _what_federations_have_not(privacy: Any) -> Iterator[Wrong]:
-    """Of settings of runs in one place."""
-    given = privacy if isinstance(privacy, Mapping) else {}
-    if given.get("bands", 1) != 1:
-        yield ValueError(
-            "privacy.bands does not go with a federation: its noise would have to be kept from round to round, by "
-            "nobody knows whom. Fix: remove it"
-        )
-    for name, why in (
-        ("clip_quantile", "each client would learn a clip norm of its own, and their sums need one for all"),
-        (
-            "max_batch_size",
-            "what a cap costs depends on each client's number of records, which nobody publishes",
-        ),
-    ):
-        if given.get(name) is not None:
-            yield ValueError(f"privacy.{name} does not go with a federation: {why}. Fix: remove it")
+def _value_of(settings: Settings, group: str, name: str) -> Any:
+    return getattr(getattr(settings, group), name)
+
+
+def _what_federations_have_not(
+    value_of: Callable[[str, str], Any], steps: int | None = None
+) -> Iterator[Wrong]:
+    """Of settings of runs in one place; for the arguments see `misplaced`."""
+    found = misplaced(value_of, steps)
+    for each in found:
+        yield ValueError(each.in_words(alone=len(found) == 1))
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from privlora.config.base import group_in
 from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import Settings
 from privlora.config.other_names import called_here, plain
-from privlora.errors import nearest
+from privlora.errors import named, nearest
 
 
 def named_here(group: str, name: object, value: Any, content: Mapping[str, Any]) -> str:
@@ -17,7 +18,36 @@ def named_here(group: str, name: object, value: Any, content: Mapping[str, Any])
     all groups as given."""
     if not group:
         return _group_here(name, value, content) or nearest(str(name), Settings.model_fields)
-    return called_here(group, name, value, content) or _homes(name) or _near(group, name)
+    told = called_here(group, name, value, content) or _homes(name) or _near(group, name)
+    return _said_once(group, name, told, content)
+
+
+class Located(dict[str, Any]):
+    """Groups of settings as they were given. where: a setting stands, by (group, name), in words to put behind it."""
+
+    where: Callable[[tuple[int | str, ...]], str] = staticmethod(lambda place: "")
+
+
+_MEANT: Final = re.compile(r"(did you mean '|it is called |it belongs elsewhere: write )(?:(\w+)\.)?(\w+)\b")
+
+
+def _said_once(group: str, name: object, told: str, content: Mapping[str, Any]) -> str:
+    """``told``, but not so that a file would then say a setting twice. On the command line it takes its place."""
+    meant = _MEANT.match(told)
+    if meant is None or not isinstance(content, Located) or not _in_file(content.where((group, str(name)))):
+        return told
+    place = (meant[2] or group, meant[3])
+    inner, where = content.get(place[0]), content.where(place)
+    if not isinstance(inner, Mapping) or place[1] not in inner:
+        return told
+    given = f"{'.'.join(place) if place[0] != group else place[1]} is given already{where}"
+    if meant[1].startswith("did"):
+        return f"remove {named(name)}: {given}"
+    return f"{told}; {given}, so remove this one"
+
+
+def _in_file(where: str) -> bool:
+    return where.startswith(" (line ")
 
 
 def whereabouts(name: str) -> str | None:

@@ -136,7 +136,8 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
             noise_multiplier=sigma,
             learning_rate=rate,
         )
-        team.take(steps)
+        told = workplace.told
+        team.take(steps, None if told is None else lambda done: told(done, steps))
     tau = 0.0 if sigma is None else sigma * mine.privacy.clip_norm / mine.privacy.b
     travelled = sum(rate(step) for step in range(1, steps + 1)) / (tau or 1.0)
     return [Ended(state, travelled) for state in team.states()]

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from privlora.federated.history import Round
-from privlora.training.progress import bar_of, fitting, layouts, losses_drawn, pace
+from privlora.training.progress import IN_WORDS, bar_of, fitting, layouts, losses_drawn, pace
 
 _LINES = 10  # plain lines of a federation
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
@@ -20,8 +20,9 @@ _SMOOTHING = 0.7
 class RoundProgress:
     """Implements `privlora.federated.rounds.RoundObserver` on a rich console; a context manager around the rounds.
 
-    What it shows is public: numbers of clients and bytes, and the loss on public records. How long a round takes is
-    not, and stays on this screen.
+    What it shows is public: numbers of clients, steps and bytes, and the loss on public records. How long a round takes
+    is not, and stays on this screen. What goes on inside of a round is shown on a terminal; elsewhere of the first
+    round, and then where nothing was said for long.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -34,6 +35,8 @@ class RoundProgress:
         self._losses = list[float]()  # on public records
         self._loss: tuple[int, float] | None = None
         self._seconds: float | None = None
+        self._layouts = list[Text]()  # of the last round's line
+        self._phase, self._ended = "", 0  # what is done now; rounds that are over
         self._ended_at = self._printed_at = time.monotonic()
 
     def __enter__(self) -> RoundProgress:
@@ -53,17 +56,35 @@ class RoundProgress:
         before = took if self._seconds is None else self._seconds
         self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * took
         line = self._line(done, rounds, self._seconds)
-        last = done.step == rounds
+        last, self._ended = done.step == rounds, done.step
         if done.void is not None:  # stays on the screen
             self._print(line)
         elif self._live.is_started:
             bar, short = bar_of(done.step, rounds), self._line(done, rounds, self._seconds, short=True)
-            live = layouts(bar, losses_drawn(self._losses), line, short)
-            self._live.update(fitting(live, self._console.width), refresh=True)
+            self._layouts = layouts(bar, losses_drawn(self._losses), line, short)
+            self._live.update(fitting(self._layouts, self._console.width), refresh=True)
             if last:
                 self._console.print(line)
         elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0 or self._late(now, done):
             self._print(line)
+
+    def on_phase(self, what: str, answered: int | None, asked: int | None) -> None:
+        """Show what goes on between two rounds' lines. answered, asked: clients; None where that is a secret."""
+        self._phase = what if not answered else f"{what}, {answered} of {asked} answered"
+        self._show_phase(self._phase, first=not answered, told=asked is not None)
+
+    def on_local_step(self, done: int, steps: int) -> None:
+        """Show how far clients that train in this process are."""
+        self._show_phase(f"{self._phase}, local step {done} of {steps} done", first=False, told=True)
+
+    def _show_phase(self, what: str, *, first: bool, told: bool) -> None:
+        """first: whether it begins. told: whether it may be shown when so long ago was the last line."""
+        if self._live.is_started:
+            self._live.update(fitting(self._layouts, self._console.width, [Text(what)]), refresh=True)
+            return
+        late = told and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
+        if late or (first and not self._ended):
+            self._print(Text(what))
 
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
@@ -71,6 +92,7 @@ class RoundProgress:
         self._losses.append(loss)
         self._console.print(
             f"held-out loss after round {step}: {loss:.4f} nats per token (mean over records)"
+            + (IN_WORDS if len(self._losses) == 1 else "")
         )
         if step == 0:
             self._ended_at = time.monotonic()  # what comes before the first round is no part of it

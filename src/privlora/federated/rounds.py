@@ -6,7 +6,7 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -56,6 +56,16 @@ class RoundObserver(Protocol):
 
     def on_evaluation(self, step: int, loss: float) -> None:
         """Held-out loss after round ``step``, before `on_round` is told of that round."""
+
+
+Tell = Callable[[str, int | None, int | None], None]
+"""(what is done now, how many clients have answered, of how many), or None and None where that is a secret."""
+
+
+def teller(observer: object) -> Tell:
+    """``observer.on_phase``, which an observer may have beside the others: it is told of what goes on in a round, and
+    of nothing that is not public."""
+    return getattr(observer, "on_phase", None) or (lambda *_: None)
 
 
 @dataclass
@@ -154,6 +164,7 @@ class Rounds:
             self.plan,
             self.ledger,
             self._aside,
+            teller(self.observer),
         )
         before = self.server.states()
         void, answered = None, asked
@@ -177,6 +188,8 @@ class Rounds:
 
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""
+        size = federation_of(self.settings).size
+        teller(self.observer)(f"asking {size} clients to join", None, None)
         terms = public_settings(self.settings).to_yaml()
         values = {"run": self.history.run, "settings": terms}
         names = federation_of(self.settings).names
@@ -230,6 +243,7 @@ class Rounds:
         rows = read_lines(self.folder.evaluations)
         if not self.evaluation or any(row["step"] == step for row in rows):
             return
+        teller(self.observer)("measuring the held-out loss", None, None)
         with self.server.exported() as model:
             result = evaluate_next_token(model, self.evaluation)
         append_line(self.folder.evaluations, {"step": step, **finite(result.to_dict())})

@@ -33,7 +33,7 @@ from privlora.federated.plans import (
     server_plan,
     with_local_method,
 )
-from privlora.federated.rounds import RoundObserver, Rounds
+from privlora.federated.rounds import RoundObserver, Rounds, teller
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.sources import Records, records_of, refuse_missing_sources
 from privlora.federated.workplace import Workplace
@@ -201,9 +201,12 @@ def federate(
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
+    teller(observer)("loading the model, and reading the clients' records", None, None)
     here = prepare(settings, model, tokenizer, records=records, evaluation=evaluation, fresh=fresh)
     loaded, tokenizer, settings = here.workplace.loaded
-    shared = {here.run: Workplace(public_settings(settings), loaded, tokenizer)}
+    # How many local steps are taken in a round would tell how many clients a trusted server drew.
+    told = None if federation_of(settings).trusted_server else getattr(observer, "on_local_step", None)
+    shared = {here.run: Workplace(public_settings(settings), loaded, tokenizer, told)}
     clients = {
         name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
         for name, own in here.records.items()

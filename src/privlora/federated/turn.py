@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,12 +26,20 @@ from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 
 _log = logging.getLogger(__name__)
 
+_DONE: Final[Mapping[str, str]] = {
+    "share": "clients exchange keys for the secure sum",
+    "agree": "clients agree on who is in the secure sum",
+    "unmask": "the secure sum is opened",
+}
+"""Kinds of messages, other than those that clients train for, in words."""
+
 
 @dataclass
 class Turn:
     """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
-    trusted server's own. aside: takes what the log may not say, where a trusted server draws in secret. down, up: bytes
-    so far. sent: how many clients were sent tensors, in the largest stage."""
+    trusted server's own. aside: takes what the log may not say, where a trusted server draws in secret. tell: is shown
+    what goes on (`rounds.Tell`). down, up: bytes so far. sent: how many clients were sent tensors, in the largest
+    stage."""
 
     settings: Settings
     exchange: Exchange
@@ -41,6 +50,7 @@ class Turn:
     plan: Plan | None = None
     ledger: Ledger | None = None
     aside: Callable[[str], None] = field(default=lambda text: None)
+    tell: Callable[[str, int | None, int | None], None] = field(default=lambda *_: None)
     down: int = 0
     up: int = 0
     sent: int = 0
@@ -158,15 +168,31 @@ class Turn:
         self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
         seen: set[str] = set()
         silent = set(asks)
+        self._tell(kind, 0, len(asks))
         for reply in self.exchange.send(requests):
             silent.discard(reply.client)
             fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
             if fits and reply.client not in seen and self._listed(reply):
                 seen.add(reply.client)
                 self.up += size(reply)
+                self._tell(kind, len(seen), len(asks))
                 yield reply
         if silent:
             self._say(logging.INFO, f"no answer to {kind} from {', '.join(sorted(silent))}")
+
+    def _tell(self, kind: str, answered: int, asked: int) -> None:
+        """What is done now; how many are asked is a trusted server's secret."""
+        what = f"round {self.number}/{federation_of(self.settings).rounds}: {self._in_words(kind)}"
+        secret = federation_of(self.settings).trusted_server
+        if not secret:
+            self.tell(what, answered, asked)
+        elif answered == 0:
+            self.tell(what, None, None)
+
+    def _in_words(self, kind: str) -> str:
+        if kind in self.server.stages:
+            return "clients train" if kind == self.server.stages[0] else "clients answer once more"
+        return _DONE.get(kind, "clients answer")
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""

@@ -78,14 +78,14 @@ def who_is_protected(settings: Settings) -> str:
     )
     # A client can take its own share of the noise off a sum, so for what it sees itself it is not one of the t.
     honest = (
-        f"as long as each sum holds the noise of {federation.threshold} clients that keep it to themselves (a client "
-        "knows its own, so count without it)"
+        f"This holds while each sum has the noise of {federation.threshold} clients that tell it to nobody. A client "
+        "knows its own noise: against it, count without it"
     )
     if federation.privacy_model == "record" and not federation.joint:
         return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter"
     if federation.trusted_server:
         return f"hidden: {unit}, from the other clients and whoever gets the adapter, NOT from the server"
-    return f"hidden: {unit}, from whoever sees the sums and what follows, the server too, {honest}"
+    return f"hidden: {unit}, from whoever sees the sums and what follows, the server too. {honest}"
 
 
 def what_the_server_sees(settings: Settings) -> str:
@@ -94,8 +94,8 @@ def what_the_server_sees(settings: Settings) -> str:
     if not federation.secure:
         return "no secure sums: the server sees each client's message"
     return (
-        f"secure sums: the server sees sums of at least {federation.threshold} of {federation.per_round} clients, "
-        "and no client's part"
+        f"secure sums: the server sees the sum of at least {federation.threshold} of {federation.per_round} clients' "
+        "messages, and no single message"
     )
 
 
@@ -105,18 +105,18 @@ def against_whom(spent: float | None, rows: Sequence[Mapping[str, Any]]) -> str:
     rows: of `shares.colluding`; without any epsilon is one number.
 
     >>> against_whom(3.0, [{"clients": 1, "epsilon": 4.705}, {"clients": 2, "epsilon": 7.1}])
-    '3.000 against the server and whoever gets the adapter, 4.705 against another client (it knows its own share of \
-the noise), 7.100 against 2 clients that collude'
+    '3.000 against the server and whoever gets the adapter; 4.705 against another client, which knows its own share of \
+the noise; 7.100 against 2 clients that collude'
     """
     if not rows:
         return rounded_up(spent)
     others = [
         f"{rounded_up(row['epsilon'])} against {row['clients']} clients that collude" for row in rows[1:]
     ]
-    return ", ".join(
+    return "; ".join(
         [
             f"{rounded_up(spent)} against the server and whoever gets the adapter",
-            f"{rounded_up(rows[0]['epsilon'])} against another client (it knows its own share of the noise)",
+            f"{rounded_up(rows[0]['epsilon'])} against another client, which knows its own share of the noise",
             *others,
         ]
     )
@@ -133,8 +133,11 @@ def what_it_costs(settings: Settings, plan: Plan | None, own: Plan | None) -> st
     if whole is None or whole.insecure_noise:
         return NOT_PRIVATE
     spent = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
-    against = against_whom(spent, what_colluding_costs(settings, plan))
-    return f"at most ε {against} (δ {whole.delta:g}) per {whole.unit}{' of each client' * (whole.unit != 'client')}"
+    known = what_colluding_costs(settings, plan)
+    whose = f"{whole.unit}{' of each client' * (whole.unit != 'client')}"
+    if not known:
+        return f"at most ε {rounded_up(spent)} (δ {whole.delta:g}) per {whose}"
+    return f"at most ε {against_whom(spent, known)}. Per {whose}, at δ {whole.delta:g}"
 
 
 def warnings(settings: Settings, plan: Plan | None, own: Plan | None, entries: int | None) -> list[str]:
@@ -149,11 +152,12 @@ def warnings(settings: Settings, plan: Plan | None, own: Plan | None, entries: i
 
 
 def in_a_line(settings: Settings, plan: Plan | None, own: Plan | None) -> str:
-    """All of it. settings: with their local method."""
+    """All of it, in sentences. settings: with their local method."""
     parts = [who_trains(settings), how_it_is_put_together(settings), who_is_protected(settings)]
     if settings.privacy.protects:
         parts.append(what_it_costs(settings, plan, own))
-    return "; ".join([*parts, what_the_server_sees(settings)])
+    parts.append(what_the_server_sees(settings))
+    return ". ".join(part[0].upper() + part[1:] for part in parts)
 
 
 def what_is_not_hidden(settings: Settings) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,11 +17,13 @@ from privlora.training.models import adapter_for, check_model, given_or_loaded
 
 @dataclass
 class Workplace:
-    """settings: of the run, with its local method. model, tokenizer: where the caller has them."""
+    """settings: of the run, with its local method. model, tokenizer: where the caller has them. told: is shown the
+    local steps of its clients, as (done, of how many)."""
 
     settings: Settings
     model: torch.nn.Module | None = None
     tokenizer: Any = field(default=None, repr=False)
+    told: Callable[[int, int], None] | None = field(default=None, repr=False)
 
     @cached_property
     def groups(self) -> list[Sizes]:

@@ -78,19 +78,21 @@ class Draft:
             lines += ["", f"{group}:"]
             for name, line in self.settings[group].items():
                 said = scalar(line.value) if line.written is None else line.written
-                lines += _lines(f"{_INDENT}{name}: {said}", line.why)
+                lines += _lines(f"{_INDENT}{name}: {said}".replace(": \n", ":\n"), line.why)
             lines += [f"{_INDENT}# {each}".rstrip() for each in self.below.get(group, [])]
         rest = [f"# {each}".rstrip() for each in end]
         return "\n".join([*lines, *(["", *rest] if rest else [])]) + "\n"
 
 
-_ORDER: Final = ("model", "data", "adapter", "synthesis", "privacy", "method", "run")
+_ORDER: Final = ("model", "data", "adapter", "synthesis", "privacy", "federation", "method", "run")
 
 
 def _lines(setting: str, why: str) -> list[str]:
     """A setting and its comment, beside it where there is room, else above it."""
     if not why:
         return [setting]
+    if "\n" in setting:
+        return [f"{_INDENT}# {why}", setting]
     beside = f"{setting:<{_COMMENT_AT}}# {why}" if len(setting) < _COMMENT_AT else f"{setting}  # {why}"
     return [beside] if len(beside) <= _WIDTH else [f"{_INDENT}# {why}", setting]
 

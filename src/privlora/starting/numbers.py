@@ -36,6 +36,16 @@ def numbers_for(units: int) -> Numbers:
     return Numbers(n, delta_for(n), round(batch), steps)
 
 
+def rounds_for(steps: int) -> tuple[int, int]:
+    """Of a federation: how many rounds of how many local steps make about so many steps of each client.
+
+    >>> rounds_for(10), rounds_for(67), rounds_for(1)
+    ((5, 2), (17, 4), (1, 1))
+    """
+    local = min(steps, 4 if steps >= 20 else 2)
+    return -(-steps // local), local
+
+
 def to_one_digit(units: int) -> int:
     """To one digit, which tells of the true number only roughly.
 
@@ -61,6 +71,10 @@ def delta_for(n: int) -> str:
     return f"1e-{exponent}"
 
 
+LONGEST: Final = 2048
+"""Tokens of a record that are proposed at most."""
+
+
 def length_for(tokens: float, positions: int | None) -> int:
     """A power of two from 64 to 2048 that is at least ``tokens``, and at most what the model reads.
 
@@ -68,6 +82,6 @@ def length_for(tokens: float, positions: int | None) -> int:
     (128, 2048, 512)
     """
     length = 64
-    while length < min(tokens, 2048):
+    while length < min(tokens, LONGEST):
         length *= 2
     return length if positions is None else min(length, positions)

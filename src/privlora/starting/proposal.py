@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import yaml
@@ -24,9 +24,17 @@ from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, named
 from privlora.starting.bases import Base, look_at
 from privlora.starting.columns import Form
-from privlora.starting.draft import Draft, Plain
+from privlora.starting.draft import Draft, Plain, scalar
 from privlora.starting.files import free
-from privlora.starting.numbers import Numbers, delta_for, length_for, numbers_for, to_one_digit
+from privlora.starting.numbers import (
+    LONGEST,
+    Numbers,
+    delta_for,
+    length_for,
+    numbers_for,
+    rounds_for,
+    to_one_digit,
+)
 from privlora.starting.survey import Survey, turn_text
 
 __all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top_of"]
@@ -37,19 +45,41 @@ _WIDTH = 115
 _CHECKPOINTS = 10  # of a short run
 _WRAPPING = 8  # tokens that begin, end and set off a text
 
+PLAIN_CHAT: Final = """\
+{{- bos_token }}
+{%- for message in messages %}
+  {{- message.role + ': ' + message.content }}
+  {%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+  {%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}
+  {{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
+"""A chat template of plain text, where the tokenizer has none: it needs no tokens of its own."""
+
+
+class Owner(NamedTuple):
+    """A client of a federation: its public name and its file."""
+
+    name: str
+    path: str
+
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says. user: a column, for unit: user. target: the YAML, where it is named."""
+    """What the command line says. user: a column, for unit: user. target: the YAML, where it is named. clients: owners
+    of one path each, of a federation."""
 
     paths: tuple[str, ...]
     epsilon: float
     user: str | None = None
     target: Path | None = None
+    clients: tuple[Owner, ...] = ()
 
     @property
     def stem(self) -> str:
         """A name for the YAML and the run, after the first file."""
+        if self.clients:
+            return "federation"
         first = self.paths[0]
         name = first.removeprefix(HUB).partition(":")[0] if first.startswith(HUB) else first
         name = Path(name).name
@@ -77,9 +107,14 @@ def propose(
         notes.append(
             f"so few {'users' if asked.user else 'records'} can hardly be learnt from with privacy: expect little"
         )
-    _method(draft, numbers, texts=draft.get("data.chosen") is None)
+    if asked.clients:
+        _federation(draft, asked, numbers)
+    else:
+        _method(draft, numbers, texts=draft.get("data.chosen") is None)
     name = asked.stem if asked.target is None else asked.target.stem
     draft.put("run.output", str(free(Path("runs") / name)), "release/ may be published, private/ never")
+    if asked.clients:
+        return draft, notes
     often = numbers.steps // _CHECKPOINTS
     if often < RunSettings.model_fields["checkpoint_every"].default:
         draft.put(
@@ -90,30 +125,30 @@ def propose(
     draft.put(
         "run.tokens_per_micro_batch", "auto", "as much at once as memory has room for; results stay the same"
     )
-    if base.chats is False and form.chats:
-        raise DataError(
-            f"the tokenizer of {base.name!r} has no chat template, which messages need",
-            fix="give an instruction-tuned model, or records with --text or --prompt and --completion; or write the "
-            f"YAML for such a model, name {base.name} in it, and a template of your own as data.chat_template",
-        )
     return draft, notes
 
 
-def top_of(target: Path, source: str) -> list[str]:
-    """The comments that the YAML begins with. source: what it is made from, in words."""
+def top_of(target: Path, source: str, command: str = "train") -> list[str]:
+    """The comments that the YAML begins with. source: what it is made from, in words. command: that runs it."""
     schema = target.parent / SCHEMA
     first = (
         [f"yaml-language-server: $schema={SCHEMA}"]
         if schema.is_file()
         else [f"Editors complete settings with `privlora settings --schema > {SCHEMA}` beside this file."]
     )
+    made = f"Proposed by `privlora init` from {source}."
     return [
         *first,
-        f"Proposed by `privlora init` from {source}. Nothing here is final: read the comments, change what you like.",
+        *textwrap.wrap(
+            f"{made} Nothing here is final: read the comments, change what you like.",
+            _WIDTH,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ),
         "What a setting means: `privlora settings privacy.delta`. All of them: docs/settings.md.",
         "",
         f"  privlora plan {target}     what it costs; reads no record",
-        f"  privlora train {target}",
+        f"  privlora {command} {target}",
     ]
 
 
@@ -136,24 +171,38 @@ def _data(
     draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str], long_given: bool
 ) -> None:
     path = asked.paths[0] if len(asked.paths) == 1 else list(asked.paths)
-    draft.put("data.path", path, "PRIVATE records; nothing of them is published")
+    if not asked.clients:
+        draft.put("data.path", path, "PRIVATE records; nothing of them is published")
     for name, value in form.settings.items():
         why = "only answers are learnt" if name == "loss_on" else ""
         draft.put(f"data.{name}", value, why)
     if form.why:
         notes.append(f"columns: {', '.join(form.used)} ({form.why})")
+    if base.chats is False and form.chats:
+        _chat_template(draft, asked, base, notes)
     length, counted = _length(found, form, base)
-    limit = "" if base.positions is None else f", at most the model's {base.positions}"
-    draft.put(
-        "data.max_length",
-        length,
-        f"in tokens; most records fit, by {counted}{limit}. PUBLISHED, like all settings of the method",
+    # By the length alone, which stands there: a word on how many are longer would tell more of the records.
+    at_limit = length in (LONGEST, base.positions)
+    whose = (
+        f"the model's limit of {length}" if length == base.positions else f"at most {LONGEST} are proposed"
     )
+    fits = (
+        f"in tokens, {whose}: longer records are cut"
+        if at_limit
+        else f"in tokens; most records fit, by {counted}"
+    )
+    draft.put("data.max_length", length, f"{fits}. PUBLISHED, like all settings of the method")
+    if at_limit and "text" in form.settings and not asked.clients:
+        draft.remark(
+            "data",
+            "chunk: true   # divides longer texts in the place of cutting them; all chunks of one are one unit",
+        )
     if base.tokenizer is None and not long_given:
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
         )
-    if found.label is not None and "text" in form.settings and found.label not in form.used:
+    labelled = found.label is not None and found.label not in form.used and not asked.clients
+    if labelled and "text" in form.settings:
         notes.append(
             f"column {found.label} seems to hold labels: data.label and data.labels, a comment in the YAML, train a "
             "classifier of them"
@@ -205,6 +254,7 @@ def _users(found: Survey, column: str) -> int:
 
 def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes: list[str]) -> None:
     whose = "users" if asked.user else "records"
+    of_all = " of all clients together" if asked.clients else ""
     if asked.user is not None:
         draft.put(
             "privacy.unit",
@@ -219,12 +269,14 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         "the promise: 1 is strong, 3 usual, 8 weak; smaller means more noise",
     )
     draft.put(
-        "privacy.delta", Plain(numbers.delta), f"a power of ten, at most a tenth of 1 / number of {whose}"
+        "privacy.delta",
+        Plain(numbers.delta),
+        f"roughly the chance that the promise does not hold: a power of ten, at most a tenth of 1 / number of {whose}",
     )
     draft.put(
         "privacy.public_dataset_size",
         numbers.n,
-        f"PUBLISHED: your number of {whose} to one digit. Write what you are willing to publish",
+        f"PUBLISHED: your number of {whose}{of_all} to one digit. Write what you are willing to publish",
     )
     if numbers.few:
         batch, steps = (
@@ -234,9 +286,15 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
     else:
         batch = f"{numbers.batch} of {numbers.n}: large batches leave less noise than many steps"
         steps = f"{numbers.steps} noisy releases, {PASSES:g} passes over the data. `privlora recommend` weighs others"
-    written = None if numbers.few else AUTO
-    draft.put("privacy.expected_batch_size", numbers.batch, batch, written=written)
-    draft.put("privacy.steps", numbers.steps, steps, written=written)
+    written = None if numbers.few or asked.clients else AUTO
+    draft.put(
+        "privacy.expected_batch_size",
+        numbers.batch,
+        f"{of_all.strip()}; {batch}" if of_all else batch,
+        written=written,
+    )
+    if not asked.clients:
+        draft.put("privacy.steps", numbers.steps, steps, written=written)
     if asked.user is None and found.repeated is not None:
         _propose_users(draft, found, found.repeated)
         notes.append(
@@ -262,6 +320,49 @@ def _propose_users(draft: Draft, found: Survey, column: str) -> None:
     )
 
 
+def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> None:
+    """One of our own, for a tokenizer that has none. Raises DataError in a federation, which reads none."""
+    if asked.clients:
+        raise DataError(
+            f"the tokenizer of {base.name!r} has no chat template, which messages need",
+            why="a template in the settings is a program, and would run where the clients' records are",
+            fix="give an instruction-tuned model, or records with --text or --prompt and --completion",
+        )
+    indented = "\n".join(f"    {line}" for line in PLAIN_CHAT.splitlines())
+    draft.put(
+        "data.chat_template",
+        PLAIN_CHAT,
+        "plain text, since this tokenizer has none: change it as you like; use the same one where you ask the model",
+        written=f"|-\n{indented}",
+    )
+    notes.append(
+        f"the tokenizer of {base.name} has no chat template: data.chat_template in the YAML is a plain one, in lines "
+        "as “user: …” and “assistant: …”. An instruction-tuned model brings its own"
+    )
+
+
+def _federation(draft: Draft, asked: Asked, numbers: Numbers) -> None:
+    """Who takes part, and how often; in the place of privacy.steps and of a local method, which is the rule's."""
+    rounds, local = rounds_for(numbers.steps)
+    owners = [each._asdict() for each in asked.clients]
+    lines = "".join(f"\n    - {scalar(owner)}" for owner in owners)
+    draft.put(
+        "federation.clients", owners, "whose records: names are PUBLISHED, paths are not", written=lines
+    )
+    draft.put("federation.rounds", rounds, "how often the server asks its clients")
+    draft.put(
+        "federation.local_steps",
+        local,
+        f"noisy steps of a client in a round; {rounds * local} in all are charged",
+    )
+    draft.put("federation.rule", "tan", "each client adds all of its noise itself, so it has to trust nobody")
+    draft.remark(
+        "federation",
+        "rule: joint     # less noise for the same epsilon, if clients are online together and keep their shares of",
+        "                # the noise to themselves; then local_steps: 1 and more rounds (docs/federated.md)",
+    )
+
+
 def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
     """texts: whether it learns to write them, and no preferences."""
     draft.put("method.name", "prism", "`privlora methods` lists the others")
@@ -270,6 +371,12 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
             "method.learning_rate",
             AUTO,
             "found before the run begins, from what its noise alone does to the model: no record takes part",
+        )
+    else:
+        draft.remark(
+            "method",
+            "No learning_rate: the method's own stands for it, which follows from the number of steps. auto knows",
+            "texts that a model writes, and no preferences (docs/preferences.md).",
         )
     draft.remark(
         "method",

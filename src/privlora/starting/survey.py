@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from privlora.data.formats import Record
-from privlora.data.records import COLUMN, iterate_records
+from privlora.data.records import COLUMN, iterate_records, refuse_missing
 from privlora.data.rendering import ROLES, speaks_by_calls
 from privlora.errors import DataError
 
@@ -122,13 +122,21 @@ class Survey:
         return None
 
 
-def survey(path: Sequence[str], user: str | None = None) -> Survey:
-    """Read all records once. user: a column of which units are counted whatever its name. Raises DataError."""
+def refuse_no_files(path: Sequence[str]) -> None:
+    """Raise DataError for a folder, or a local file that is not there. Nothing is read."""
     for each in path:
         if Path(each).is_dir():
             raise DataError(
-                f"{each!r} is a folder", fix=f"give the files in it, as {each.rstrip('/')}/*.jsonl"
+                f"{each!r} is a folder",
+                fix=f"give the files in it, as {each.rstrip('/')}/*.jsonl; or add --clients, if each of them is of "
+                "another owner",
             )
+    refuse_missing(list(path))
+
+
+def survey(path: Sequence[str], user: str | None = None) -> Survey:
+    """Read all records once. user: a column of which units are counted whatever its name. Raises DataError."""
+    refuse_no_files(path)
     columns: dict[str, Column] = {}
     first: list[Record] = []
     number = 0

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from privlora.config import Settings
-from privlora.config.groups import MICRO_BATCH
+from privlora.config.one_place import MICRO_BATCH
 from privlora.errors import ConfigError
 from privlora.methods import CHOICES, find_row
 from privlora.sizes import in_one_unit

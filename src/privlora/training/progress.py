@@ -29,6 +29,9 @@ _PATIENCE = 5.0  # seconds without a new live line, which may wait for its epsil
 
 PER_TOKEN: Final = "nats per token"
 
+IN_WORDS: Final = "; 0.1 lower makes tokens about 10 % more probable"
+"""What a nat is, behind the first loss that is shown in nats per token."""
+
 
 class _Shown(NamedTuple):
     """A step with what its line says of it. seconds: of a step, smoothed, PRIVATE like the loss."""
@@ -48,7 +51,7 @@ class RichObserver:
 
     Epsilon is what the steps so far have cost, exactly, rounded up: on every line that of its own step. For a live line
     it is composed in another thread, so that no step waits; the line appears once it is known. Where that takes longer
-    than a few seconds, one without an epsilon stands there meanwhile.
+    than a few seconds, one with the last epsilon that is known, and its step, stands there meanwhile.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -78,7 +81,8 @@ class RichObserver:
         self._accounted: Future[None] | None = None
         self._account_again_at = self._drawn_at = self._printed_at
         self._newest = _Shown(StepReport(0, 1, None, 0.0), 0.0, None)
-        self._drawn_step = 0
+        self._drawn = _Shown(StepReport(0, 1, None, 0.0), 0.0, None)  # in the live line
+        self._known: tuple[int, float] | None = None  # the last step whose epsilon was composed, and that
         self._drawing = threading.RLock()
 
     def __enter__(self) -> Self:
@@ -121,7 +125,10 @@ class RichObserver:
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
         self._losses.append(loss)
-        self._console.print(f"held-out loss after step {step}: {loss:.4f} {self._unit} (mean over records)")
+        meant = IN_WORDS if self._unit == PER_TOKEN and len(self._losses) == 1 else ""
+        self._console.print(
+            f"held-out loss after step {step}: {loss:.4f} {self._unit} (mean over records){meant}"
+        )
 
     def on_private_loss(self, step: int, loss: float) -> None:
         """Keep it for the step's line."""
@@ -179,31 +186,47 @@ class RichObserver:
         spent = self._spending(shown.report)
         ended = time.monotonic()
         self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
+        if spent is not None:
+            self._known = shown.report.step, spent
         self._draw(shown, spent)
 
     def _draw(self, shown: _Shown, spent: float | None) -> None:
-        """The live line of a step, unless a later one stands there."""
+        """The live line of a step. Where a later one stands there, that one again, with what is known by now."""
         with self._drawing:
-            if shown.report.step < self._drawn_step:
-                return
-            report, self._drawn_step, self._loss_drawn = shown.report, shown.report.step, shown.private_loss
-            line = self._line(report, shown.seconds, spent)
+            if shown.report.step < self._drawn.report.step:
+                if self._drawn.report.step == self._drawn.report.steps:
+                    return  # the last one has its own epsilon
+                shown, spent = self._drawn, None
+            self._drawn = shown
+            report, self._loss_drawn = shown.report, shown.private_loss
+            line = self._line(report, shown.seconds, spent, known=self._known)
             bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
-            short = self._line(report, shown.seconds, spent, short=True)
-            self._layouts = layouts(bar, losses, line, short)
+            short = self._line(report, shown.seconds, spent, short=True, known=self._known)
+            bare = self._line(report, shown.seconds, spent, short=True, known=None)
+            self._layouts = [*layouts(bar, losses, line, short), *([bare] if spent is None else [])]
             self._drawn_at = time.monotonic()
             self._live.update(self._fitting(), refresh=True)
 
-    def _line(self, report: StepReport, seconds: float, spent: float | None, *, short: bool = False) -> Text:
-        """Step, epsilon, learning rate and time left. spent: None where it is not known or nothing is promised; short:
-        in fewer words, without delta, which the plan says."""
+    def _line(
+        self,
+        report: StepReport,
+        seconds: float,
+        spent: float | None,
+        *,
+        short: bool = False,
+        known: tuple[int, float] | None = None,
+    ) -> Text:
+        """Step, epsilon, learning rate and time left. spent: None where it is not known or nothing is promised; known:
+        an earlier step and its epsilon, for its place; short: in fewer words, without delta, which the plan says."""
         word = "round" if report.learning_rate is None else "step"
         line = Text(f"{word} {report.step}/{report.steps}")
         if not self._promises:
             line.append("  NOT PRIVATE", style="bold red")
         elif self._plan is not None and spent is not None:
             delta = "" if short else f" (δ {self._plan.delta:g})"
-            line.append(f"  ε {math.ceil(spent * 100) / 100:.2f}{delta}", style="bold")
+            line.append(f"  ε {_rounded_up(spent)}{delta}", style="bold")
+        elif known is not None:
+            line.append(f"  ε {_rounded_up(known[1])} (step {known[0]})")
         rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
         line.append(rate)
         if self._timed:
@@ -221,6 +244,10 @@ class RichObserver:
         """The last step's line as ``fitting`` has it. more: shown beside it, or below where there is no room."""
         beside = [part for part in (self._private_part(self._loss_drawn), *more) if part is not None]
         return fitting(self._layouts, self._console.width, beside)
+
+
+def _rounded_up(spent: float) -> str:
+    return f"{math.ceil(spent * 100) / 100:.2f}"
 
 
 def layouts(bar: Text, losses: Text, line: Text, short: Text) -> list[Text]:
