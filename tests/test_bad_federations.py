@@ -14,7 +14,7 @@ from privlora.config import load_settings
 from privlora.errors import PrivacyError
 from privlora.federated.run import prepare
 from privlora.training.files import RunFolder
-from privlora.training.identity import Identity, refuse_others
+from privlora.training.identity import Identity, keep_identity, refuse_others
 
 Groups = dict[str, Any]
 
@@ -84,7 +84,10 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     "no path for all": ({**OWN}, ["data.path"]),
     "no rounds": ({"federation": {"rounds": None}}, ["federation.rounds is missing"]),
     "zero rounds": ({"federation": {"rounds": 0}}, ["federation.rounds=0"]),
-    "misspelt": ({"federation": {"local_step": 2}}, ["federation.local_step", "'local_steps'?"]),
+    "misspelt": (
+        {"federation": {"local_step": 2}},
+        ["federation.local_step", "local_steps is given already"],
+    ),
     "steps as well": (
         {"privacy": {"steps": 9}},
         ["a client of this federation takes 4", "remove privacy.steps"],
@@ -262,7 +265,7 @@ def test_whose_records_are_others_than_before(
         ({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "x", "c": "3"}, " of client b"),
         ({"a": "1", "b": "2", "c": "3"}, {"a": "x", "b": "2", "c": "x"}, " of client a, c"),
         ({"a": "1", "b": "2"}, {"a": "x", "b": "x"}, ""),
-        ({}, {"a": "1", "b": "2"}, ""),  # kept by an old version, which told clients not apart
+        ({}, {"a": "1", "b": "2"}, ""),
         ({}, {}, ""),
     ],
 )
@@ -271,8 +274,7 @@ def test_whose_records_are_others(
 ) -> None:
     run = RunFolder(tmp_path)
     run.private.mkdir()
-    whole = {"records": "before", "model": "m"}
-    run.identity.write_text(json.dumps({**whole, "clients": kept} if kept else whole))
+    keep_identity(run, Identity("before", "m", kept, settings={"adapter.r": 2}))
     with pytest.raises(PrivacyError, match=f"the private records{whose} are not those"):
         refuse_others(run, Identity("now", "m", found))
 

@@ -580,7 +580,7 @@ def test_a_federation_that_runs_as_it_is(
         "next:     privlora federate run.yaml",
     ]
     assert "Greta" not in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(len(line) for line in text.splitlines() if str(here) not in line) <= 120
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 

@@ -1093,7 +1093,8 @@ def _what_federations_have_not(
     """Of settings of runs in one place; for the arguments see `misplaced`."""
     found = misplaced(value_of, steps)
     for each in found:
-        yield ValueError(each.in_words(alone=len(found) == 1))
+        fix = each.fix if len(found) == 1 else each.named_fix
+        yield ValueError(f"{each.what}. Fix: {fix}")
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:

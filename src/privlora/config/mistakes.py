@@ -17,7 +17,8 @@ from privlora.config.base import Truth, group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.groups import PrivacySettings, QuantizationSettings, Settings
 from privlora.config.method_names import known, unknown_method
-from privlora.config.nearby import named_here
+from privlora.config.nearby import Located, named_here
+from privlora.config.one_place import misplaced, of_mapping
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, TRUTHS, called_here
 from privlora.config.places import at_lines, field_of
 from privlora.config.rows import wrong_for_row
@@ -105,7 +106,9 @@ def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = Fal
     """The settings of a run. rows: whether to ask what the method's row can have. Raises ConfigError for all that is
     wrong with them."""
     no_groups = _no_groups(values, origin)
-    unknown = _unknown_in({group: v for group, v in values.items() if group not in no_groups})
+    groups = Located((group, v) for group, v in values.items() if group not in no_groups)
+    groups.where = origin.where
+    unknown = _unknown_in(groups)
     rest: dict[str, Any] = {
         group: {key: v for key, v in inner.items() if (group, key) not in unknown}
         if isinstance(inner, Mapping)
@@ -299,12 +302,12 @@ def _without_auto(values: Mapping[str, Any], *, of_all: bool) -> dict[str, Any]:
     what is said of all groups is about these two."""
     federated = "federation" in values
     numbers = {"expected_batch_size": 1} | ({} if federated else {"steps": 1})
-    without = _NOT_FEDERATED if of_all and federated else set()
+    without = {each.place for each in misplaced(of_mapping(values))} if of_all and federated else set()
     mended = {
         group: {
             key: numbers.get(key, 1.0) if value == AUTO and _is_auto(group, key) else value
             for key, value in inner.items()
-            if group != "privacy" or key not in without
+            if f"{group}.{key}" not in without
         }
         if isinstance(inner, Mapping)
         else inner
@@ -312,11 +315,8 @@ def _without_auto(values: Mapping[str, Any], *, of_all: bool) -> dict[str, Any]:
         if group != "auto"
     }
     if federated and isinstance(mended.get("privacy"), dict) and values["privacy"].get("steps") == AUTO:
-        del mended["privacy"]["steps"]  # they follow
+        mended["privacy"].pop("steps", None)  # they follow
     return mended
-
-
-_NOT_FEDERATED: Final = frozenset(("bands", "clip_quantile", "max_batch_size"))
 
 
 def mistakes(error: ValidationError, values: Mapping[str, Any], origin: Origin) -> ConfigError:

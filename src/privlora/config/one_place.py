@@ -23,10 +23,6 @@ class Misplaced(NamedTuple):
         """The same, which says of what it is, to be read beside others."""
         return self.fix if self.place in self.fix else f"{self.place}: {self.fix}"
 
-    def in_words(self, *, alone: bool) -> str:
-        """As the error of a setting says it; alone: beside no other."""
-        return f"{self.what}. Fix: {self.fix if alone else self.named_fix}"
-
 
 def misplaced(value_of: Callable[[str, str], Any], steps: int | None = None) -> list[Misplaced]:
     """All that do not go with a federation, in the order of the groups.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Origin, checked_settings, mistakes, natural
-from privlora.config.nearby import Located, whereabouts
+from privlora.config.nearby import whereabouts
 from privlora.errors import ConfigError, Together, named
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
@@ -73,13 +73,12 @@ def settings_from(
 ) -> Settings:
     """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. rows:
     whether what the method's row cannot have is wrong, too. Raises ConfigError for all that is wrong with them."""
-    merged = Located()
+    merged: dict[str, Any] = {}
     for group, values in content.items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
     unread = Together()
     overridden = {unread.of(None, _apply, merged, override) for override in overrides}
     origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
-    merged.where = origin.where
     settings = unread.of(None, checked_settings, merged, origin, rows)
     unread.tell()
     assert settings is not None
