@@ -19,12 +19,14 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
 from privlora.api import Result, fine_tune, resume_run
 from privlora.mechanisms import NoiseSource, Release
 from privlora.optimizers import Optimizer
+from privlora.training.checkpoint import digest_of
 from privlora.training.loop import Observer, StepReport
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
@@ -90,6 +92,16 @@ def edit_settings(root: Path, group: str, change: Mapping[str, Any], *, unseen: 
         for place in (*derived, *(f"{group}.{name}" for name in change)):
             kept["settings"].pop(place, None)
         identity.write_text(json.dumps(kept), encoding="utf-8")
+        bind_again(root)
+
+
+def bind_again(root: Path) -> None:
+    """Lets the checkpoint be of the identity that lies beside it now."""
+    path = root / "private/checkpoint.safetensors"
+    if path.exists():
+        with safe_open(path, framework="pt") as file:
+            known, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, path, metadata=known | {"identity": digest_of(path.with_name("identity.json"))})
 
 
 class StopAt:

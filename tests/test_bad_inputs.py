@@ -201,6 +201,10 @@ FILES = {
     "nothing": (b"", "holds no settings"),
     "a list": (b"- model\n- data\n", "holds no settings"),
     "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
+    "a record in the place of a key": (
+        b"patient Greta: has it\npatient Greta: again\n",
+        "line 2 is not valid YAML ((a str, not shown: it may be private) is given twice)",
+    ),
     "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
     "not text": (b"\xff\xfe\x00model", "cannot read"),
     "an empty group": (b"model:\nprivacy: {steps: 3}\n", "group 'model' (line 1) is empty"),

@@ -114,6 +114,13 @@ def test_an_argument_that_nothing_is_called_is_a_type_error_alone() -> None:
         privlora.federate("tiny", ["a"], federation=terms, privacy=_of_clients(), evil=3)
     with pytest.raises(TypeError, match="has no argument 'evil'"):
         privlora.synthesize("tiny", ["a"], synthesis={}, privacy=PRIVACY, evil=3)
+    with pytest.raises(TypeError, match="has no argument") as caught:
+        privlora.fine_tune("tiny", ["a"], privacy=PRIVACY, **{"patient Greta has it since 1999": 1})
+    assert "Greta" not in str(caught.value)
+    with pytest.raises(
+        TypeError, match=r"is given 2 arguments by their places, and takes 1: root.*records=…"
+    ):
+        privlora.resume_run("runs/a", [{"text": "a"}])
 
 
 def _of_clients() -> dict[str, Any]:

@@ -371,7 +371,7 @@ def test_private_records_in_memory_are_not_for_evaluation(evaluation: Any, tmp_p
     told = refused(
         tmp_path,
         PrivacyError,
-        "some records of data.evaluation are the same as private ones in text",
+        "data.evaluation holds records that are the same as private ones in text",
         evaluation=evaluation,
     )
     assert "would be published" in told
@@ -426,7 +426,8 @@ def test_what_is_the_same_to_the_model_is_not_for_evaluation(name: str, tmp_path
         ({"adapter": start}, "adapter.public_text"),
     ):
         with pytest.raises(
-            PrivacyError, match=f"{match} are the same as private ones once they are tokenised"
+            PrivacyError,
+            match=f"{match} holds records that are the same as private ones once they are tokenised",
         ):
             fine_tune(
                 tiny_model(),

@@ -432,6 +432,7 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
     """Before the model is loaded. A name that is no row stands for several, and is another one than the run's."""
     from privlora.methods import METHODS
+    from privlora.rehearsals.kept import read_choice
     from privlora.training.identity import fixed, refuse_other_settings
 
     row, hyper, privacy = METHODS.get(settings.method.name), dict[str, Any](), settings.privacy
@@ -439,6 +440,7 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
         resolved = row.resolve(settings.method, settings.adapter.init, privacy.steps, private=privacy.private)
         hyper = resolved.to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
+    read_choice(folder)  # which refuses another one than the run's
 
 
 def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:

@@ -15,7 +15,7 @@ from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
 from privlora.config.mistakes import neutral_privacy
 from privlora.config.nearby import whereabouts
 from privlora.data.records import as_records
-from privlora.errors import ConfigError, DataError, RunError, Together, in_one, nearest
+from privlora.errors import ConfigError, DataError, RunError, Together, in_one, named, nearest
 from privlora.names import UNNAMED
 from privlora.training.sources import check_sources
 
@@ -105,8 +105,9 @@ def other_names(
         if fix is None and (here := whereabouts(name)) is not None:
             fix = of_settings.format(here=here)
         if fix is None:
-            what = f"{call.__name__}() has no argument {name!r}"
-            found.append(NoArgument(what, fix=f"{name}: {nearest(name, own)}"))
+            what = f"{call.__name__}() has no argument {named(name)}"
+            called = name if named(name) == repr(name) else "it"
+            found.append(NoArgument(what, fix=f"{called}: {nearest(name, own)}"))
         else:
             found.append(ConfigError(f"{call.__name__} has no argument {name}", fix=f"{name}: {fix}"))
     return found
@@ -125,12 +126,12 @@ _Found = TypeVar("_Found")
 
 
 def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """The same function, which raises ConfigError for an argument that is given by its place and by its name."""
-    places = [
-        parameter.name
-        for parameter in inspect.signature(call).parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
+    """The same function, which raises ConfigError for an argument that is given by its place and by its name, and
+    NoArgument for more by their places than there are."""
+    places, named_ones = (
+        [one.name for one in inspect.signature(call).parameters.values() if one.kind is kind]
+        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    )
 
     @functools.wraps(call)
     def checked(*args: _Given.args, **options: _Given.kwargs) -> _Found:
@@ -142,6 +143,12 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
                     why="which of the two is meant is not to be guessed",
                     fix=f"leave out {name}=…{own if name == 'data' else ''}",
                 )
+        if len(args) > len(places):
+            raise NoArgument(
+                f"{call.__name__} is given {len(args)} arguments by their places, and takes {len(places)}: "
+                f"{', '.join(places)}",
+                fix=f"give the others by name, as {' or '.join(f'{name}=…' for name in named_ones[:3])}",
+            )
         return call(*args, **options)
 
     return checked

@@ -34,6 +34,7 @@ from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.first_looks import look_first
 from privlora.training.fitting import Fitted, with_micro_batches
+from privlora.training.footprint import free_bytes
 from privlora.training.identity import (
     Identity,
     fixed,
@@ -86,6 +87,8 @@ def train_and_publish(
     begins = getattr(given.observer, "on_phase", None) or (lambda _: None)
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
+    # Before the records are looked at, so that nothing of them is in what is free.
+    free = free_bytes(torch.device("cpu")) if fresh and given.model is None else None
     if fresh and given.model is None:
 
         def look() -> None:
@@ -116,11 +119,13 @@ def train_and_publish(
         if asked != "auto" or over:  # there is no step to cut into micro-batches
             return settings, None
         told(_ON_PAPER, 0, 1)
-        found = with_micro_batches(settings, model, device, sharing=sharing)
+        if free is None or device.type != "cpu":
+            found = with_micro_batches(settings, model, device, sharing=sharing)
+        else:
+            found = with_micro_batches(settings, model, device, loaded=False, sharing=sharing, free=free)
         told(_ON_PAPER, 1, 1)
         return found
 
-    # Before the records are read, so that nothing of them is in what is free.
     settings, micro_batches = ranks.same(split)
     if micro_batches is not None and given.on_choice is not None:
         given.on_choice(micro_batches.why)
@@ -164,7 +169,7 @@ def train_and_publish(
                 folder.create(protects=settings.privacy.protects)
                 # First: whatever can be resumed has it.
                 planned = fixed(settings, parts.hyper.to_dict())
-                choice = "" if chosen is None else proof_of(chosen.facts)
+                choice = "" if chosen is None else proof_of(chosen.text)
                 keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)

@@ -11,6 +11,8 @@ import pytest
 from cli_cases import record, save_tiny_model
 from tiny_models import tiny_tokenizer
 
+from privlora import running
+from privlora.api import train_run
 from privlora.config import Settings, load_settings, settings_from
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
 from privlora.training import first_looks, inputs, models
@@ -101,6 +103,39 @@ def test_private_records_among_public_ones_are_told_beside_a_wrong_adapter(
     }
     with pytest.raises(ConfigError, match=r"adapter\.r=999 exceeds.*the same as private ones"):
         look_first(run_of(model, data, adapter={"r": 999}), None)
+
+
+def test_texts_in_a_list_are_records_too(model: Path, tmp_path: Path) -> None:
+    """Also where one of them holds the name of a column."""
+    texts = ["a text of nobody", "text of somebody", RECORDS[7]["text"]]
+    settings = run_of(model, {"path": "(in memory)", "evaluation": "(in memory)"})
+    with pytest.raises(PrivacyError, match="are the same as private ones in text"):
+        look_first(settings, None, [each["text"] for each in RECORDS], texts)
+
+
+def test_records_behind_the_limit_are_not_of_the_run(model: Path, tmp_path: Path) -> None:
+    private, public = written(tmp_path / "a.jsonl", RECORDS), written(tmp_path / "b.jsonl", SHARED)
+    look_first(run_of(model, {"path": private, "evaluation": public, "limit": 7}), None)
+    with pytest.raises(PrivacyError, match="are the same as private ones in text"):
+        look_first(run_of(model, {"path": private, "evaluation": public, "limit": 8}), None)
+
+
+def test_what_is_free_is_measured_before_records_are_looked_at(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(running, "free_bytes", lambda device: seen.append("free") or 2.0**33)
+
+    def look(*_: Any) -> None:
+        seen.append("look")
+        raise DataError("looked")
+
+    monkeypatch.setattr(running, "look_first", look)
+    data = {"path": written(tmp_path / "a.jsonl", RECORDS)}
+    run = {"output": str(tmp_path / "run"), "tokens_per_micro_batch": "auto"}
+    with pytest.raises(DataError, match="looked"):
+        train_run(run_of(model, data, run=run))
+    assert seen == ["free", "look"]
 
 
 def test_what_can_be_read_once_is_left_alone(

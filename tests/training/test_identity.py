@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_cases
 import torch
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, STOPPED, Bench, StopAt, edit_settings
 from tiny_models import tiny_model
@@ -85,6 +86,27 @@ def test_no_run_goes_on_without_it(bench: Bench, run: RunFolder) -> None:
     refused(bench, run, RunError, "identity.json' is missing")
 
 
+def test_that_of_another_run_is_refused(
+    bench: Bench, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other records and the same settings: with it, these would go on under the first run's ledger."""
+    others, other = (
+        [{"text": f"a lazy cat {i} sleeps."} for i in range(len(RECORDS))],
+        RunFolder(tmp_path / "b"),
+    )
+    monkeypatch.setattr(run_cases, "RECORDS", others)
+    with pytest.raises(Interrupted):
+        bench.start(other.root, evaluation=PUBLIC, observer=StopAt(2))
+    run.identity.write_bytes(other.identity.read_bytes())
+    match = "not the one with which the run's checkpoint was taken"
+    refused(bench, run, PrivacyError, match, records=others)
+
+
+def test_a_choice_that_was_put_there_is_told_before_a_step_is_taken(bench: Bench, run: RunFolder) -> None:
+    run.choice.write_text(json.dumps({"row": "prism", "rows": [], "clip_norm": 1.0, "median_norm": 4.0}))
+    refused(bench, run, RunError, "is not what the run wrote when it began")
+
+
 def test_edited_settings_are_told_before_the_model_is_loaded(run: RunFolder) -> None:
     edit_settings(run.root, "method", {"learning_rate": 0.5})
     edit_settings(run.root, "model", {"name": "no/such/model"})
@@ -92,7 +114,9 @@ def test_edited_settings_are_told_before_the_model_is_loaded(run: RunFolder) -> 
         resume_run(run.root, records=RECORDS, evaluation=PUBLIC)
 
 
-@pytest.mark.parametrize("content", ["", "null", "{}", '{"records": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "null", "{}", '{"records": 1}', '{"records": "", "model": "", "settings": {}}']
+)
 def test_a_damaged_file_is_one_error(content: str, bench: Bench, run: RunFolder) -> None:
     run.identity.write_text(content)
     refused(bench, run, RunError, "identity.json' is damaged")

@@ -393,7 +393,9 @@ def test_public_records_are_held_against_kept_ones(
     cache = tmp_path / "tokens.cache"
     load(settings(file), cache)
     public = [*PUBLIC, {"text": changed(RECORDS[7]["text"])}]
-    with pytest.raises(PrivacyError, match=r"data\.evaluation are the same as private ones in text"):
+    with pytest.raises(
+        PrivacyError, match=r"data\.evaluation holds records that are the same as private ones in text"
+    ):
         load(settings(file), cache, evaluation=public)
     both = settings(file, text="{text}{more}")
     load(both, cache)

@@ -272,7 +272,8 @@ def _follows(problem: Problem, found: list[Any]) -> bool:
         place["loc"][1] for place in found if len(place["loc"]) > 1 and place["loc"][:1] == problem["loc"]
     ]
     if problem["loc"] == ("privacy",):  # where another number is put in the place of most
-        return any(re.search(rf"\b{name}\b", problem["msg"]) for name in taken)
+        msg = problem["msg"].replace("1/N", "public_dataset_size")
+        return any(re.search(rf"\b{name}\b", msg) for name in taken)
     return bool(taken)
 
 

@@ -16,6 +16,8 @@ from privlora.errors import named, nearest
 def named_here(group: str, name: object, value: Any, content: Mapping[str, Any]) -> str:
     """How to mend a name that no setting of ``group`` has, or no group where that is "". value: what was set; content:
     all groups as given."""
+    if not group and not re.fullmatch(r"[\w.-]+", str(name)):
+        return "a group is its name and a colon, as model: on a line of its own"
     if not group:
         return _group_here(name, value, content) or nearest(str(name), Settings.model_fields)
     told = called_here(group, name, value, content) or _homes(name) or _near(group, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -53,8 +54,11 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or type(error).__name__
         if not quoted:
             problem = "a key is given twice" if problem.endswith(_TWICE) else type(error).__name__
+        tab = "\\t" in problem
+        problem = _QUOTED.sub("what is not shown", problem)  # of a file that may be one of records
         raise ConfigError(
-            f"{str(path)!r}{where} is not valid YAML ({problem})", fix="check indentation, colons and names"
+            f"{str(path)!r}{where} is not valid YAML ({problem})",
+            fix="indent with spaces, not with tabs" if tab else "check indentation, colons and names",
         ) from None
     if not isinstance(content, dict):
         raise ConfigError(
@@ -132,6 +136,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
 
 
 _TWICE: Final = "is given twice"
+_QUOTES: Final = "'\""
+_QUOTED: Final = re.compile(r"'(?!<)[^']{3,}'")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -144,7 +150,8 @@ class _StrictLoader(yaml.SafeLoader):
                 continue  # a list or a mapping, which yaml itself refuses as a key
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{key_node.value} {_TWICE}", problem_mark=key_node.start_mark
+                    problem=f"{named(key_node.value).strip(_QUOTES)} {_TWICE}",
+                    problem_mark=key_node.start_mark,
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)

@@ -21,6 +21,11 @@ class Chosen:
     settings: Settings
     facts: Mapping[str, Any]
 
+    @property
+    def text(self) -> str:
+        """The facts, as a run keeps them."""
+        return json.dumps(self.facts, indent=1) + "\n"
+
 
 def leaves_a_choice(settings: Settings) -> bool:
     """Whether something is left to rehearsals before the run begins."""
@@ -127,7 +132,7 @@ def _with_spread(row: Mapping[str, Any]) -> str:
 def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
     """Write why a new run took its row; None: it was named, and what a start that failed left goes. Raises RunError."""
     if chosen is not None:
-        write_atomically(folder.choice, json.dumps(chosen.facts, indent=1) + "\n")
+        write_atomically(folder.choice, chosen.text)
     elif folder.choice.exists():
         folder.choice.unlink()
 
@@ -138,7 +143,8 @@ def read_choice(folder: RunFolder) -> dict[str, Any] | None:
     if not folder.choice.exists():
         return None
     try:
-        found = json.loads(folder.choice.read_text(encoding="utf-8"), parse_constant=_no_number)
+        text = folder.choice.read_bytes().decode("utf-8")
+        found = json.loads(text, parse_constant=_no_number)
         because(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
@@ -146,7 +152,7 @@ def read_choice(folder: RunFolder) -> dict[str, Any] | None:
             why="it says why the run took its method, and the report repeats it",
             fix="restore it, or remove it: the report then does not say",
         ) from None
-    refuse_another_choice(folder, found)
+    refuse_another_choice(folder, text)
     return dict(found)
 
 

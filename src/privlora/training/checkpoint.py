@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.training.files import replace_atomically
+from privlora.training.files import IDENTITY, replace_atomically
 
 NO_RUN: Final = "non-private"
 """A non-private run has no ledger; its checkpoints belong to it all the same."""
@@ -38,7 +39,10 @@ class Mark:
 
 
 def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], mark: Mark) -> None:
-    """Write the parts' tensors under ``part/name``, with the step after which they were taken, from where they lie."""
+    """Write the parts' tensors under ``part/name``, with the step after which they were taken, from where they lie.
+
+    With them goes a hash of the run's identity beside ``path``, so that no other one takes its place.
+    """
     tensors, written = dict[str, Tensor](), set[int]()
     for part, named in parts.items():
         for name, tensor in named.items():
@@ -49,6 +53,7 @@ def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], mark:
             written.add(place)
             tensors[f"{part}/{name}"] = there
     known = {"step": str(mark.step), "run_id": mark.run_id, "charge": mark.charge}
+    known["identity"] = digest_of(path.with_name(IDENTITY))
     metadata = {name: value for name, value in known.items() if value is not None}
 
     def write(half: Path) -> None:
@@ -58,6 +63,17 @@ def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], mark:
             raise OSError(str(error)) from None
 
     replace_atomically(path, write)
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file; None where there is none."""
+    return sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def read_identity(path: Path) -> str | None:
+    """The hash of the identity that a checkpoint was taken with; None without one. Raises RunError if it is damaged."""
+    with _opened(path) as file:
+        return (file.metadata() or {}).get("identity")
 
 
 def read_mark(path: Path) -> Mark:

@@ -20,6 +20,9 @@ _BESIDE = ".tmp"  # behind it, in torch's profiler
 
 _SETTINGS = "config.resolved.yaml"
 
+IDENTITY = "identity.json"
+"""In RUN/private: which records, model and settings the run belongs to."""
+
 AUDIT_MARK = "AUDIT-NOT-FOR-RELEASE.txt"
 """Stands where a release would, in folders of runs that were trained with canaries."""
 
@@ -77,7 +80,7 @@ class RunFolder:
 
     @property
     def identity(self) -> Path:
-        return self.private / "identity.json"
+        return self.private / IDENTITY
 
     @property
     def cycles(self) -> Path:
@@ -213,6 +216,11 @@ def no_run(root: Path) -> RunError:
     parts = ("release", "not-private", "private")
     if root.resolve().name in parts and (run.settings.exists() or run.ledger.exists() or run.report.exists()):
         return RunError(f"{str(root)!r} is a part of a run", fix=f"give the run's folder, {str(above)!r}")
+    if root.is_file():
+        return RunError(
+            f"{str(root)!r} is a file, and a run is a folder",
+            fix=f"give the folder that {made}; in the YAML it is run.output",
+        )
     return RunError(f"no run in {str(root)!r}", fix=f"give the folder that {made}, which run.output names")
 
 

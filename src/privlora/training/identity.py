@@ -19,6 +19,7 @@ import transformers
 from privlora.adapters.quantised import bits, computes_in, scales
 from privlora.config import Settings
 from privlora.errors import PrivacyError, RunError, named
+from privlora.training.checkpoint import digest_of, read_identity
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
 from privlora.training.ranks import Ranks
@@ -60,7 +61,7 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
 
 
 _MOVABLE: Final[Mapping[str, frozenset[str]]] = {
-    # Where things lie; their content is held against the run's by itself.
+    # Where things lie; of records and evaluation the content is held against the run's by itself.
     "data": frozenset(("path", "evaluation", "cache", "format")),
     "synthesis": frozenset(("file", "source", "callable", "endpoint", "api_key_env", "timeout")),
     "federation": frozenset(("clients",)),
@@ -131,13 +132,13 @@ def keep_identity(folder: RunFolder, identity: Identity) -> None:
     write_atomically(folder.identity, json.dumps(asdict(identity)) + "\n")
 
 
-def proof_of(choice: Mapping[str, Any]) -> str:
-    """SHA-256 of facts that are JSON."""
-    return sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()
+def proof_of(choice: str) -> str:
+    """SHA-256 of a file's text."""
+    return sha256(choice.encode()).hexdigest()
 
 
-def refuse_another_choice(folder: RunFolder, choice: Mapping[str, Any]) -> None:
-    """Raise RunError for facts that are not those that the run kept when it began."""
+def refuse_another_choice(folder: RunFolder, choice: str) -> None:
+    """Raise RunError for a text that is not the one that the run kept when it began."""
     if _kept(folder).choice != proof_of(choice):
         raise RunError(
             f"{str(folder.choice)!r} is not what the run wrote when it began",
@@ -155,7 +156,7 @@ def refuse_others(folder: RunFolder, identity: Identity) -> None:
             why="its statement speaks of one set of records, and what was private then could be published now",
             fix="resume with the same records, units and tokenizer, or start a new run",
         )
-    if kept.clients and kept.clients != identity.clients:
+    if kept.clients != identity.clients:
         raise PrivacyError(
             "the private records are divided among clients otherwise than when the run began",
             why="a record that moves takes part in the rounds of two clients, and each ledger counts those of one",
@@ -208,18 +209,27 @@ def _refuse_model(kept: Identity, model: str) -> None:
 def _kept(folder: RunFolder) -> Identity:
     """What the run's private folder says. Raises RunError if it is gone or damaged."""
     try:
-        content = folder.identity.read_text(encoding="utf-8")
-        found = Identity(**json.loads(content))
+        found = Identity(**json.loads(folder.identity.read_text(encoding="utf-8")))
         if not (isinstance(found.settings, dict) and found.settings and isinstance(found.clients, dict)):
             raise ValueError
-        return found
     except (OSError, ValueError, TypeError) as error:
         missing = isinstance(error, FileNotFoundError)
         raise RunError(
             f"{str(folder.identity)!r} is {'missing' if missing else f'damaged ({type(error).__name__})'}",
             why="it says which records, model and settings the run belongs to, and what was charged is of no others",
-            fix=["restore it", "or begin another run, in another run.output, at a cost of its own"],
+            fix=_OWN,
         ) from None
+    known = read_identity(folder.checkpoint) if folder.checkpoint.exists() else None
+    if known is not None and known != digest_of(folder.identity):
+        raise PrivacyError(
+            f"{str(folder.identity)!r} is not the one with which the run's checkpoint was taken",
+            why="it says which records, model and settings what was charged is of",
+            fix=_OWN,
+        )
+    return found
+
+
+_OWN: Final = ("restore it", "or begin another run, in another run.output, at a cost of its own")
 
 
 def _whose(kept: Identity, found: Identity) -> str:

@@ -137,7 +137,7 @@ def load_data(
     # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
     for name, given in tokens.items():
         if have_shared_tokens(loaded.examples, given):
-            raise _shared(name, "once they are tokenised")
+            raise _shared(name, "once they are tokenised, as a whole or in 16 trained tokens or more")
     if model is not None:
         refuse_unknown_tokens(model, loaded.examples, loaded.evaluation)
     if not data.unchecked:
@@ -171,8 +171,8 @@ def refuse_unfit_first(
     first = (
         first_records(settings.data, _FIRST)
         if records is None
-        else records[:_FIRST]
-        if isinstance(records, list)
+        else as_records(records[:_FIRST])
+        if isinstance(records, list) and records
         else []
     )
     if not first:
@@ -197,11 +197,13 @@ def refuse_shared_first(settings: Settings, records: Any = None, evaluation: Any
         return
     if evaluation is None and data.evaluation is not None:
         evaluation = load_records(data.evaluation, format=data.format)
-    public = _hashes(_public(settings, evaluation or []), data)
+    public = _hashes(_public(settings, as_records(evaluation) if evaluation else []), data)
     if not public:
         return
     if records is None:
         records = iterate_records(data.path, format=data.format, limit=data.limit)
+    elif records:
+        records = as_records(records)
     columns = _columns(data)
     for record in _of_tasks(records, data):
         content = content_hash(record, columns)
@@ -428,8 +430,8 @@ def text_column(data: DataSettings) -> str:
 def _shared(name: str, how: str) -> PrivacyError:
     """The error for public records that are private ones; which and how many is not told."""
     return PrivacyError(
-        f"some records of {name} are the same as private ones {how}",
-        why=_REVEALED[name],
+        f"{name} holds records that are the same as private ones {how}",
+        why=f"{_REVEALED[name]}. Which ones and how many is not told, being a fact about the private ones",
         fix="remove them from the public records; give others, or none",
     )
 
