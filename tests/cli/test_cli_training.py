@@ -133,7 +133,8 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     charged = read_ledger(run / "release" / "ledger.jsonl")
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
-    begun = f"going on after step 2 of 5, epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
+    spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
+    begun = f"going on after step 2 of 5, {spent}, by the settings that it began with"
     assert resumed.err.splitlines()[:2] == [LOADING, begun]
     assert phases(resumed) == [*TRAINING[:3], "preparing the next step"]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
