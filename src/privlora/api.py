@@ -430,15 +430,15 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 
 def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
-    """Before the model is loaded. A name that is no row stands for several, and is another one than the run's."""
-    from privlora.methods import METHODS
+    """Before the model is loaded. A name that stands for several rows is another one than the run's."""
+    from privlora.methods import CHOICES, find_row
     from privlora.rehearsals.kept import read_choice
     from privlora.training.identity import fixed, refuse_other_settings
 
-    row, hyper, privacy = METHODS.get(settings.method.name), dict[str, Any](), settings.privacy
-    if row is not None:
-        resolved = row.resolve(settings.method, settings.adapter.init, privacy.steps, private=privacy.private)
-        hyper = resolved.to_dict()
+    method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
+    if method.name not in CHOICES:
+        row = find_row(method.name)
+        hyper = row.resolve(method, settings.adapter.init, privacy.steps, private=privacy.private).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
 
