@@ -151,7 +151,7 @@ def test_a_run_is_of_its_template(tmp_path: Path) -> None:
     given = {"model": model, "tokenizer": tokenizer, "records": RECORDS}
     assert resume_run(folder.root, **given).epsilon == result.epsilon
     folder.settings.write_text(folder.settings.read_text().replace("thinks: false", "thinks: true"))
-    with pytest.raises(PrivacyError, match=r"other ones now: data\.chat_template_kwargs was"):
+    with pytest.raises(PrivacyError, match=r"other ones now: data\.chat_template_kwargs is another"):
         resume_run(folder.root, **given)
 
 

@@ -104,7 +104,10 @@ def refuse_other_settings(folder: RunFolder, settings: Mapping[str, Any]) -> Non
         others = {p: v for p, v in others.items() if p == "method.name" or not p.startswith(_OF_ROWS)}
     others = dict(sorted(others.items(), key=lambda item: item[0] != "method.relative_rate"))
     told = [
-        f"{place} was {_shown(value)} and is {_shown(settings[place])}" for place, value in others.items()
+        f"{place} was {_shown(value)} and is {_shown(settings[place])}"
+        if _shown(value) != _shown(settings[place])
+        else f"{place} is {_LONG}"
+        for place, value in others.items()
     ]
     private = any(place.startswith(("privacy.", "data.")) for place in others)
     raise (PrivacyError if private else RunError)(
@@ -112,7 +115,8 @@ def refuse_other_settings(folder: RunFolder, settings: Mapping[str, Any]) -> Non
         why="its ledger and its report speak of one set of settings, for all of its steps",
         fix=[
             *(
-                f"write {place}: {_shown(value)} again, in {folder.settings}"
+                f"write {place}{' as it was' if _shown(value) == _LONG else f': {_shown(value)}'} again, in "
+                f"{folder.settings}"
                 for place, value in others.items()
             ),
             "or begin another run with the new ones, in another run.output, at a cost of its own",
@@ -120,11 +124,14 @@ def refuse_other_settings(folder: RunFolder, settings: Mapping[str, Any]) -> Non
     )
 
 
+_LONG: Final = "another text or list"
+
+
 def _shown(value: Any) -> str:
     """As YAML has it, if it is short."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    return str(value) if named(value) == repr(value) else "another text or list"
+    return str(value) if named(value) == repr(value) else _LONG
 
 
 def keep_identity(folder: RunFolder, identity: Identity) -> None:
