@@ -4,10 +4,10 @@
     python benchmarks/fair/fair.py --of stories260K/24/1,3,6/all --workers 2 --out benchmarks/results/fair.jsonl
     python benchmarks/fair/tables.py benchmarks/results/fair.jsonl
 
---of MODEL/STEPS/EPSILONS/ROWS[/TASKS], as often as wanted, in the order in which it is run. A line of the file is one
-team (teams.py): a cell's rates with all seeds. Rates go from half a row's default to 2.8 times it, and on from there as
-long as the best, by the choosing seeds on their half of the held-out records, is the first or last. Lines that are
-there are not run again, so it can be interrupted.
+--of MODEL/STEPS/EPSILONS/ROWS[/TASKS[/STARTS]], as often as wanted, in the order in which it is run. A line of the
+file is one team (teams.py): a cell's rates with all seeds. Rates go from half a row's default to 2.8 times it, and on
+from there as long as the best, by the choosing seeds on their half of the held-out records, is the first or last.
+Lines that are there are not run again, so it can be interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import platform
 import queue
 import sys
 import time
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,9 @@ SETS = {
     ),
 }
 SETS["all"] = tuple(row for rows in SETS.values() for row in rows)
+SETS["long"] = ("prism", "dp-sgd", "dp-sgd + free", "dp-sgd + free, relative rates", "dp-adamw + free")
+SETS["geometry"] = ("prism", "dp-sgd + free, relative rates", "dp-sgd + free", "dp-adamw + free")
+SETS["parts"] = ("dp-sgd + spectral", "dp-sgd + averaging", "prism, flat clipping", "prism, no averaging")
 
 
 def rate_of(default: float, power: int) -> float:
@@ -83,7 +85,7 @@ def work(
             cell = Cell(**cells.get(timeout=0.5))
         except queue.Empty:
             return
-        place = asdict(cell)
+        place = cell.place
         lines = [line for line in known if line["cell"] == place]
         done = {power: choosing_mean(line, k) for line in lines for k, power in enumerate(line["powers"])}
         for _ in range(TEAMS - len(lines)):
@@ -112,15 +114,16 @@ def machine() -> str:
 def cells_of(spec: str) -> list[dict[str, Any]]:
     from teams import ROWS, TASKS, Cell
 
-    model, steps, epsilons, rows, *tasks = spec.split("/")
+    model, steps, epsilons, rows, *more = spec.split("/")
     chosen = SETS[rows] if rows in SETS else tuple(rows.split("+_"))
-    named = tasks[0].split(",") if tasks else list(TASKS)
+    named = more[0].split(",") if more else list(TASKS)
+    starts = more[1].split(",") if len(more) > 1 else [""]
     unknown = [row for row in chosen if row not in ROWS]
     if unknown:
         raise SystemExit(f"no row {unknown[0]!r}; sets are {', '.join(SETS)}")
     return [
-        asdict(Cell(model, task, row, float(epsilon), int(steps)))
-        for epsilon, task, row in product(epsilons.split(","), named, chosen)
+        Cell(model, task, row, float(epsilon), int(steps), start=start).place
+        for epsilon, task, start, row in product(epsilons.split(","), named, starts, chosen)
     ]
 
 

@@ -58,14 +58,12 @@ Group = tuple[str, int, float]
 """Model, steps, epsilon."""
 
 
-def read(path: Path) -> dict[Group, dict[str, dict[str, Runs]]]:
-    """Group -> task -> row -> its runs."""
-    teams: dict[tuple[Group, str, str], list[dict[str, Any]]] = defaultdict(list)
+def by_cell(path: Path) -> Iterator[tuple[dict[str, Any], Runs]]:
+    """Each cell of a file, with the runs of all of its lines."""
+    teams: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        cell = line["cell"]
-        teams[(cell["model"], cell["steps"], cell["epsilon"]), cell["task"], cell["row"]].append(line)
-    found: dict[Group, dict[str, dict[str, Runs]]] = defaultdict(lambda: defaultdict(dict))
-    for (group, task, row), lines in teams.items():
+        teams[json.dumps(line["cell"], sort_keys=True)].append(line)
+    for lines in teams.values():
         chosen = np.isin(lines[0]["seeds"], CHOOSING)
         powers = np.concatenate([line["powers"] for line in lines])
         order = np.argsort(powers)
@@ -74,13 +72,22 @@ def read(path: Path) -> dict[Group, dict[str, dict[str, Runs]]]:
             joined: np.ndarray = np.concatenate([np.array(line[name], float) for line in lines])[order]
             return joined
 
-        found[group][task][row] = Runs(
+        runs = Runs(
             powers[order],
             of("choosing")[:, chosen],
             of("report")[:, ~chosen],
             of("rates"),
             lines[0]["before"][1],
         )
+        yield lines[0]["cell"], runs
+
+
+def read(path: Path) -> dict[Group, dict[str, dict[str, Runs]]]:
+    """Group -> task -> row -> its runs."""
+    found: dict[Group, dict[str, dict[str, Runs]]] = defaultdict(lambda: defaultdict(dict))
+    for cell, runs in by_cell(path):
+        group = cell["model"], cell["steps"], cell["epsilon"]
+        found[group][cell["task"]][cell["row"]] = runs
     return found
 
 

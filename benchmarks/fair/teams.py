@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,10 @@ ROWS = {
         Row("lora-fa + free", "lora-fa", FREE),
         Row("riemannian + free", "riemannian", FREE),
         Row("lamb + free", "lamb", FREE),
+        Row("dp-sgd + spectral", "dp-sgd", {"clipping": "spectral"}),
+        Row("dp-sgd + averaging", "dp-sgd", {"averaging": 0.5}),
+        Row("prism, flat clipping", "prism", {"clipping": "flat"}, relative=True),
+        Row("prism, no averaging", "prism", {"averaging": 0.0}, relative=True),
     )
 }
 RELATIVE = 0.02
@@ -89,6 +93,14 @@ class Cell:
     epsilon: float
     steps: int
     batch: int = 64
+    start: str = ""
+    """rank R: a zero update of another rank than 8; continued xC: an adapter that was trained on other texts, with B
+    times C and A divided by it (geometry.py)."""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """As a line of results names it."""
+        return {k: v for k, v in asdict(self).items() if v != ""}
 
     @property
     def default(self) -> float:
@@ -179,6 +191,9 @@ class Table:
     def settings(self, cell: Cell) -> Any:
         task, row = dict(TASKS[cell.task]), ROWS[cell.row]
         name, units, clip = task.pop("file"), task.pop("units"), task.pop("clip_norm", 1.0)
+        kind, _, number = cell.start.partition(" ")
+        rank = int(number) if kind == "rank" else 8
+        init = f"{self.data}/starts/{cell.model} {number}" if kind == "continued" else row.init
         return settings_from(
             {
                 "model": {"name": f"{self.data}/models/{cell.model}", "device": self.device},
@@ -188,7 +203,7 @@ class Table:
                     "path": f"{self.data}/{name}-train.jsonl",
                     **task,
                 },
-                "adapter": {"r": 8, "lora_alpha": 16, **({"init": row.init} if row.init else {})},
+                "adapter": {"r": rank, "lora_alpha": 2 * rank, **({"init": init} if init else {})},
                 "privacy": {
                     "target_epsilon": cell.epsilon,
                     "delta": 1e-5,
