@@ -70,7 +70,13 @@ def choosing_mean(line: dict[str, Any], k: int) -> float:
 
 
 def work(
-    cells: Any, found: Any, known: list[dict[str, Any]], data: str, tokens: dict[str, int], ends: float
+    cells: Any,
+    found: Any,
+    known: list[dict[str, Any]],
+    data: str,
+    tokens: dict[str, int],
+    seeds: tuple[int, ...],
+    ends: float,
 ) -> None:
     """One process: whole cells, one after the other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -94,7 +100,7 @@ def work(
                 break
             table.tokens = tokens.get(cell.model, tokens[""])
             try:
-                line = table.run(cell, [rate_of(cell.default, power) for power in powers], SEEDS)
+                line = table.run(cell, [rate_of(cell.default, power) for power in powers], seeds)
             except Exception as problem:  # noqa: BLE001 - one failed team must not end a table
                 found.put({"cell": place, "failed": f"{type(problem).__name__}: {problem}"[:300]})
                 break
@@ -137,7 +143,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no team after so many")
     parser.add_argument("--tokens", action="append", default=[], help="[MODEL:]N, of a micro-batch")
+    parser.add_argument(
+        "--seeds", default=",".join(map(str, SEEDS)), help="of which 100 and more choose the rate"
+    )
     args = parser.parse_args()
+    seeds = tuple(int(seed) for seed in args.seeds.split(","))
     tokens = {"": 16384}
     for each in args.tokens:
         model, _, number = each.rpartition(":")
@@ -150,7 +160,7 @@ def main() -> None:
         cells.put(cell)
     began, ends = time.time(), time.time() + 60 * args.minutes
     workers = [
-        context.Process(target=work, args=(cells, found, known, args.data, tokens, ends), daemon=True)
+        context.Process(target=work, args=(cells, found, known, args.data, tokens, seeds, ends), daemon=True)
         for _ in range(args.workers)
     ]
     for worker in workers:

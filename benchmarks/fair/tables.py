@@ -193,7 +193,7 @@ def tables(found: dict[Group, dict[str, dict[str, Runs]]]) -> Iterator[tuple[str
 def draw(found: dict[Group, dict[str, dict[str, Runs]]]) -> Figure:
     """A panel for each group: every row's score at its own best rate, with two standard errors, and at its default."""
     groups = []
-    for group, tasks in sorted(found.items(), key=lambda one: (one[0][0] != "stories260K", -one[0][2])):
+    for group, tasks in sorted(found.items(), key=lambda one: (one[0][0] != "stories260K", one[0][1], one[0][2])):
         rows, names = complete(tasks)
         if len(names) > 1 and len(rows) > 1:
             groups.append((group, standings({t: tasks[t] for t in names}, rows), len(names)))
@@ -222,13 +222,15 @@ def draw(found: dict[Group, dict[str, dict[str, Runs]]]) -> Figure:
 
 
 def complete(tasks: dict[str, dict[str, Runs]]) -> tuple[list[str], list[str]]:
-    """Rows and tasks that were run together: as many pairs as there are with nothing missing."""
+    """Rows and tasks that were run together: as many pairs as there are with nothing missing, of two tasks or more if
+    two rows have them."""
     every = list(dict.fromkeys(row for of_task in tasks.values() for row in of_task))
     choices = []
     for row in every:  # all rows that have at least this row's tasks
         names = [t for t in tasks if row in tasks[t]]
         rows = [r for r in every if all(r in tasks[t] for t in names)]
-        choices.append((len(rows) * math.sqrt(len(names)), rows, names))
+        several = len(names) > 1 and len(rows) > 1
+        choices.append(((several, len(rows) * math.sqrt(len(names))), rows, names))
     _, rows, names = max(choices, key=lambda choice: choice[0])
     return rows, names
 
