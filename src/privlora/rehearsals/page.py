@@ -38,7 +38,7 @@ def render(found: Recommendation, settings: Settings) -> str:
         figure=curves(found),
         advice=wording.advice(found),
         meaning=wording.meaning_of_noise(),
-        heads=wording.heads(),
+        heads=wording.heads(timed=found.pace is not None),
         cells=cells,
         version=__version__,
     )
@@ -108,4 +108,5 @@ def cells(size: Size) -> list[str]:
         number(size.noise, 3),
         number(size.learning_rate, 3),
         number(size.loss),
+        *([] if size.minutes is None else [number(size.minutes, 2)]),
     ]
