@@ -243,8 +243,7 @@ def settings_of_call(
     try:
         settings = settings_from(content, source=source, rows=True)
     except ConfigError as error:
-        problems.found.append(error)
-        raise in_one(problems.found) from None
+        raise (in_one([*problems.found, error], source if error.whom else "")) from None
     problems.tell()
     return settings
 

@@ -119,11 +119,13 @@ def _as_typed(public: Path | None) -> Iterator[None]:
     except PrivloraError as error:
         if public is None:
             raise
-        words = [error.what, error.why or "", error.fix or ""]
-        for setting, typed in _TYPED:
-            words = [re.sub(setting, typed, text) for text in words]
-        what, why, fix = words
-        raise type(error)(what, why=why or None, fix=fix or None) from None
+        raise error.reworded(_typed) from None
+
+
+def _typed(text: str) -> str:
+    for setting, typed in _TYPED:
+        text = re.sub(setting, typed, text)
+    return text
 
 
 def _show(found: Recommendation, settings: Settings) -> None:
