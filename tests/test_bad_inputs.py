@@ -679,10 +679,19 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
 def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = finished / "run", folder / "new"
     refuses(
-        capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora", "a plain peft adapter"
+        *(capsys, folder, ["export"]),
+        "RUN, OUT and one of --merge and --as-lora are missing. Fix: `privlora export runs/run exported --merge`",
     )
-    refuses(capsys, folder, ["export", run, new, "--merge", "--as-lora"], "exactly one of")
-    refuses(capsys, folder, ["export", run, folder, "--as-lora"], "exists already")
+    refuses(
+        *(capsys, folder, ["export", run, "--as-lora"]),
+        f"OUT is missing. Fix: `privlora export {run} exported --as-lora`",
+    )
+    one = f"one of --merge and --as-lora is missing. Fix: `privlora export {run} {new} --merge` for a whole"
+    refuses(capsys, folder, ["export", run, new], one, "a plain peft adapter")
+    both = ["--output", new, "--merge", "--as-lora"]
+    told = "OUT and --output are both given; --merge and --as-lora are both given"
+    refuses(capsys, folder, ["export", run, new, *both], told)
+    refuses(capsys, folder, ["export", run, "--output", folder, "--as-lora"], "exists already")
     refuses(capsys, folder, ["export", folder, new, "--as-lora"], "no run in")
     refuses(capsys, folder, ["export", run, folder / "records.jsonl" / "new", "--as-lora"], "cannot write")
     spoilt = Path(shutil.copytree(run, folder / "run"))
