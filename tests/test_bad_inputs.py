@@ -294,10 +294,14 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.rejected=',
-    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n", completion=',
-    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.completion="answer" (in Python',
+    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="{prompt}\\n", data.chosen="chosen", data.rejected=',
+    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n\\n", com',
+    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="Question: {question}\\nAnswer: ", data.comp',
     '{"conversations": []}': 'Fix: set data.messages="conversations"',
+    '{"id": 4, "Note": "came late", "tags": ["flu"]}': 'set data.text="Note" (in Python columns=dict(text="Note"))',
+    '{"id": 4, "said": "came late"}': 'set data.text="said" (in Python',  # the only text
+    '{"a": "came late", "b": "left"}': "name one of its columns, as data.text=NAME",
+    '{"id": 4, "talk": [{"role": "user"}]}': 'set data.messages="talk"',
     '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
 }
 

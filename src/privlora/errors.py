@@ -19,6 +19,7 @@ class PrivloraError(Exception):
 
     parts: tuple[PrivloraError, ...] = ()
     """The mistakes that `in_one` made one error of; () of one mistake."""
+    what: str
     whom = ""
     """Of several mistakes, whom all of them are about."""
 
@@ -28,6 +29,25 @@ class PrivloraError(Exception):
         self.why, self.fix = why, "; ".join(each.rstrip(".") for each in self.fixes) or None
         super().__init__()
         self.say(what)
+
+    def each(self) -> tuple[PrivloraError, ...]:
+        """Every single mistake that it tells."""
+        return self.parts or (self,)
+
+    def mend_by(self, change: Callable[[PrivloraError], Sequence[str]]) -> None:
+        """From now on each of its mistakes is mended by what ``change`` makes of it."""
+        for one in self.each():
+            one.fixes = tuple(change(one))
+            one.fix = "; ".join(each.rstrip(".") for each in one.fixes) or None
+            one.say(one.what)
+        self.retell()
+
+    def retell(self) -> None:
+        """Of several mistakes that have changed, tell what they are now."""
+        if self.parts:
+            same = _together(self.parts, PrivloraError, self.whom)
+            self.what, self.why, self.fix, self.fixes = same.what, same.why, same.fix, same.fixes
+            self.args = same.args
 
     def say(self, what: str) -> None:
         """From now on this is what is wrong."""
