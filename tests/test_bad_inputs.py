@@ -294,7 +294,7 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="{prompt}\\n", data.chosen="chosen", data.rejected=',
+    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="{prompt}\\n", data.chosen="chosen", data.reject',
     '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n\\n", com',
     '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="Question: {question}\\nAnswer: ", data.comp',
     '{"conversations": []}': 'Fix: set data.messages="conversations"',

@@ -129,23 +129,24 @@ def _typed(text: str) -> str:
 
 
 def _show(found: Recommendation, settings: Settings) -> None:
-    from privlora.rehearsals.wording import advice, meaning_of_noise
+    from privlora.rehearsals.wording import advice, has_losses, meaning_of_noise
 
     epsilon = settings.privacy.target_epsilon
     out().print(f"N {found.units:g}, delta {found.delta:g}, method {settings.method.name}")
     out().print(meaning_of_noise())
     out().print(f"\nby passes over the data, at epsilon {epsilon:g}")
-    _table(found.by_passes)
+    losses = has_losses(found)
+    _table(found.by_passes, losses=losses)
     steps, batch = settings.privacy.steps, settings.privacy.b
     out().print(f"\nby epsilon, in {steps} steps of {batch:g}")
-    _table(found.by_epsilon)
+    _table(found.by_epsilon, losses=losses)
     out().print("")
     for line in advice(found):
         out().print(line)
 
 
-def _table(sizes: Sequence[Size]) -> None:
-    heads = ("epsilon", "passes", "steps", "batch", "sigma", "noise", "rate", "loss")
+def _table(sizes: Sequence[Size], *, losses: bool) -> None:
+    heads = ("epsilon", "passes", "steps", "batch", "sigma", "noise", "rate", "loss")[: 8 if losses else 7]
     out().print("  " + "".join(f"{head:>10}" for head in heads))
     for size in sizes:
         loss = "" if size.loss is None else f"{size.loss:.4f}"
@@ -160,5 +161,7 @@ def _table(sizes: Sequence[Size]) -> None:
             loss,
         )
         out().print(
-            "  " + "".join(f"{cell:>10}" for cell in cells) + ("  <- these settings" if size.own else "")
+            "  "
+            + "".join(f"{cell:>10}" for cell in cells[: len(heads)])
+            + ("  <- these settings" if size.own else "")
         )

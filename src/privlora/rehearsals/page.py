@@ -38,7 +38,7 @@ def render(found: Recommendation, settings: Settings) -> str:
         figure=curves(found),
         advice=wording.advice(found),
         meaning=wording.meaning_of_noise(),
-        heads=wording.heads(),
+        heads=wording.heads(found),
         cells=cells,
         version=__version__,
     )
