@@ -125,7 +125,7 @@ _Found = TypeVar("_Found")
 
 def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """The same function, which raises ConfigError for an argument that is given by its place and by its name, and
-    NoArgument for more by their places than there are; what errors advise is said as in Python."""
+    NoArgument for more by their places than there are. What errors advise is said as in Python where a run begins."""
     places, named_ones = (
         [one.name for one in inspect.signature(call).parameters.values() if one.kind is kind]
         for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -150,7 +150,8 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
         try:
             return call(*args, **options)
         except PrivloraError as error:
-            as_in_python(error)
+            if "privacy" in named_ones:  # what goes on with a run is mended in its own file of settings
+                as_in_python(error)
             raise
 
     return checked
