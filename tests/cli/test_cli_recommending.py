@@ -59,7 +59,9 @@ def test_it_advises_larger_batches_and_writes_a_page(
     outcome = call(capsys, "recommend", config, "--page", tmp_path / "page.html")
     assert outcome.code == 0, outcome.err
     assert "less noise than 100 steps of 20: larger batches, fewer steps" in outcome.out
-    assert "--public FILE rehearses each size" in outcome.out
+    assert "No loss is shown: --public FILE rehearses each size" in outcome.out
+    assert " loss\n" not in outcome.out
+    assert "<th>loss</th>" not in (tmp_path / "page.html").read_text()
     assert outcome.out.count("<- these settings") == 2
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Sizes of a private run" in page
@@ -151,6 +153,7 @@ def test_public_records_are_rehearsed(
     c = {round(size["learning_rate"] * math.sqrt(size["steps"]), 4) for size in sizes}
     assert max(c) == pytest.approx(min(c), rel=0.01)  # one rate, in units of the noise of a run
     assert "after a rehearsal" in page.read_text("utf-8")
+    assert "<th>loss</th>" in page.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

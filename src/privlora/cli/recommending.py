@@ -145,35 +145,38 @@ def _as_typed(public: Path | None) -> Iterator[None]:
     except PrivloraError as error:
         if public is None:
             raise
-        words = [error.what, error.why or "", error.fix or ""]
-        for setting, typed in _TYPED:
-            words = [re.sub(setting, typed, text) for text in words]
-        what, why, fix = words
-        raise type(error)(what, why=why or None, fix=fix or None) from None
+        raise error.reworded(_typed) from None
+
+
+def _typed(text: str) -> str:
+    for setting, typed in _TYPED:
+        text = re.sub(setting, typed, text)
+    return text
 
 
 def _show(found: Recommendation, settings: Settings) -> None:
-    from privlora.rehearsals.wording import advice, meaning_of_noise
+    from privlora.rehearsals.wording import advice, has_losses, meaning_of_noise
 
     epsilon = settings.privacy.target_epsilon
     out().print(f"N {found.units:g}, delta {found.delta:g}, method {settings.method.name}")
     out().print(meaning_of_noise())
     out().print(f"\nby passes over the data, at epsilon {epsilon:g}")
-    _table(found.by_passes)
+    losses = has_losses(found)
+    _table(found.by_passes, losses=losses)
     steps, batch = settings.privacy.steps, settings.privacy.b
     out().print(f"\nby epsilon, in {steps} steps of {batch:g}")
-    _table(found.by_epsilon)
+    _table(found.by_epsilon, losses=losses)
     out().print("")
     for line in advice(found):
         out().print(line)
 
 
-def _table(sizes: Sequence[Size]) -> None:
-    heads = ["epsilon", "passes", "steps", "batch", "sigma", "noise", "rate", "loss"]
+def _table(sizes: Sequence[Size], *, losses: bool) -> None:
     timed = sizes[0].minutes is not None
-    out().print("  " + "".join(f"{head:>10}" for head in [*heads, *(["minutes"] if timed else [])]))
+    heads = ["epsilon", "passes", "steps", "batch", "sigma", "noise", "rate"]
+    heads += [*(["loss"] if losses else []), *(["minutes"] if timed else [])]
+    out().print("  " + "".join(f"{head:>10}" for head in heads))
     for size in sizes:
-        loss = "" if size.loss is None else f"{size.loss:.4f}"
         cells = [
             f"{size.epsilon:g}",
             f"{size.passes:.2g}",
@@ -182,7 +185,7 @@ def _table(sizes: Sequence[Size]) -> None:
             f"{size.noise_multiplier:.4g}",
             f"{size.noise:.3g}",
             f"{size.learning_rate:.3g}",
-            loss,
+            *([] if not losses else ["" if size.loss is None else f"{size.loss:.4f}"]),
             *([] if size.minutes is None else [f"{size.minutes:,.{1 if size.minutes < 100 else 0}f}"]),
         ]
         out().print(

@@ -87,14 +87,11 @@ def advice(found: Recommendation) -> list[str]:
                 f"The {found.public} public records that stood for {found.units:g} private ones are seen many times in "
                 "long rehearsals, which learn them by heart: with many passes these losses are too high."
             )
+    lines.append("Noise falls as 1 / N: with twice the units, the same passes leave about half of it.")
     lines.append(
-        "Noise falls as 1 / N: with twice the units, the same passes leave about half of it. "
-        + (
-            "Losses of rehearsals are of public records, and say which size does better, not how well it will do on "
-            "yours."
-            if rehearsed
-            else "--public FILE rehearses each size on public records, for their losses."
-        )
+        "Losses of rehearsals are of public records, and say which size does better, not how well it will do on yours."
+        if rehearsed
+        else "No loss is shown: --public FILE rehearses each size on public records, for their losses."
     )
     return lines
 
@@ -146,7 +143,12 @@ def _less(size: Size, other: Size) -> str:
     return f"{1 - size.noise / other.noise:.0%}"
 
 
-def heads(*, timed: bool) -> Sequence[str]:
+def heads(found: Recommendation) -> Sequence[str]:
     """Of the tables of a page."""
-    every = ("ε", "passes", "steps", "batch", "σ", "noise of the run", "learning rate", "loss")
-    return (*every, "minutes") if timed else every
+    names = ("ε", "passes", "steps", "batch", "σ", "noise of the run", "learning rate")
+    return (*names, *(["loss"] if has_losses(found) else []), *(["minutes"] if found.pace else []))
+
+
+def has_losses(found: Recommendation) -> bool:
+    """Whether sizes were rehearsed, on public records."""
+    return any(size.loss is not None for size in (*found.by_passes, *found.by_epsilon))
