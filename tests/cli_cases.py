@@ -180,7 +180,7 @@ def check(outcome: Outcome, *words: str) -> None:
     lines = outcome.err.splitlines()
     fixes = [line.removeprefix("  - ") for line in lines if line.startswith("  - ")]
     errors = [
-        f"{line} {'; '.join(fixes)}" if line.endswith(" Fix:") else line
+        f"{line} {'; '.join(fixes)}" if line.endswith((" Fix:", " mistakes:")) else line
         for line in lines
         if line.startswith("error: ")
     ]

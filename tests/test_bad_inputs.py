@@ -294,10 +294,14 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.rejected=',
-    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n", completion=',
-    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.completion="answer" (in Python',
+    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="{prompt}\\n", data.chosen="chosen", data.reject',
+    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n\\n", com',
+    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="Question: {question}\\nAnswer: ", data.comp',
     '{"conversations": []}': 'Fix: set data.messages="conversations"',
+    '{"id": 4, "Note": "came late", "tags": ["flu"]}': 'set data.text="Note" (in Python columns=dict(text="Note"))',
+    '{"id": 4, "said": "came late"}': 'set data.text="said" (in Python',  # the only text
+    '{"a": "came late", "b": "left"}': "name one of its columns, as data.text=NAME",
+    '{"id": 4, "talk": [{"role": "user"}]}': 'set data.messages="talk"',
     '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
 }
 
@@ -426,6 +430,18 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+
+
+def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(
+    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "runs").mkdir()
+    (folder / "runs/notes").symlink_to(finished / "run")
+    (folder / "void").mkdir()
+    for target, what in (("runs/x", "it is no local folder"), ("void", "there is no config.json in it")):
+        words = [f"cannot evaluate '{target}': {what}, and no run of privlora", "those here are runs/notes"]
+        refuses(capsys, folder, ["evaluate", target], *words, "of a model: ")
 
 
 def test_folders_that_are_no_models(
@@ -656,7 +672,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     run, data = finished / "run", folder / "records.jsonl"
     refuses(capsys, folder, ["evaluate", run], "--data")
     refuses(capsys, folder, ["evaluate", run, "--data", folder / "none.jsonl"], "there is no file")
-    refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot load model")
+    refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot evaluate")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
@@ -679,10 +695,19 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
 def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = finished / "run", folder / "new"
     refuses(
-        capsys, folder, ["export", run, new], "exactly one of --merge and --as-lora", "a plain peft adapter"
+        *(capsys, folder, ["export"]),
+        "RUN, OUT and one of --merge and --as-lora are missing. Fix: `privlora export runs/run exported --merge`",
     )
-    refuses(capsys, folder, ["export", run, new, "--merge", "--as-lora"], "exactly one of")
-    refuses(capsys, folder, ["export", run, folder, "--as-lora"], "exists already")
+    refuses(
+        *(capsys, folder, ["export", run, "--as-lora"]),
+        f"OUT is missing. Fix: `privlora export {run} exported --as-lora`",
+    )
+    one = f"one of --merge and --as-lora is missing. Fix: `privlora export {run} {new} --merge` for a whole"
+    refuses(capsys, folder, ["export", run, new], one, "a plain peft adapter")
+    both = ["--output", new, "--merge", "--as-lora"]
+    told = "OUT and --output are both given; --merge and --as-lora are both given"
+    refuses(capsys, folder, ["export", run, new, *both], told)
+    refuses(capsys, folder, ["export", run, "--output", folder, "--as-lora"], "exists already")
     refuses(capsys, folder, ["export", folder, new, "--as-lora"], "no run in")
     refuses(capsys, folder, ["export", run, folder / "records.jsonl" / "new", "--as-lora"], "cannot write")
     spoilt = Path(shutil.copytree(run, folder / "run"))

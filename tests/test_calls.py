@@ -86,7 +86,8 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
         "output is empty",
         "run is of type int",
         "columns holds 'path'",
-        "unknown setting 'data.txt', setting 'privacy.stepz'",
+        "unknown setting 'data.txt'",
+        "unknown setting 'privacy.stepz'",
         "privacy.delta=2 is not below 1",
         "method 'dp-zo' cannot clip as clipping='per-module' does",
         "method.relative_rate=true cannot be used",
@@ -225,3 +226,43 @@ def test_help_and_completion_know_what_a_call_takes() -> None:
     assert all(getattr(privlora, name) is not None for name in privlora.__all__)
     with pytest.raises(AttributeError, match="no attribute 'finetune'"):
         _ = privlora.finetune
+
+
+def test_columns_are_proposed_as_the_call_takes_them(tmp_path: Path) -> None:
+    """As `privlora init` would, from names and kinds of values: nothing of a record is shown."""
+    rows = [{"patient": 7, "note": "Lovelace came late"}]
+    asked = [{"question": "Who is Lovelace?", "answer": "Ada"}]
+    args = privlora.PrivateConfig(
+        target_epsilon=3, delta=1e-5, max_steps=2, expected_batch_size=2, public_dataset_size=100
+    )
+    pair = 'columns=dict(prompt="Question: {question}\\nAnswer: ", completion="answer", loss_on="completion")'
+    output = {"output": tmp_path / "run"}
+    for records, in_call, in_args in (
+        (rows, 'columns=dict(text="note")', 'dataset_text_field="note"'),
+        (asked, pair, pair),
+    ):
+        error = told(privlora.fine_tune, tmp_path, records, privacy=PRIVACY, **output)
+        assert f"Fix: pass {in_call}" in str(error)
+        of_trainer = told(privlora.PrivateTrainer, "tiny", args, train_dataset=records)
+        assert of_trainer.fixes == (f"pass {in_args}",)
+        assert "Lovelace" not in f"{error} {of_trainer}"
+
+
+def test_settings_are_mended_as_arguments_of_the_call() -> None:
+    error = told(
+        *(privlora.fine_tune, "tiny", ["a"]),
+        privacy={**PRIVACY, "delta": 2, "stepz": 4},
+        columns={"max_len": 3},
+        method={"name": "prism", "learning_rate": "fast"},
+    )
+    for words in (
+        "privacy.delta=2 is not below 1. Fix: a number below 1, as privacy=dict(delta=1e-5)",
+        "did you mean 'max_length'? Write columns=dict(max_length=3)",
+        "as method=dict(learning_rate=0.001)",
+    ):
+        assert words in str(error)
+    args = privlora.PrivateConfig(
+        target_epsilon=3, delta=2, max_steps=2, expected_batch_size=2, public_dataset_size=100
+    )
+    error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"])
+    assert error.fixes == ("a number below 1, as delta=1e-5",)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeGuard, TypeVar
 
 from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
+from privlora.config.in_calls import as_in_python
 from privlora.config.mistakes import neutral_privacy
 from privlora.config.nearby import whereabouts
 from privlora.data.records import as_records
-from privlora.errors import ConfigError, DataError, RunError, Together, in_one, named, nearest
+from privlora.errors import ConfigError, DataError, PrivloraError, RunError, Together, in_one, named, nearest
 from privlora.names import UNNAMED
 from privlora.training.sources import check_sources
 
@@ -49,10 +50,7 @@ OTHER_NAMES: Final = {
 }
 """Arguments of other trainers, and how to mend them in a call that begins a run."""
 
-IN_GROUPS: Final = (
-    "{here}. In Python groups are arguments, as privacy=dict(target_epsilon=3, …); columns is the group data, loading "
-    "the group model"
-)
+IN_GROUPS: Final = "{here}"
 AS_BEGUN: Final = "leave it out: a run goes on with the settings that it began with"
 TO_RESUME: Final = {
     **dict.fromkeys(("data", "train_dataset"), "it is called records here: this run's own, as they are now"),
@@ -127,7 +125,7 @@ _Found = TypeVar("_Found")
 
 def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """The same function, which raises ConfigError for an argument that is given by its place and by its name, and
-    NoArgument for more by their places than there are."""
+    NoArgument for more by their places than there are. What errors advise is said as in Python where a run begins."""
     places, named_ones = (
         [one.name for one in inspect.signature(call).parameters.values() if one.kind is kind]
         for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -149,7 +147,12 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
                 f"{', '.join(places)}",
                 fix=f"give the others by name, as {' or '.join(f'{name}=…' for name in named_ones[:3])}",
             )
-        return call(*args, **options)
+        try:
+            return call(*args, **options)
+        except PrivloraError as error:
+            if "privacy" in named_ones:  # what goes on with a run is mended in its own file of settings
+                as_in_python(error)
+            raise
 
     return checked
 
@@ -243,8 +246,7 @@ def settings_of_call(
     try:
         settings = settings_from(content, source=source, rows=True)
     except ConfigError as error:
-        problems.found.append(error)
-        raise in_one(problems.found) from None
+        raise (in_one([*problems.found, error], source if error.whom else "")) from None
     problems.tell()
     return settings
 

@@ -1,5 +1,5 @@
-"""Errors that a user can act on. The command line prints one line, and one for each of several ways to mend it, and
-exits with 2."""
+"""Errors that a user can act on. The command line prints one line, and one for each of several mistakes or ways to
+mend it, and exits with 2."""
 
 from __future__ import annotations
 
@@ -17,12 +17,37 @@ class PrivloraError(Exception):
     'privacy.delta=0.1 is not below 1/N=0.001. Fix: set privacy.delta to 1e-5'
     """
 
+    parts: tuple[PrivloraError, ...] = ()
+    """The mistakes that `in_one` made one error of; () of one mistake."""
+    what: str
+    whom = ""
+    """Of several mistakes, whom all of them are about."""
+
     def __init__(self, what: str, *, why: str | None = None, fix: str | Sequence[str] | None = None) -> None:
         fixes = (fix,) if isinstance(fix, str) else tuple(fix or ())
         self.fixes = tuple(each for each in fixes if each)
         self.why, self.fix = why, "; ".join(each.rstrip(".") for each in self.fixes) or None
         super().__init__()
         self.say(what)
+
+    def each(self) -> tuple[PrivloraError, ...]:
+        """Every single mistake that it tells."""
+        return self.parts or (self,)
+
+    def mend_by(self, change: Callable[[PrivloraError], Sequence[str]]) -> None:
+        """From now on each of its mistakes is mended by what ``change`` makes of it."""
+        for one in self.each():
+            one.fixes = tuple(change(one))
+            one.fix = "; ".join(each.rstrip(".") for each in one.fixes) or None
+            one.say(one.what)
+        self.retell()
+
+    def retell(self) -> None:
+        """Of several mistakes that have changed, tell what they are now."""
+        if self.parts:
+            same = _together(self.parts, PrivloraError, self.whom)
+            self.what, self.why, self.fix, self.fixes = same.what, same.why, same.fix, same.fixes
+            self.args = same.args
 
     def say(self, what: str) -> None:
         """From now on this is what is wrong."""
@@ -40,14 +65,30 @@ class PrivloraError(Exception):
         >>> str(DataError("there are no records", fix="give at least one").of("client north"))
         'client north: there are no records. Fix: give at least one'
         """
+        if self.parts:
+            return _together(self.parts, type(self), f"{whom}: {self.whom}" if self.whom else whom)
         return type(self)(f"{whom}: {self.what}", why=self.why, fix=self.fixes)
 
+    def reworded(self, change: Callable[[str], str]) -> Self:
+        """The same problem, or each of several, in changed words.
+
+        >>> str(ConfigError("a is 0", fix="a: 1").reworded(lambda text: text.replace("a", "b")))
+        'b is 0. Fix: b: 1'
+        """
+        if self.parts:
+            return _together([one.reworded(change) for one in self.parts], type(self), change(self.whom))
+        return type(self)(
+            change(self.what), why=self.why and change(self.why), fix=[change(fix) for fix in self.fixes]
+        )
+
     def lines(self) -> list[str]:
-        """For a terminal: the problem, and of several ways to mend it each in its own line.
+        """For a terminal: the problem, and of several mistakes, or ways to mend it, each in its own line.
 
         >>> ConfigError("a and b are 0", fix=["a: 1", "b: 1"]).lines()
         ['a and b are 0. Fix:', '  - a: 1', '  - b: 1']
         """
+        if self.parts:
+            return _bullets(self.parts, self.whom)
         told = " ".join(str(self).split())
         if len(self.fixes) < 2:
             return [told]
@@ -79,24 +120,54 @@ class RunError(PrivloraError):
     """A run directory cannot be created, resumed or read."""
 
 
-def in_one(errors: Sequence[PrivloraError]) -> PrivloraError:
+_Kind = TypeVar("_Kind", bound=PrivloraError)
+
+
+def in_one(errors: Sequence[PrivloraError], whom: str = "") -> PrivloraError:
     """All of one or more problems, so that they are mended at once: of their kind, if they have one, else a
-    ConfigError.
+    ConfigError. whom: whom all of them are about, as a file of settings.
 
-    >>> str(in_one([ConfigError("a is 0", fix="a: 1"), ConfigError("b is 0", fix="b: 1")]))
-    'a is 0; b is 0. Fix: a: 1; b: 1'
+    >>> print(in_one([ConfigError("a is 0", fix="a: 1"), ConfigError("b is 0", fix="b: 1")], "run.yaml"))
+    run.yaml: 2 mistakes:
+      - a is 0. Fix: a: 1
+      - b is 0. Fix: b: 1
     """
-    if len(errors) == 1:
+    if len(errors) == 1 and not whom:
         return errors[0]
-
-    def joined(parts: Iterable[str | None]) -> str:
-        return "; ".join(part.rstrip(".") for part in dict.fromkeys(parts) if part)
-
+    single = [
+        one.of(error.whom) if error.whom not in ("", whom) else one
+        for error in errors
+        for one in error.parts or (error,)
+    ]
+    if len(single) == 1:
+        return single[0].of(whom)
     kinds = {type(error) for error in errors}
-    whats, whys = (joined(getattr(e, name) for e in errors) for name in ("what", "why"))
-    return (kinds.pop() if len(kinds) == 1 else ConfigError)(
-        whats, why=whys or None, fix=list(dict.fromkeys(fix for e in errors for fix in e.fixes))
-    )
+    return _together(single, kinds.pop() if len(kinds) == 1 else ConfigError, whom)
+
+
+def _together(parts: Sequence[PrivloraError], kind: type[_Kind], whom: str) -> _Kind:
+    """One error of several mistakes."""
+
+    def joined(texts: Iterable[str | None]) -> str:
+        return "; ".join(text.rstrip(".") for text in dict.fromkeys(texts) if text)
+
+    what, why = joined(part.what for part in parts), joined(part.why for part in parts)
+    fixes = list(dict.fromkeys(fix for part in parts for fix in part.fixes))
+    error = kind(f"{whom}: {what}" if whom else what, why=why or None, fix=fixes)
+    error.parts, error.whom = tuple(parts), whom
+    error.args = ("\n".join(_bullets(parts, whom)),)
+    return error
+
+
+def _bullets(parts: Sequence[PrivloraError], whom: str) -> list[str]:
+    """How many mistakes there are, a line for each, and at the end, once, why several of them matter."""
+    whys = [part.why for part in parts if part.why]
+    shared = [why for why in dict.fromkeys(whys) if whys.count(why) > 1]
+    lines = [f"{whom}: {len(parts)} mistakes:" if whom else f"{len(parts)} mistakes:"]
+    for part in parts:
+        told = PrivloraError(part.what, fix=part.fixes) if part.why in shared else part
+        lines.append(f"  - {' '.join(str(told).split())}")
+    return [*lines, *(f"  {' '.join((why[0].upper() + why[1:]).split())}" for why in shared)]
 
 
 class Together:

@@ -161,7 +161,9 @@ def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
     refused = call(capsys, "calibrate", *wrong, "--bands", 0, "--max-batch-size", 0)
     check(
         refused,
-        "--epsilon -3 is not between 0.001 and 500; --delta 2 is not between 0 and 1; --steps 0 is not between 1",
+        "error: 10 mistakes: --epsilon -3 is not between 0.001 and 500. Fix: choose an epsilon of about 1 to 10",
+        "--delta 2 is not between 0 and 1. Delta bounds",
+        "--steps 0 is not between 1",
         "--sample-rate 1.5 is not a probability",
         "--max-batch-size need --public-dataset-size",
         "--max-batch-size 0 is below 1",
@@ -169,7 +171,6 @@ def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
         "--bands 0 is not between 1 and 256",
         "--bands does not go with --max-batch-size",
         "--bands does not go with --projection",
-        "Fix: choose an epsilon of about 1 to 10; choose a delta below 1",
     )
     assert "Input should" not in refused.err
     sizes = ["--expected-batch-size", 64, "--public-dataset-size", 20]

@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_there_offers_the_nearest_run(
         assert "runs/short'?" in ended.err
     ended = call(capsys, "evaluate", "runs/nothing-like-it")
     assert "did you mean the run" not in ended.err
-    assert ended.err.startswith("error: cannot load model 'runs/nothing-like-it'")
+    assert ended.err.startswith("error: cannot evaluate 'runs/nothing-like-it'")
 
 
 def test_without_data_a_run_brings_its_own(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def test_altered_weights_are_not_exported_with_a_promise(
 def test_what_is_exported_is_named_with_its_hashes(
     form: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(capsys, "export", finished / "run", tmp_path / "out", form).code == 0
+    assert call(capsys, "export", finished / "run", "--output", tmp_path / "out", form).code == 0
     report = json.loads((tmp_path / "out/privacy_report.json").read_text())
     files = {path.name for path in (tmp_path / "out").iterdir()} - set(PAGES)
     assert report["files"] == digests(tmp_path / "out", files)

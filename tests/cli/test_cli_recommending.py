@@ -12,6 +12,7 @@ from cli_cases import call, check, refuses, run_settings, write_config, write_re
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
 from privlora.config.auto import run_sizes
 from privlora.rehearsals import recommending
+from privlora.rehearsals.pace import Pace
 from privlora.rehearsals.recommending import Recommendation, Size
 from privlora.rehearsals.wording import advice
 
@@ -58,13 +59,34 @@ def test_it_advises_larger_batches_and_writes_a_page(
     outcome = call(capsys, "recommend", config, "--page", tmp_path / "page.html")
     assert outcome.code == 0, outcome.err
     assert "less noise than 100 steps of 20: larger batches, fewer steps" in outcome.out
-    assert "--public FILE rehearses each size" in outcome.out
+    assert "No loss is shown: --public FILE rehearses each size" in outcome.out
+    assert " loss\n" not in outcome.out
+    assert "<th>loss</th>" not in (tmp_path / "page.html").read_text()
     assert outcome.out.count("<- these settings") == 2
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Sizes of a private run" in page
     assert page.count("<svg") == 1
     assert "<script" not in page
     assert str(tmp_path) not in page
+
+
+def test_minutes_become_passes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = call(capsys, "recommend", config, "--minutes", 10, "--tokens", 9, "--json")
+    found = outcome.json
+    assert found["pace"]["tokens"] == 9
+    (fitting,) = (
+        size
+        for size in found["by_passes"]
+        if (size["steps"], size["batch"]) == run_sizes(2000, found["fitting"])
+    )
+    assert 0 < fitting["minutes"] <= found["budget"] == 10
+    timed = Pace(**found["pace"])
+    for size in found["by_passes"] + found["by_epsilon"]:
+        assert size["minutes"] == pytest.approx(timed.minutes(size["steps"], size["batch"]))
+
+
+def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, config.parent, ["recommend", config, "--tokens", 9], "--tokens", "give --minutes")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +153,7 @@ def test_public_records_are_rehearsed(
     c = {round(size["learning_rate"] * math.sqrt(size["steps"]), 4) for size in sizes}
     assert max(c) == pytest.approx(min(c), rel=0.01)  # one rate, in units of the noise of a run
     assert "after a rehearsal" in page.read_text("utf-8")
+    assert "<th>loss</th>" in page.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,13 @@ def test_the_name_of_the_file_is_the_runs(base: Path, here: Path, capsys: pytest
     assert load_settings("notes.yaml").run.output == "runs/notes-2"
 
 
+def _folder(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a table separated otherwise": (
         lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), ";"),
@@ -335,7 +342,26 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     ),
     "tabs": (lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), "\t"), [], ["separated by"]),
     "no header": (lambda f: table(f / "d.csv", [{SECRET: SECRET, "a": "b c"}]), [], ["header line"]),
-    "a folder": (lambda f: f, [], ["is a folder", "/*.jsonl"]),
+    "a folder": (
+        lambda f: _folder(f / "all", "d.jsonl"),
+        [],
+        ["is a folder", "/all/*.jsonl; or add --clients"],
+    ),
+    "a folder of several kinds": (
+        lambda f: _folder(f / "all", "b.jsonl.gz", "c.csv", "d.png"),
+        [],
+        ["/all/*.csv", "/all/*.jsonl.gz, or those of one kind alone"],
+    ),
+    "a folder of no records": (
+        lambda f: _folder(f / "all", "d.png"),
+        [],
+        ["none of its 1 files is one of records"],
+    ),
+    "an empty folder": (
+        lambda f: _folder(f / "all"),
+        [],
+        ["is a folder, and it is empty", "give a file of records"],
+    ),
     "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
     "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),
     "empty": (lambda f: _text(f / "d.jsonl", 0), [], ["no records in"]),

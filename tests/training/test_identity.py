@@ -84,6 +84,16 @@ def test_no_run_goes_on_without_it(bench: Bench, run: RunFolder) -> None:
     """Deleted, nothing told other records or settings from its own, and its ledger's epsilon stood over both."""
     run.identity.unlink()
     refused(bench, run, RunError, "identity.json' is missing")
+    with pytest.raises(RunError) as caught:
+        resume_run(run.root, records=RECORDS, evaluation=PUBLIC)
+    backup, another, spent = caught.value.fixes  # what can be done, and no release where there is none
+    assert backup.startswith("restore it from a backup")
+    assert another.startswith("without one this run cannot go on: begin another, in another run.output")
+    assert spent.endswith(f"so keep {run.ledger}")
+    run.report.write_text("{}")
+    with pytest.raises(RunError, match="what it released already stays valid") as caught:
+        resume_run(run.root, records=RECORDS, evaluation=PUBLIC)
+    assert caught.value.fixes[-1].endswith(f"`privlora verify {run.release}`")
 
 
 def test_that_of_another_run_is_refused(

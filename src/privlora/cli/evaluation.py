@@ -263,11 +263,31 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
         )
-    refuse_unknown_model(target, owner=True)
-    refuse_other_folder(target)
+    try:
+        refuse_unknown_model(target, owner=True)
+        refuse_other_folder(target)
+    except ModelError as error:
+        raise _neither(target, error) from None
     return {"name": target}, None, {}, 0
 
 
+def _neither(target: str, error: ModelError) -> ModelError:
+    """What is said of a target that is neither a run nor a model; error: what is said of it as a model."""
+    if not error.what.endswith(("no local folder", "no config.json in it")):
+        return error
+    runs = sorted(str(each) for each in Path("runs").glob("*/") if RunFolder(each).settings.exists())
+    there = f"; those here are {', '.join(runs[:_SHOWN])}" if runs else ""
+    what = error.what.replace("cannot load model", "cannot evaluate", 1)
+    return ModelError(
+        f"{what}, and no run of privlora",
+        fix=[
+            f"of a run give the folder that `privlora train` made, which run.output names{there}",
+            f"of a model: {error.fix}",
+        ],
+    )
+
+
+_SHOWN: Final = 5
 _NEAR: Final = 0.7
 
 

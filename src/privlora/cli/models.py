@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,8 +25,15 @@ from privlora.training.files import RunFolder, set_times
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder.", show_default=False)],
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)
+    ] = None,
+    out_folder: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="New folder.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="The same as OUT.", show_default=False)
+    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="The base model with the adapter merged in.")
     ] = False,
@@ -33,11 +41,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's adapter as a whole model or a plain LoRA adapter, with its privacy report and ledger."""
-    if merge == as_lora:
-        raise ConfigError(
-            "give exactly one of --merge and --as-lora",
-            fix="--merge makes a whole model, --as-lora a plain peft adapter",
-        )
+    run, output = _asked(run, out_folder, output, merge=merge, as_lora=as_lora)
     folder = RunFolder(run)
     settings = load_run_settings(folder)
     require_adapter(folder)
@@ -59,6 +63,34 @@ def export(
         emit({"output": str(output), "form": form})
     else:
         out().print(f"{form} in {output}")
+
+
+def _asked(
+    run: Path | None, out_folder: Path | None, output: Path | None, *, merge: bool, as_lora: bool
+) -> tuple[Path, Path]:
+    """The run and the new folder. Raises ConfigError for all that is missing or given twice, with a whole command."""
+    lacks = [
+        name
+        for name, there in {
+            "RUN": run is not None,
+            "OUT": out_folder is not None or output is not None,
+            "one of --merge and --as-lora": merge or as_lora,
+        }.items()
+        if not there
+    ]
+    *others, last = lacks or [""]
+    wrong = [f"{', '.join(others)} and {last} are missing" if others else f"{last} is missing"] * bool(lacks)
+    if out_folder is not None and output is not None:
+        wrong.append("OUT and --output are both given")
+    if merge and as_lora:
+        wrong.append("--merge and --as-lora are both given")
+    new = output or out_folder
+    if run is not None and new is not None and not wrong:
+        return run, new
+    form = "--as-lora" if as_lora and not merge else "--merge"
+    forms = "" if merge != as_lora else " for a whole model, or with --as-lora for a plain peft adapter"
+    places = [shlex.quote(str(each)) for each in (run or Path("runs/run"), new or Path("exported"))]
+    raise ConfigError("; ".join(wrong), fix=f"`privlora export {' '.join(places)} {form}`{forms}")
 
 
 @contextlib.contextmanager

@@ -35,6 +35,22 @@ def recommend(
             show_default=False,
         ),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="Time steps on this machine, and say how many passes so many minutes have room for.",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="With --minutes: how many tokens a record has, as you know it; without it data.max_length.",
+            show_default=False,
+        ),
+    ] = None,
     page: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write a page with the curves.", show_default=False),
@@ -44,11 +60,17 @@ def recommend(
     """What more passes, and other epsilons, would bring to a run: its noise, and its loss on public records. Reads no
     private record."""
     with _as_typed(public):
-        _recommend(config, overrides, public, page, as_json)
+        _recommend(config, overrides, public, minutes, tokens, page, as_json)
 
 
 def _recommend(
-    config: Path, overrides: list[str] | None, public: Path | None, page: Path | None, as_json: bool
+    config: Path,
+    overrides: list[str] | None,
+    public: Path | None,
+    minutes: float | None,
+    tokens: int | None,
+    page: Path | None,
+    as_json: bool,
 ) -> None:
     more = []
     if public is not None:
@@ -60,6 +82,10 @@ def _recommend(
         raise ConfigError(f"--page {page} is a folder", fix=f"name a file, as {page / 'recommendation.html'}")
     if page is not None and not page.parent.is_dir():
         raise ConfigError(f"--page {page} is in a folder that is not there", fix=f"make {page.parent} first")
+    if tokens is not None and minutes is None:
+        raise ConfigError(
+            "--tokens says how long the records are that --minutes times", fix="give --minutes, too"
+        )
     rehearse = settings.auto is not None and settings.auto.rehearses_rate
     if rehearse:
         _refuse_no_records(settings)
@@ -70,12 +96,12 @@ def _recommend(
             from privlora.training.models import check_model, given_or_loaded
 
         model = tokenizer = None
-        if rehearse:
+        if rehearse or minutes is not None:
             model, tokenizer = given_or_loaded(settings.model, None, None)
             settings = fitted(settings, model)
             check_model(settings, model, tokenizer)
         with phased("sizes of runs") as tell:
-            found = run(settings, model, tokenizer, tell)
+            found = run(settings, model, tokenizer, tell, budget=minutes, tokens=tokens)
         if page is not None:
             from privlora.rehearsals.page import write
 
@@ -119,35 +145,39 @@ def _as_typed(public: Path | None) -> Iterator[None]:
     except PrivloraError as error:
         if public is None:
             raise
-        words = [error.what, error.why or "", error.fix or ""]
-        for setting, typed in _TYPED:
-            words = [re.sub(setting, typed, text) for text in words]
-        what, why, fix = words
-        raise type(error)(what, why=why or None, fix=fix or None) from None
+        raise error.reworded(_typed) from None
+
+
+def _typed(text: str) -> str:
+    for setting, typed in _TYPED:
+        text = re.sub(setting, typed, text)
+    return text
 
 
 def _show(found: Recommendation, settings: Settings) -> None:
-    from privlora.rehearsals.wording import advice, meaning_of_noise
+    from privlora.rehearsals.wording import advice, has_losses, meaning_of_noise
 
     epsilon = settings.privacy.target_epsilon
     out().print(f"N {found.units:g}, delta {found.delta:g}, method {settings.method.name}")
     out().print(meaning_of_noise())
     out().print(f"\nby passes over the data, at epsilon {epsilon:g}")
-    _table(found.by_passes)
+    losses = has_losses(found)
+    _table(found.by_passes, losses=losses)
     steps, batch = settings.privacy.steps, settings.privacy.b
     out().print(f"\nby epsilon, in {steps} steps of {batch:g}")
-    _table(found.by_epsilon)
+    _table(found.by_epsilon, losses=losses)
     out().print("")
     for line in advice(found):
         out().print(line)
 
 
-def _table(sizes: Sequence[Size]) -> None:
-    heads = ("epsilon", "passes", "steps", "batch", "sigma", "noise", "rate", "loss")
+def _table(sizes: Sequence[Size], *, losses: bool) -> None:
+    timed = sizes[0].minutes is not None
+    heads = ["epsilon", "passes", "steps", "batch", "sigma", "noise", "rate"]
+    heads += [*(["loss"] if losses else []), *(["minutes"] if timed else [])]
     out().print("  " + "".join(f"{head:>10}" for head in heads))
     for size in sizes:
-        loss = "" if size.loss is None else f"{size.loss:.4f}"
-        cells = (
+        cells = [
             f"{size.epsilon:g}",
             f"{size.passes:.2g}",
             f"{size.steps}",
@@ -155,8 +185,9 @@ def _table(sizes: Sequence[Size]) -> None:
             f"{size.noise_multiplier:.4g}",
             f"{size.noise:.3g}",
             f"{size.learning_rate:.3g}",
-            loss,
-        )
+            *([] if not losses else ["" if size.loss is None else f"{size.loss:.4f}"]),
+            *([] if size.minutes is None else [f"{size.minutes:,.{1 if size.minutes < 100 else 0}f}"]),
+        ]
         out().print(
             "  " + "".join(f"{cell:>10}" for cell in cells) + ("  <- these settings" if size.own else "")
         )

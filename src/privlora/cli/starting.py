@@ -88,7 +88,7 @@ def init(
         )
     owners = wrong.from_(owners_of, paths) if clients and paths else None
     paths = tuple(each.path for each in owners) if owners else paths
-    if paths:
+    if paths and (owners or not clients):
         wrong.from_(refuse_no_files, paths)
         target = output or Path(f"{Asked(paths, epsilon, clients=owners or ()).stem}.yaml")
         wrong.from_(refuse_existing, target)

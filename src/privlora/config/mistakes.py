@@ -129,26 +129,21 @@ def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = Fal
     if found is not None and alone and not (of_row or named_wrong):
         found.given_at(origin.where)
         return found
-    beside = bool(problems or named_wrong or of_row or no_groups)
-    told = [_unknown_names(unknown, values, origin, beside=beside)] if unknown else []
-    told += no_groups.values()
+    told = [*_unknown_names(unknown, values, origin), *no_groups.values()]
     alone = not (unknown or named_wrong or of_row or no_groups)
     told += [*_told(problems, rest, origin, alone=alone), *named_wrong]
-    several = bool(told) or len(of_row) > 1
-    told += [_of_row(name, error, origin, several=several) for name, error in of_row]
+    told += [_of_row(name, error, origin) for name, error in of_row]
     places = [*unknown, *((group,) for group in no_groups), *(p["loc"] for p in problems)]
     raise _one_of(told, origin, [*places, *(("method", name) for name, _ in of_row)])
 
 
-def _of_row(name: str, error: ConfigError, origin: Origin, *, several: bool) -> ConfigError:
-    """What a row refuses, with where it stands and, beside others, what each way to mend it is of."""
+def _of_row(name: str, error: ConfigError, origin: Origin) -> ConfigError:
+    """What a row refuses, with where it stands."""
     called, where = f"method.{name}", origin.where(("method", name))
     what = at_lines(error.what, origin.where, Settings.model_fields) if called in error.what else error.what
     if where and called not in error.what:
         what = f"{called}{where}: {what}"
-    return ConfigError(
-        what, why=error.why, fix=[f"{called}: {fix}" for fix in error.fixes] if several else error.fixes
-    )
+    return ConfigError(what, why=error.why, fix=error.fixes)
 
 
 _MAIN: Final = {
@@ -329,11 +324,16 @@ def mistakes(error: ValidationError, values: Mapping[str, Any], origin: Origin) 
 def _one_of(found: list[ConfigError], origin: Origin, places: list[Location]) -> ConfigError:
     """All of them; the source is the command line alone where nothing of it is of the file."""
     called = all(origin.called(place) for place in places) and bool(places)
-    error = in_one(found)
-    if called:
-        what = error.what.replace(" (on the command line)", "")
-        return ConfigError(f"on the command line: {what}", why=error.why, fix=error.fixes)
-    return ConfigError(f"{origin.source}: {error.what}", why=error.why, fix=error.fixes)
+    if not called:
+        return _of(found, origin.source)
+    bare = [error.reworded(lambda text: text.replace(" (on the command line)", "")) for error in found]
+    return _of(bare, "on the command line")
+
+
+def _of(found: list[ConfigError], whom: str) -> ConfigError:
+    error = in_one(found, whom)
+    assert isinstance(error, ConfigError)
+    return error
 
 
 def _is_auto(group: str, name: str) -> bool:
@@ -359,23 +359,13 @@ def _told(
     lacking += [("privacy", name) for name in several]
     groups = list(Settings.model_fields)
     lacking.sort(key=lambda place: groups.index(str(place[0])) if place[0] in groups else 0)
-    found = [] if not lacking else [_missing(lacking, federated=values.get("federation") is not None)]
+    found = _missing(lacking, federated=values.get("federation") is not None)
     wrong = [_wrong(problem, problems, origin) for problem in _furthest(problems)]
-    if not alone or found or len(wrong) > 1:
-        wrong = [_with_its_name(one) for one in wrong]
     if len(wrong) > _SHOWN:
         last = wrong[_SHOWN - 1]
         more = ConfigError(f"{last.what}, and {len(wrong) - _SHOWN} more", why=last.why, fix=last.fixes)
         wrong = [*wrong[: _SHOWN - 1], more]
     return found + wrong
-
-
-def _with_its_name(error: ConfigError) -> ConfigError:
-    """The same, whose ways to mend it say of what they are, since they are read beside others."""
-    name = re.split(r"[=: ]", error.what, maxsplit=1)[0]
-    return ConfigError(
-        error.what, why=error.why, fix=[f"{name}: {fix}" for fix in error.fixes] if name else error.fixes
-    )
 
 
 def _furthest(problems: list[Any]) -> list[Any]:
@@ -412,7 +402,7 @@ def _wrong_method(values: Mapping[str, Any], origin: Origin) -> list[ConfigError
         return []
     alone = unknown_method(name)
     what = at_lines(alone.what, origin.where, Settings.model_fields)
-    return [ConfigError(what, fix=f"method.name: {alone.fix}")]
+    return [ConfigError(what, fix=alone.fix)]
 
 
 def _called(place: tuple[object, ...]) -> str:
@@ -442,25 +432,22 @@ _MEANT = re.compile(r"did you mean '(?:(\w+)\.)?(\w+)'\?")
 
 
 def _unknown_names(
-    unknown: Mapping[tuple[Any, ...], str], values: Mapping[str, Any], origin: Origin, *, beside: bool
-) -> ConfigError:
-    """unknown: how each is mended, by (group, ) or (group, name). beside: whether more is wrong."""
-    if len(unknown) == 1 and not beside:
-        ((place, fix),) = unknown.items()
-        why = _WHY_UNKNOWN if len(place) == 2 else None
-        return ConfigError(
-            f"unknown {_called(place)}{origin.where(place)}",
-            why=why,
-            fix=fix + _line_meant(place, fix, values, origin),
-        )
-    shown = [f"{_called(place)}{origin.where(place)}" for place in list(unknown)[:_NAMES_SHOWN]]
-    more = f" and {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
-    alike: dict[str, list[str]] = {}  # by fix, which for some is the list of all that is known
+    unknown: Mapping[tuple[Any, ...], str], values: Mapping[str, Any], origin: Origin
+) -> list[ConfigError]:
+    """One of each, or of all that are mended alike: for some that is the list of all that is known. unknown: how each
+    is mended, by (group, ) or (group, name)."""
+    alike: dict[str, list[tuple[Any, ...]]] = {}
     for place in list(unknown)[:_NAMES_SHOWN]:
         fix = unknown[place] + _line_meant(place, unknown[place], values, origin)
-        alike.setdefault(fix, []).append(_called(place).partition(" ")[2])
-    fixes = [f"{', '.join(names)}: {fix}" for fix, names in alike.items()]
-    return ConfigError(f"unknown {', '.join(shown)}{more}", why=_WHY_UNKNOWN, fix=fixes)
+        alike.setdefault(fix, []).append(place)
+    found = list[ConfigError]()
+    for fix, places in alike.items():
+        names = ", ".join(f"{_called(place)}{origin.where(place)}" for place in places)
+        why = _WHY_UNKNOWN if any(len(place) == 2 for place in places) else None
+        found.append(ConfigError(f"unknown {names}", why=why, fix=fix))
+    if len(unknown) > _NAMES_SHOWN:
+        found.append(ConfigError(f"{len(unknown) - _NAMES_SHOWN} more unknown names", fix="mend these first"))
+    return found
 
 
 def _line_meant(place: tuple[Any, ...], fix: str, values: Mapping[str, Any], origin: Origin) -> str:
@@ -619,15 +606,13 @@ def _field(place: str) -> Any:
     return field_of(Settings.model_fields, place)
 
 
-def _missing(places: list[Location], *, federated: bool) -> ConfigError:
+def _missing(places: list[Location], *, federated: bool) -> list[ConfigError]:
     """federated: whether the settings are of a federation, whose steps follow from its rounds."""
-    *others, last = map(_place, places)
-    names = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-    apart = len({place[:-1] for place in places}) > 1
-    added = [f"{_place(place[:-1])}." * (apart and len(place) > 1) + _to_add(place) for place in places]
-    if federated:
-        added = [each.replace(" steps,", "") for each in added]
-    return ConfigError(f"{names} missing", fix=[f"add {each}" for each in added])
+    found = list[ConfigError]()
+    for place in places:
+        added = _to_add(place).replace(" steps,", "") if federated else _to_add(place)
+        found.append(ConfigError(f"{_place(place)} is missing", fix=f"add {added}"))
+    return found
 
 
 _SEVERAL_OWNERS: Final = " (or, of several owners, the group federation with a path for each client)"

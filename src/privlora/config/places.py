@@ -58,6 +58,11 @@ def at_lines(what: str, where: Where, groups: Mapping[str, Any]) -> str:
 def placed(error: _Error, where: Where, groups: Mapping[str, Any], about: str | None) -> _Error:
     """The error itself, which from now on tells the lines of settings that it names. about: the one that it is about,
     as group.name, where it names none."""
+    if error.parts:
+        for part in error.parts:
+            placed(part, where, groups, about)
+        error.retell()
+        return error
     what = at_lines(error.what, where, groups)
     if what == error.what and about is not None:
         group, _, name = about.partition(".")

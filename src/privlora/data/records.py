@@ -15,11 +15,11 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from privlora.data.canonical import canonical
 from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file, separator_of
-from privlora.data.templates import fields_of
+from privlora.data.forms import COLUMN, of_one
 from privlora.errors import ConfigError, DataError, named
 
 HUB = "hf://"
@@ -32,8 +32,6 @@ _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
 _SHOWN_COLUMNS = 20
-COLUMN = re.compile(r"[^\W\d][\w.-]{0,39}")
-"""What a column may be called to be shown. Of a table without a header, a record stands where the names belong."""
 
 
 def _refuse(error: DataError) -> NoReturn:
@@ -227,7 +225,7 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
         shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
     else:  # a table without a header has a record for its names
         shown = "(not shown: they look like contents; does the file have a header line?)"
-    mend = _form_of(names) if column == "text" else "name one of its columns"
+    mend = _form_of(record) if column == "text" else "name one of its columns"
     if nearest:
         mend = f"did you mean {nearest[0]!r}?"
     separator = separator_of(names)
@@ -238,30 +236,17 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
     )
 
 
-_FORMS: Final[tuple[dict[str, str], ...]] = (
-    {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
-    {"chosen": "chosen", "rejected": "rejected"},
-    {"prompt": "{instruction}\\n{input}\\n", "completion": "output"},
-    *(
-        {"prompt": asked, "completion": answer}
-        for asked in ("prompt", "instruction", "question")
-        for answer in ("completion", "output", "response", "answer")
-    ),
-    *({"messages": name} for name in ("messages", "conversations", "conversation")),
-)
-"""Settings of data for records of usual forms, the narrowest first."""
-
-
-def _form_of(names: Collection[str]) -> str:
+def _form_of(record: Mapping[str, Any]) -> str:
     """How to name columns where records are of a usual form, in settings and in Python."""
-    if "input_ids" in names:
+    if "input_ids" in record:
         return "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
-    for form in _FORMS:
-        if fields_of(form.values()) <= set(names):
-            settings = ", ".join(f'data.{name}="{value}"' for name, value in form.items())
-            python = ", ".join(f'{name}="{value}"' for name, value in form.items())
-            return f"set {settings} (in Python columns=dict({python}))"
-    return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
+    form = of_one(record)
+    if form is None:
+        return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
+    values = {name: json.dumps(value, ensure_ascii=False) for name, value in form.settings.items()}
+    settings = ", ".join(f"data.{name}={value}" for name, value in values.items())
+    python = ", ".join(f"{name}={value}" for name, value in values.items())
+    return f"set {settings} (in Python columns=dict({python}))"
 
 
 def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:

@@ -130,7 +130,7 @@ def diagnose(
     wanted, others = chosen_figures(figures), chosen_rows(also)
     if steps < _LEAST_STEPS:
         raise ConfigError(f"steps={steps} is below {_LEAST_STEPS}", fix="raise --steps; 20 is quick")
-    total, done = _total_steps(wanted, len(others), steps), 0
+    total, done = total_steps(wanted, len(others), steps), 0
 
     def advance(name: str) -> None:
         nonlocal done
@@ -198,7 +198,8 @@ def _names(names: str | Iterable[str] | None) -> list[str]:
     return [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
 
 
-def _total_steps(wanted: tuple[str, ...], others: int, steps: int) -> int:
+def total_steps(wanted: Sequence[str], others: int, steps: int) -> int:
+    """Of all runs that the figures need. others: how many methods are added. steps: of each run."""
     runs = (2 + others) * len(GAUGES) if _OF_GAUGES & set(wanted) else 0
     runs += 1 if set(wanted) - _OF_GAUGES else 0
     runs += (1 + len(OPTIMIZERS)) * len(EPSILONS) if _OF_PRECONDITIONERS & set(wanted) else 0

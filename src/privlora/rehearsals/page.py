@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from markupsafe import Markup
@@ -38,8 +39,8 @@ def render(found: Recommendation, settings: Settings) -> str:
         figure=curves(found),
         advice=wording.advice(found),
         meaning=wording.meaning_of_noise(),
-        heads=wording.heads(),
-        cells=cells,
+        heads=wording.heads(found),
+        cells=partial(_cells, losses=wording.has_losses(found)),
         version=__version__,
     )
 
@@ -97,8 +98,8 @@ def _numbers(axis: object, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 2)))  # type: ignore[attr-defined]
 
 
-def cells(size: Size) -> list[str]:
-    """Of a row of the tables."""
+def _cells(size: Size, *, losses: bool) -> list[str]:
+    """Of a row of the tables, below ``wording.heads``."""
     return [
         number(size.epsilon),
         number(size.passes, 2),
@@ -107,5 +108,6 @@ def cells(size: Size) -> list[str]:
         number(size.noise_multiplier),
         number(size.noise, 3),
         number(size.learning_rate, 3),
-        number(size.loss),
+        *([number(size.loss)] if losses else []),
+        *([] if size.minutes is None else [number(size.minutes, 2)]),
     ]

@@ -21,6 +21,7 @@ from privlora.config import Settings
 from privlora.config.auto import PASSES, of_few, run_sizes
 from privlora.errors import ConfigError
 from privlora.methods import find_method
+from privlora.rehearsals.pace import Pace, measure_pace, most_passes
 from privlora.rehearsals.settling import public_texts, refuse_unrehearsed, try_rates
 from privlora.rehearsals.trials import Told, start_losses
 from privlora.training.assembly import plan_privacy
@@ -34,7 +35,8 @@ _REHEARSING = "rehearsing sizes on public records"
 @dataclass(frozen=True)
 class Size:
     """One run that could be. passes: T b / N. noise: nu. loss: of public records after it, at learning_rate; None where
-    nothing was rehearsed. own: whether it is the one that the settings describe. divided: whether as ``auto`` would."""
+    nothing was rehearsed. own: whether it is the one that the settings describe. divided: whether as ``auto`` would.
+    minutes: of its steps on this machine; None where none was timed."""
 
     epsilon: float
     passes: float
@@ -46,6 +48,7 @@ class Size:
     loss: float | None = None
     own: bool = False
     divided: bool = False
+    minutes: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -59,7 +62,8 @@ class Recommendation:
     rehearsed. public: how many public records stood for private ones. rates: which ones were rehearsed for the
     settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences.
     relative_rate: whether learning rates are in the size of the frozen weights. by_noise: whether the run finds its own
-    by noise alone, so that those of sizes are the row's defaults."""
+    by noise alone, so that those of sizes are the row's defaults. pace: of the steps that were timed. budget: minutes
+    that a run may take; fitting: the most passes that it has room for, None where it has room for none."""
 
     units: float
     delta: float
@@ -71,6 +75,9 @@ class Recommendation:
     bounds: Sequence[str] = ()
     relative_rate: bool = False
     by_noise: bool = False
+    pace: Pace | None = None
+    budget: float | None = None
+    fitting: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -82,8 +89,13 @@ def recommend(
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
     told: Told = lambda what, done, total: None,
+    *,
+    budget: float | None = None,
+    tokens: int | None = None,
 ) -> Recommendation:
-    """Sizes of runs with these settings. model, tokenizer: for rehearsals, where auto.choose names the learning rate.
+    """Sizes of runs with these settings. model, tokenizer: for rehearsals, where auto.choose names the learning rate,
+    and for a budget. budget: minutes that a run's steps may take; steps are then timed with records of so many tokens,
+    data.max_length if that is not said.
 
     A rehearsed size takes the learning rate that is best for the settings' own, times the root of how many steps more
     or fewer it has. Raises ConfigError where there is no noise, or no target to compare by.
@@ -100,7 +112,12 @@ def recommend(
     if settings.auto is not None and settings.auto.rehearses_rate:
         texts = public_texts(settings, tokenizer, told)  # first, since they may be none
     asked = PASSES if settings.auto is None else settings.auto.passes
-    counts = sorted({*_PASSES, asked})
+    pace, fitting = None, None
+    if budget is not None:
+        assert model is not None
+        pace = measure_pace(settings, model, tokenizer, tokens=tokens or settings.data.max_length, told=told)
+        fitting = most_passes(pace, privacy.n, budget)
+    counts = sorted({*_PASSES, asked, *([] if fitting is None else [fitting])})
     found, total = [_sized(settings, privacy.target_epsilon, own=True)], len(counts) + len(_EPSILONS) + 2
     for count in counts:
         steps, batch = run_sizes(privacy.n, count)
@@ -133,6 +150,11 @@ def recommend(
         facts = best.to_dict(settings.method.name, untrained)
         rehearsed = {"public": len(texts.records), "untrained": facts.pop("untrained"), "rates": facts}
     assert privacy.delta is not None
+    if pace is not None:
+        found, epsilons = (
+            [replace(size, minutes=pace.minutes(size.steps, size.batch)) for size in sizes]
+            for sizes in (found, epsilons)
+        )
     bounds = list(dict.fromkeys(note for note in bounded if note is not None))
     relative = find_method(settings.method.name).is_relative(settings.method.relative_rate)
     by_noise = settings.auto is not None and settings.auto.rate_by_noise
@@ -144,6 +166,9 @@ def recommend(
         bounds=bounds,
         relative_rate=relative,
         by_noise=by_noise,
+        pace=pace,
+        budget=budget,
+        fitting=fitting,
         **rehearsed,
     )
 

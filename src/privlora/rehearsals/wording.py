@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from privlora.config.auto import run_sizes
 from privlora.methods import RELATIVE_IN_WORDS
 from privlora.rehearsals.kept import of_rates
 
@@ -36,6 +37,8 @@ def advice(found: Recommendation) -> list[str]:
             f"{_named(own)}: larger batches, fewer steps."
         )
     lines += found.bounds
+    if found.pace is not None:
+        lines += _of_budget(found)
     if found.relative_rate:
         lines.append(f"Learning rates are {RELATIVE_IN_WORDS}.")
     if found.by_noise:
@@ -84,16 +87,34 @@ def advice(found: Recommendation) -> list[str]:
                 f"The {found.public} public records that stood for {found.units:g} private ones are seen many times in "
                 "long rehearsals, which learn them by heart: with many passes these losses are too high."
             )
+    lines.append("Noise falls as 1 / N: with twice the units, the same passes leave about half of it.")
     lines.append(
-        "Noise falls as 1 / N: with twice the units, the same passes leave about half of it. "
-        + (
-            "Losses of rehearsals are of public records, and say which size does better, not how well it will do on "
-            "yours."
-            if rehearsed
-            else "--public FILE rehearses each size on public records, for their losses."
-        )
+        "Losses of rehearsals are of public records, and say which size does better, not how well it will do on yours."
+        if rehearsed
+        else "No loss is shown: --public FILE rehearses each size on public records, for their losses."
     )
     return lines
+
+
+def _of_budget(found: Recommendation) -> list[str]:
+    """What the minutes have room for, and what was timed."""
+    assert found.pace is not None
+    assert found.budget is not None
+    minutes = f"{found.budget:g} minutes on this machine"
+    if found.fitting is None:
+        room = f"{minutes} have no room for the fewest steps of a run."
+    else:
+        size = next(s for s in found.by_passes if (s.steps, s.batch) == run_sizes(found.units, found.fitting))
+        room = (
+            f"{minutes} have room for {found.fitting:g} passes, {_named(size)}: steps: auto, expected_batch_size: auto "
+            f"and auto.passes: {found.fitting:g}."
+        )
+    return [
+        room,
+        f"Steps were timed with random tokens, {found.pace.tokens} a record: {found.pace.record:.2g} s a record and "
+        f"{found.pace.step:.2g} s a step. Shorter records take less (--tokens); loading, evaluations and checkpoints "
+        "are left out.",
+    ]
 
 
 def _learnt_by_heart(found: Recommendation) -> tuple[Size, Size] | None:
@@ -122,6 +143,12 @@ def _less(size: Size, other: Size) -> str:
     return f"{1 - size.noise / other.noise:.0%}"
 
 
-def heads() -> Sequence[str]:
+def heads(found: Recommendation) -> Sequence[str]:
     """Of the tables of a page."""
-    return ("ε", "passes", "steps", "batch", "σ", "noise of the run", "learning rate", "loss")
+    names = ("ε", "passes", "steps", "batch", "σ", "noise of the run", "learning rate")
+    return (*names, *(["loss"] if has_losses(found) else []), *(["minutes"] if found.pace else []))
+
+
+def has_losses(found: Recommendation) -> bool:
+    """Whether sizes were rehearsed, on public records."""
+    return any(size.loss is not None for size in (*found.by_passes, *found.by_epsilon))

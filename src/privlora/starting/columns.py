@@ -5,51 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from privlora.data import forms
 from privlora.data.formats import separator_of
 from privlora.data.records import COLUMN, missing_column
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
 from privlora.starting.survey import Survey
 
-# In the order of preference.
-_PAIRS: Final = (
-    *(("prompt", each) for each in ("completion", "response", "answer", "output", "reply")),
-    *(("instruction", each) for each in ("output", "response", "completion", "answer")),
-    *(("question", each) for each in ("answer", "response", "solution", "output", "completion")),
-    *(("problem", each) for each in ("solution", "answer")),
-    *(("query", each) for each in ("response", "answer", "output")),
-    *(("input", each) for each in ("output", "target", "response", "completion")),
-    *(("source", "target"), ("request", "reply"), ("dialogue", "summary"), ("document", "summary")),
-    *(("article", "highlights"), ("article", "summary"), ("context", "response")),
-)
-_MORE: Final = {"instruction": ("input", "context"), "question": ("context", "passage", "input")}
-"""A prompt's column -> columns that belong to the prompt, too."""
-_TEXTS: Final = (
-    *(
-        "text",
-        "content",
-        "body",
-        "note",
-        "notes",
-        "document",
-        "message",
-        "review",
-        "abstract",
-        "report",
-        "comment",
-    ),
-    *("post", "article", "email", "transcript", "letter", "story", "description", "summary", "sentence"),
-)
-_TITLES: Final = ("title", "subject", "headline")
-_CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
-_PREFERENCES: Final = (
-    ("chosen", "rejected"),
-    ("preferred", "rejected"),
-    ("accepted", "rejected"),
-    ("better", "worse"),
-    ("winner", "loser"),
-)
-_ASKED: Final = ("prompt", "question", "instruction", "query", "input")
 _LONGER = 4  # than every other column, of the one that must be the text
 
 ASK: Final = "name them: --text COLUMN; or --prompt COLUMN --completion COLUMN; or --messages COLUMN"
@@ -142,61 +104,28 @@ def _guess(found: Survey) -> Form:
             fix="write it with commas, or as JSONL",
         )
     names = [name for name in found.columns if COLUMN.fullmatch(str(name))]
-    spelt = {name.lower(): name for name in names}
-    texts = {name.lower(): name for name in found.texts if name in names}
     foreign = [name for name in names if found.columns[name].foreign == found.records]
-    preferences = _preferences(found, spelt)
-    if preferences is not None:
-        return preferences
-    chats = [spelt[each] for each in _CHATS if spelt.get(each) in found.chats]
-    chats += [name for name in names if name in found.chats]
-    if chats:
-        return _chat(found, chats[0], "messages, by their form")
+    texts = [name for name in found.texts if name in names]
+    spoken = forms.spoken(texts, [name for name in names if name in found.chats])
+    if spoken is not None:
+        return _as_named(found, spoken)
     if foreign:
         return _chat(found, foreign[0], "")  # says how to write them
-    for first, second in _PAIRS:
-        if first in texts and second in texts:
-            return _checked(
-                found, _pair(found, texts, first, second), "a prompt and its answer, by their names"
-            )
-    for name in _TEXTS:
-        if name in texts:
-            title = next((texts[each] for each in _TITLES if each in texts), None)
-            form = texts[name] if title is None else f"{{{title}}}\n{{{texts[name]}}}"
-            return _checked(found, {"text": form}, "by the names of columns")
+    written = forms.written(texts, [name for name in found.plain if name in names])
+    if written is not None:
+        return _as_named(found, written)
     # Where one column is named by a record, any may be.
-    longest = _longest(found, list(texts.values())) if len(names) == len(found.columns) else None
+    longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
     raise DataError(f"which columns hold the text cannot be guessed; {_shown(found)}", fix=ASK)
 
 
-def _preferences(found: Survey, spelt: dict[str, str]) -> Form | None:
-    """Two answers to a prompt, or two chats."""
-    why = "a better and a worse answer, by their names: learnt by DPO"
-    asked = next((spelt[each] for each in _ASKED if spelt.get(each) in found.texts), None)
-    for names in _PREFERENCES:
-        pair = [spelt[each] for each in names if each in spelt]
-        settings = dict(zip(("chosen", "rejected"), pair, strict=False))
-        if len(pair) == 2 and all(each in found.chats for each in pair):
-            return Form(settings, tuple(pair), why)
-        if len(pair) == 2 and asked is not None and all(each in found.texts for each in pair):
-            return _checked(found, {"prompt": f"{{{asked}}}\n", **settings}, why)
-    return None
-
-
-def _pair(found: Survey, texts: dict[str, str], first: str, second: str) -> dict[str, str]:
-    """Formats in which the answer is set off from the prompt."""
-    prompt, completion = texts[first], texts[second]
-    plain = {name.lower(): name for name in found.plain if COLUMN.fullmatch(name)}
-    more = next((plain[each] for each in _MORE.get(first, ()) if each in plain), None)
-    if first == "question" and more is None:
-        form = f"Question: {{{prompt}}}\nAnswer: "
-    elif more is not None:
-        form = f"{{{prompt}}}\n{{{more}}}\n\n"
-    else:  # whatever stands between them in these records: one of them would decide what is published
-        form = f"{{{prompt}}}\n\n" if first == "instruction" else f"{{{prompt}}}\n"
-    return {"prompt": form, "completion": completion, "loss_on": "completion"}
+def _as_named(found: Survey, form: forms.Named) -> Form:
+    chat = [form.settings[each] for each in ("chosen", "rejected", "messages") if each in form.settings]
+    if chat and "prompt" not in form.settings:
+        return Form(form.settings, tuple(chat), form.why)
+    return _checked(found, form.settings, form.why)
 
 
 def _longest(found: Survey, texts: list[str]) -> Form | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from privlora.data.formats import Record
-from privlora.data.records import COLUMN, iterate_records, refuse_missing
+from privlora.data.records import COLUMN, is_data_file_name, iterate_records, refuse_missing
 from privlora.data.rendering import ROLES, speaks_by_calls
 from privlora.errors import DataError
 
@@ -126,12 +127,32 @@ def refuse_no_files(path: Sequence[str]) -> None:
     """Raise DataError for a folder, or a local file that is not there. Nothing is read."""
     for each in path:
         if Path(each).is_dir():
-            raise DataError(
-                f"{each!r} is a folder",
-                fix=f"give the files in it, as {each.rstrip('/')}/*.jsonl; or add --clients, if each of them is of "
-                "another owner",
-            )
+            raise _of_folder(each.rstrip("/") or each)
     refuse_missing(list(path))
+
+
+def _of_folder(folder: str) -> DataError:
+    """What to give in the place of a folder: all of its files that may hold records, by their endings."""
+    try:
+        names = [file.name for file in Path(folder).iterdir() if file.is_file()]
+    except OSError as error:
+        return DataError(
+            f"{folder!r} is a folder that cannot be read ({type(error).__name__})", fix="give files"
+        )
+    known = [name for name in names if is_data_file_name(name)]
+    if not known:
+        held = f"none of its {len(names)} files is one of records, by its ending" if names else "it is empty"
+        return DataError(
+            f"{folder!r} is a folder, and {held}",
+            fix="give a file of records: .jsonl, .csv, .parquet or .txt",
+        )
+    endings = sorted({".".join(name.split(".")[-2 if name.endswith(".gz") else -1 :]) for name in known})
+    files = " ".join(f"{shlex.quote(folder)}/*.{ending}" for ending in endings)
+    one = "" if len(endings) == 1 else ", or those of one kind alone, whose columns are alike"
+    return DataError(
+        f"{folder!r} is a folder",
+        fix=f"give the files in it, as {files}{one}; or add --clients, if each of them is of another owner",
+    )
 
 
 def survey(path: Sequence[str], user: str | None = None) -> Survey:

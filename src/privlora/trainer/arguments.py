@@ -165,6 +165,14 @@ class Groups:
     show_progress: bool | None = None
 
 
+def names_for(args: Any) -> dict[tuple[str, str], str]:
+    """Which fields of args stand for settings, by (argument that holds their group, name)."""
+    own = {place: name for name, place in RENAMED.items()}
+    return (
+        {**own, **{("privacy", name): name for name in _PRIVACY}} if isinstance(args, PrivateConfig) else own
+    )
+
+
 def groups_of(
     args: Any, privacy: Mapping[str, Any] | None, method: Any, problems: Together | None = None
 ) -> Groups:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from privlora.api import fine_tune, resume_run
 from privlora.calling import is_loaded, not_a_mapping, other_names, records_of, settings_of_call
 from privlora.config import IN_MEMORY
-from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together
+from privlora.config.in_calls import as_in_python
+from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
 from privlora.result import Result
-from privlora.trainer.arguments import Groups, groups_of
+from privlora.trainer.arguments import Groups, groups_of, names_for
 from privlora.training.files import RunFolder
+from privlora.training.sources import check_columns
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
@@ -124,14 +126,20 @@ class PrivateTrainer:
         }
         self._show_progress = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
-        settings_of_call(
-            model,
-            {"path": path, "evaluation": public},
-            self._groups,
-            self._output,
-            source="PrivateTrainer",
-            problems=problems,
-        )
+        try:
+            settings = settings_of_call(
+                model,
+                {"path": path, "evaluation": public},
+                self._groups,
+                self._output,
+                source="PrivateTrainer",
+                problems=problems,
+            )
+            if path is not None:
+                check_columns(settings, self._records)
+        except PrivloraError as error:
+            as_in_python(error, names_for(args))
+            raise
         from privlora.training.callbacks import checked_callbacks
 
         self._callbacks = checked_callbacks(callbacks)

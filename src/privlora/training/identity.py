@@ -224,19 +224,35 @@ def _kept(folder: RunFolder) -> Identity:
         raise RunError(
             f"{str(folder.identity)!r} is {'missing' if missing else f'damaged ({type(error).__name__})'}",
             why="it says which records, model and settings the run belongs to, and what was charged is of no others",
-            fix=_OWN,
+            fix=_without_it(folder),
         ) from None
     known = read_identity(folder.checkpoint) if folder.checkpoint.exists() else None
     if known is not None and known != digest_of(folder.identity):
         raise PrivacyError(
             f"{str(folder.identity)!r} is not the one with which the run's checkpoint was taken",
             why="it says which records, model and settings what was charged is of",
-            fix=_OWN,
+            fix=_without_it(folder),
         )
     return found
 
 
-_OWN: Final = ("restore it", "or begin another run, in another run.output, at a cost of its own")
+def _without_it(folder: RunFolder) -> list[str]:
+    """What can be done about an identity that is not the run's."""
+    ways = [
+        "restore it from a backup of the run's folder: nothing else can make it again",
+        "without one this run cannot go on: begin another, in another run.output, at a cost of its own",
+    ]
+    if folder.ledger.exists():
+        ways.append(
+            "what this run has spent stays spent, on the same records too: `privlora budget` adds the ledgers of both "
+            f"up, so keep {folder.ledger}"
+        )
+    if folder.report.exists():
+        ways.append(
+            f"what it released already stays valid as it is, and rests on {folder.release} alone: `privlora verify "
+            f"{folder.release}`"
+        )
+    return ways
 
 
 def _whose(kept: Identity, found: Identity) -> str:

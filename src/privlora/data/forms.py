@@ -1,0 +1,129 @@
+"""Of which form records are, by the names of their columns: texts, a prompt and its answer, chats, preferences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
+"""What a column may be called to be shown. Of a table without a header, a record stands where the names belong."""
+
+# In the order of preference.
+_PAIRS: Final = (
+    *(("prompt", each) for each in ("completion", "response", "answer", "output", "reply")),
+    *(("instruction", each) for each in ("output", "response", "completion", "answer")),
+    *(("question", each) for each in ("answer", "response", "solution", "output", "completion")),
+    *(("problem", each) for each in ("solution", "answer")),
+    *(("query", each) for each in ("response", "answer", "output")),
+    *(("input", each) for each in ("output", "target", "response", "completion")),
+    *(("source", "target"), ("request", "reply"), ("dialogue", "summary"), ("document", "summary")),
+    *(("article", "highlights"), ("article", "summary"), ("context", "response")),
+)
+_MORE: Final = {"instruction": ("input", "context"), "question": ("context", "passage", "input")}
+"""A prompt's column -> columns that belong to the prompt, too."""
+_TEXTS: Final = (
+    *(
+        "text",
+        "content",
+        "body",
+        "note",
+        "notes",
+        "document",
+        "message",
+        "review",
+        "abstract",
+        "report",
+        "comment",
+    ),
+    *("post", "article", "email", "transcript", "letter", "story", "description", "summary", "sentence"),
+)
+_TITLES: Final = ("title", "subject", "headline")
+_CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
+_PREFERENCES: Final = (
+    ("chosen", "rejected"),
+    ("preferred", "rejected"),
+    ("accepted", "rejected"),
+    ("better", "worse"),
+    ("winner", "loser"),
+)
+_ASKED: Final = ("prompt", "question", "instruction", "query", "input")
+
+
+@dataclass(frozen=True)
+class Named:
+    """settings: of the group data. why: in a comment."""
+
+    settings: dict[str, str]
+    why: str
+
+
+def spoken(texts: Sequence[str], chats: Sequence[str]) -> Named | None:
+    """Preferences or chats. texts, chats: columns that hold them in every record, in their order."""
+    why = "a better and a worse answer, by their names: learnt by DPO"
+    of_text = {name.lower(): name for name in texts}
+    of_chat = {name.lower(): name for name in chats}
+    asked = next((of_text[each] for each in _ASKED if each in of_text), None)
+    for names in _PREFERENCES:
+        for columns in (of_chat, of_text):
+            if not all(each in columns for each in names) or (columns is of_text and asked is None):
+                continue
+            pair = dict(zip(("chosen", "rejected"), (columns[each] for each in names), strict=True))
+            return Named(pair if columns is of_chat else {"prompt": f"{{{asked}}}\n", **pair}, why)
+    found = [of_chat[each] for each in _CHATS if each in of_chat] or list(chats)
+    return (
+        Named({"messages": found[0], "loss_on": "completion"}, "messages, by their form") if found else None
+    )
+
+
+def written(texts: Sequence[str], plain: Sequence[str]) -> Named | None:
+    """A prompt and its answer, or a text. texts: columns that are text in every record, and not blank in most; plain:
+    also where most are blank."""
+    of_text = {name.lower(): name for name in texts}
+    for first, second in _PAIRS:
+        if first in of_text and second in of_text:
+            return Named(_pair(of_text, plain, first, second), "a prompt and its answer, by their names")
+    for name in _TEXTS:
+        if name in of_text:
+            title = next((of_text[each] for each in _TITLES if each in of_text), None)
+            form = of_text[name] if title is None else f"{{{title}}}\n{{{of_text[name]}}}"
+            return Named({"text": form}, "by the names of columns")
+    return None
+
+
+def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: str) -> dict[str, str]:
+    """Formats in which the answer is set off from the prompt."""
+    prompt, completion = texts[first], texts[second]
+    known = {name.lower(): name for name in plain}
+    more = next((known[each] for each in _MORE.get(first, ()) if each in known), None)
+    if first == "question" and more is None:
+        form = f"Question: {{{prompt}}}\nAnswer: "
+    elif more is not None:
+        form = f"{{{prompt}}}\n{{{more}}}\n\n"
+    else:  # whatever stands between them in these records: one of them would decide what is published
+        form = f"{{{prompt}}}\n\n" if first == "instruction" else f"{{{prompt}}}\n"
+    return {"prompt": form, "completion": completion, "loss_on": "completion"}
+
+
+def _is_chat(name: str, value: Any) -> bool:
+    """Whether a list seems to hold messages: by what it is called, or by how its entries are built."""
+    if not isinstance(value, list):
+        return False
+    built = bool(value) and all(
+        isinstance(each, Mapping) and {"role", "from"} & each.keys() for each in value
+    )
+    return name.lower() in _CHATS or built
+
+
+def of_one(record: Mapping[str, Any]) -> Named | None:
+    """Of which form a record seems to be; its only text, where nothing else tells. What texts say plays no part. None
+    for a value stands for any text."""
+    names = [name for name in record if isinstance(name, str) and COLUMN.fullmatch(name)]
+    plain = [name for name in names if record[name] is None or isinstance(record[name], str)]
+    texts = [name for name in plain if record[name] is None or record[name].strip()]
+    chats = [name for name in names if _is_chat(name, record[name])]
+    found = spoken(texts, chats) or written(texts, plain)
+    if found is None and len(texts) == 1 and len(names) == len(record):
+        return Named({"text": texts[0]}, "the only column of text")
+    return found
