@@ -172,6 +172,8 @@ def _show(found: Recommendation, settings: Settings) -> None:
 
 
 def _table(sizes: Sequence[Size], *, losses: bool) -> None:
+    from privlora.rehearsals.wording import minutes_of
+
     timed = sizes[0].minutes is not None
     heads = ["epsilon", "passes", "steps", "batch", "sigma", "noise", "rate"]
     heads += [*(["loss"] if losses else []), *(["minutes"] if timed else [])]
@@ -186,7 +188,7 @@ def _table(sizes: Sequence[Size], *, losses: bool) -> None:
             f"{size.noise:.3g}",
             f"{size.learning_rate:.3g}",
             *([] if not losses else ["" if size.loss is None else f"{size.loss:.4f}"]),
-            *([] if size.minutes is None else [f"{size.minutes:,.{1 if size.minutes < 100 else 0}f}"]),
+            *minutes_of(size),
         ]
         out().print(
             "  " + "".join(f"{cell:>10}" for cell in cells) + ("  <- these settings" if size.own else "")

@@ -109,5 +109,5 @@ def _cells(size: Size, *, losses: bool) -> list[str]:
         number(size.noise, 3),
         number(size.learning_rate, 3),
         *([number(size.loss)] if losses else []),
-        *([] if size.minutes is None else [number(size.minutes, 2)]),
+        *wording.minutes_of(size),
     ]

@@ -139,6 +139,11 @@ def _named(size: Size) -> str:
     return f"{size.steps} steps of {size.batch:g}"
 
 
+def minutes_of(size: Size) -> list[str]:
+    """A cell of the tables, where steps were timed."""
+    return [] if size.minutes is None else [f"{size.minutes:,.{1 if size.minutes < 100 else 0}f}"]
+
+
 def _less(size: Size, other: Size) -> str:
     return f"{1 - size.noise / other.noise:.0%}"
 
