@@ -124,7 +124,7 @@ ANSWERS = {
     "method.zo_eps": "method.perturbation",
     "method.smoothing": "method.perturbation",
     "method.mu": "method.perturbation",
-    "method.eps": "method.perturbation here: of the row dp-zo",
+    "method.eps": "method.perturbation here: of the method dp-zo",
     "privacy.eps": "privacy.target_epsilon",
     "auto.path": "auto.file here: PUBLIC records",
     "auto.public": "auto.file here: PUBLIC records",

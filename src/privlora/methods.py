@@ -633,7 +633,7 @@ CHOICES: dict[str, Choice] = {
     for choice in (
         Choice(
             name="auto",
-            summary="the one of its rows that does better in short rehearsals on public texts, before a run begins",
+            summary="that of its methods which does better in short rehearsals on public texts, before a run",
             reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
             rows=("prism", "guided-prism", "span-prism"),
             clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
@@ -679,11 +679,11 @@ def find_row(name: str) -> Method:
     return rows[name]
 
 
-_FAR, _ROUNDING = 10, 1e-9  # as a factor
+_FAR, _ROUNDING = 8, 1e-9  # as a factor
 
 
 def far_rate(settings: Settings) -> str | None:
-    """In a sentence that method.learning_rate is ten times the row's default for such a run, or a tenth, or farther.
+    """In a sentence that a learning rate is eight times the method's default for such a run, or an eighth, or farther.
 
     None for a rate that is nearer, one that is left to the row or to rehearsals, and where a row is yet to be chosen.
     """
@@ -700,7 +700,7 @@ def far_rate(settings: Settings) -> str | None:
     unit = " of each frozen matrix's norm" if relative else ""
     end = "noise would drown what is learnt" if times > 1 else "the run would hardly learn"
     return (
-        f"method.learning_rate {rate:g} is {far} the row's default ({default:g}{unit} for {row.name} and "
+        f"method.learning_rate {rate:g} is {far} the method's default ({default:g}{unit} for {row.name} and "
         f"{privacy.steps} steps): is it meant? Rates of other tools are of other rules, and {end}. Leave it out for "
         "the default"
     )

@@ -77,7 +77,7 @@ class Given:
     progress: Progress | None
 
 
-_ON_PAPER: Final = "steps on paper, for their memory"
+_ON_PAPER: Final = "counting the memory of a step, without taking it"
 
 
 def train_and_publish(

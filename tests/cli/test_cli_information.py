@@ -26,7 +26,7 @@ def test_every_row_of_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -
         assert f"{row.name}: {row.summary}" in shown
         assert f"optimizers  {row.optimizer} (default)" in shown
     for choice in CHOICES.values():
-        assert f"{choice.name}: {choice.summary}\n  rows        {', '.join(choice.rows)}" in shown
+        assert f"{choice.name}: {choice.summary}\n  methods     {', '.join(choice.rows)}" in shown
         assert set(choice.rows) <= set(METHODS)
     found = call(capsys, "methods", "--json").json
     assert [choice["name"] for choice in found["choices"]] == list(CHOICES)

@@ -21,7 +21,7 @@ from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
 from privlora.training.peak import Peak, Unknown
 
-BEGUN = ["taking steps on paper, to tell their memory"]
+BEGUN = ["counting the memory of a step, without taking it"]
 """What a plan says in pipes before what takes longest."""
 
 
@@ -686,9 +686,10 @@ def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("row", "rate", "says"),
     [
-        ("dp-zo", 3e-3, "30 times the row's default"),
-        ("dp-zo", 1e-3, "10 times the row's default"),
-        ("dp-sgd", 4e-4, "1/10 of the row's default"),
+        ("dp-zo", 3e-3, "30 times the method's default"),
+        ("dp-zo", 8e-4, "8 times the method's default"),
+        ("dp-zo", 7.5e-4, None),
+        ("dp-sgd", 5e-4, "1/8 of the method's default"),
         ("dp-sgd", 0.02, None),
         ("dp-zo", None, None),
     ],
@@ -714,5 +715,5 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     assert "the method's default is 0.0144" in " ".join(shown.split())
     shown = call(capsys, "plan", config, *given, "method.learning_rate=0.16").out
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
-    assert "11.1 times the row's default" in lines[0]
+    assert "11.1 times the method's default" in lines[0]
     assert "in the size" not in call(capsys, "plan", config, *given[:2]).out

@@ -57,7 +57,7 @@ def test_a_rate_far_from_the_rows_own_is_told_as_a_plan_tells_it(
     shown = call(capsys, "plan", config).out.splitlines()
     (said,) = [line.removeprefix("rate").strip() for line in shown if line.startswith("rate ")]
     assert said.startswith(
-        "method.learning_rate 0.0002 is 1/283 of the row's default (0.0566 of each frozen matrix's norm for prism and 3"
+        "method.learning_rate 0.0002 is 1/283 of the method's default (0.0566 of each frozen matrix's norm for prism "
     )
     lines = call(capsys, "train", config).err.splitlines()
     plan = next(at for at, line in enumerate(lines) if line.startswith("plan: "))
@@ -206,7 +206,7 @@ def test_a_finished_run_takes_no_steps_on_paper_either(
     """Neither for the micro-batches of steps that there are not, nor for their profile."""
     config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
     first = call(capsys, "train", config)
-    assert "steps on paper, for their memory" in first.err
+    assert "counting the memory of a step, without taking it" in first.err
     run = folder / "run"
     ledger = (run / "release" / "ledger.jsonl").read_bytes()
     if left == "no report":  # a crash while the release was written

@@ -380,7 +380,7 @@ def test_of_equal_rows_the_first_is_taken_and_the_error_is_of_texts_and_draws() 
         {"row": "span-prism", "untrained": 0.1, "in_place_of_records": 9, "held_out": 50, "draws": 3, **facts}
     )
     assert "not finite with prism" in told
-    assert "No row did better than no training (0.1000)" in told
+    assert "No method did better than no training (0.1000)" in told
 
 
 def test_the_noise_does_not_depend_on_the_choice(file: Path) -> None:

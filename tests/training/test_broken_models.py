@@ -25,7 +25,7 @@ def test_a_held_out_loss_that_is_not_finite_is_told_once_and_is_null(tmp_path: P
     options: dict[str, Any] = {"method": {"name": "dp-sgd", "learning_rate": 1e30}, "evaluation": public}
     bench.start(folder.root, observer=Watch(0), run={"evaluate_every": 2}, **options)
     far, told = warned
-    assert "times the row's default" in far
+    assert "times the method's default" in far
     assert "held-out loss after step 2 is not a finite number" in told
     assert "smaller method.learning_rate" in told
     text = folder.evaluations.read_text()

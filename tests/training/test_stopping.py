@@ -16,7 +16,7 @@ from rich.console import Console
 from privlora.training.loop import StepReport, stop_on_signal
 from privlora.training.progress import RichObserver
 
-WORDS = "stopping after this step, or at its next public text, and saving. A second Ctrl-C stops at once"
+WORDS = "stopping and saving, after this step or in it while it works on public texts. A second Ctrl-C stops at once"
 
 
 def said(log: pytest.LogCaptureFixture) -> list[str]:

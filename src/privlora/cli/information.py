@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[ROW]", help="One row, with what its settings mean.", show_default=False),
+        typer.Argument(metavar="[ROW]", help="One method, with what its settings mean.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,7 +66,7 @@ def methods(
     for choice in CHOICES.values():
         out().print(
             f"{choice.name}: {choice.summary}\n"
-            f"  rows        {', '.join(choice.rows)}\n"
+            f"  methods     {', '.join(choice.rows)}\n"
             f"  reference   {choice.reference}",
         )
 

@@ -69,7 +69,7 @@ def facts_of_choice(choice: Choice) -> dict[str, Any]:
         "name": choice.name,
         "summary": choice.summary,
         "rows": list(choice.rows),
-        "public_data": "PUBLIC texts (the group synthesis), on which the row is chosen",
+        "public_data": "PUBLIC texts (the group synthesis), on which the method is chosen",
         "needs_public_data": True,
         "clipping": dict(choice.clipping),
         "reference": choice.reference,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
-_ON_PAPER = "taking steps on paper, to tell their memory"
+_ON_PAPER = "counting the memory of a step, without taking it"
 _NO_MEMORY = "not asked for (--no-memory)"
 
 
@@ -46,15 +46,13 @@ def plan(
         bool,
         typer.Option(
             "--advise",
-            help="Also rehearse PRISM and a row of public texts on the group synthesis, for several numbers of "
+            help="Also rehearse PRISM and a method of public texts on the group synthesis, for several numbers of "
             "records. Loads the model.",
         ),
     ] = False,
     no_memory: Annotated[
         bool,
-        typer.Option(
-            "--no-memory", help="Leave out memory, whose steps on paper take most of a plan's seconds."
-        ),
+        typer.Option("--no-memory", help="Leave out memory, whose counting takes most of a plan's seconds."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -489,11 +487,11 @@ def _of_row_with_bands(content: dict[str, Any]) -> str:
     rates += "mostly lost by bands: tune method.learning_rate on public texts"
     if find_row(content["method"]).public_texts:
         return (
-            f"Of this row it was not measured: what is released are coefficients or scores of public texts, of which "
+            f"For this method it was not measured: released are coefficients or scores of public texts, of which "
             f"less noise cancels where they turn from step to step. {rates}"
         )
     if "beta2" in content["hyperparameters"]:
-        return f"Of this row it was not measured: its second moments see the larger noise of single steps. {rates}"
+        return f"Of this method it was not measured: its second moments see the larger noise of single steps. {rates}"
     return rates
 
 

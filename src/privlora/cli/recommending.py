@@ -131,7 +131,7 @@ _TYPED: Final = (
     (r"(\w+ and )?learning_rate=auto( \(on the command line\))?", "--public"),
     (r"(\w+ and )?learning_rate cannot be auto", "--public does not go"),
     (r"give a number, or leave it out", "leave out --public"),
-    (r"give a number, or a row", "leave out --public, or take a row"),
+    (r"give a number, or a method", "leave out --public, or take a method"),
     (r"or a number in the place of auto", "or leave out --public"),
 )
 """What errors say of the settings that --public stands for, and what the user typed."""

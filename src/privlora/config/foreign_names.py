@@ -208,18 +208,18 @@ _FLAT: Final[tuple[tuple[str, Here | Refused], ...]] = (
     ("lr_warmup_steps num_warmup_steps warmup", Here("method.warmup_steps")),
     (
         "optim optimizer_name optimizer_type",
-        Here("method.name", "a row with its optimizer, as prism or dp-adamw (`privlora methods`)"),
+        Here("method.name", "a method with its optimizer, as prism or dp-adamw (`privlora methods`)"),
     ),
     ("adam_beta1", Here("method.beta1")),
     ("adam_beta2", Here("method.beta2")),
     (
         "adam_epsilon",
-        Refused("the rows of the table have their own, against the noise", "method.floor of dp-adambc"),
+        Refused("the methods here have their own, against the noise", "method.floor of dp-adambc"),
     ),
     ("wd", Here("method.weight_decay")),
     (
         "zo_eps zo_epsilon zo_perturbation smoothing",
-        Here("method.perturbation", "of the row dp-zo: how far to both sides losses are compared"),
+        Here("method.perturbation", "of the method dp-zo: how far to both sides losses are compared"),
     ),
     ("ema_decay", Here("method.averaging")),
     ("loraplus_lr_ratio", Here("method.learning_rate_ratio", "with method.name: lora+")),
@@ -230,7 +230,7 @@ _FLAT: Final[tuple[tuple[str, Here | Refused], ...]] = (
     ),
     (
         "neftune_noise_alpha",
-        Refused("its noise on embeddings protects nobody, and no row of the table has it"),
+        Refused("its noise on embeddings protects nobody, and no method here has it"),
     ),
     ("label_smoothing_factor", Refused("no loss here has it")),
     # The run.

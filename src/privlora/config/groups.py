@@ -991,7 +991,7 @@ class Settings(Group):
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),
             (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
             (self.privacy.bands != 1, "privacy.bands, since rehearsals have independent noise"),
-            (self.method.name == AUTO, "method.name=auto, which finds the rate of its rows itself"),
+            (self.method.name == AUTO, "method.name=auto, which finds the rate of its methods itself"),
             (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
             (self.federation is not None, "a federation, whose clients have no public records"),
             (

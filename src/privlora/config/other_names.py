@@ -14,7 +14,7 @@ _STEPS_NOT_EPOCHS = (
 )
 _BANDS = "above 1, or auto: a step's noise takes back a part of that of the steps before it (DP-BandMF)"
 _DP_ZO = (
-    "of the row dp-zo: how far to both sides of the adapter losses are compared. The epsilon that is promised is "
+    "of the method dp-zo: how far to both sides of the adapter losses are compared. The epsilon that is promised is "
     "privacy.target_epsilon"
 )
 _NUMBER_NOT_SHARE = "a number of clients, not a share of them"
@@ -96,7 +96,7 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "method.name": {
         **dict.fromkeys(
             ("dp-bandmf", "band-mf", "bandmf", "dp-ftrl"),
-            "correlated noise is a setting of a row: set privacy.bands, as bands: auto, and write dp-sgd",
+            "correlated noise is a setting beside a method: set privacy.bands, as bands: auto, and write dp-sgd",
         ),
         **dict.fromkeys(
             ("lora", "dp-lora", "dplora", "plain-lora"),

@@ -51,7 +51,7 @@ def told_peak(settings: Settings, model: torch.nn.Module) -> Peak | str:
         found = peak_of_a_step(settings, model, device, max_tokens=settings.run.max_tokens)
     except Unknown as unknown:
         return str(unknown)
-    return found or "this row takes no private steps"
+    return found or "this method takes no private steps"
 
 
 @contextmanager

@@ -228,18 +228,18 @@ def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:
     if settings.synthesis is None:
         raise ConfigError(
             f"{who} needs public texts to rehearse on, and there is no group synthesis",
-            why="which row does better on few records depends on the model and on such texts",
-            fix="add `synthesis: {generator: file, file: PUBLIC.jsonl}`, or another generator; or name a row",
+            why="which method does better on few records depends on the model and on such texts",
+            fix="add `synthesis: {generator: file, file: PUBLIC.jsonl}`, or another generator; or name a method",
         )
     if not privacy.private:
         raise ConfigError(
-            f"{who} weighs rows by what noise leaves of them, and privacy.private=false adds none",
-            fix="name a row in method.name",
+            f"{who} weighs methods by what noise leaves of them, and privacy.private=false adds none",
+            fix="name one in method.name",
         )
     if privacy.clip_quantile is not None:
         raise ConfigError(
             f"{who} does not go with privacy.clip_quantile",
-            why="rows of public texts clip to one norm, and the clip norm of rehearsals would not be the run's",
-            fix="remove clip_quantile, or name a row in method.name",
+            why="methods of public texts clip to one norm, and the clip norm of rehearsals would not be the run's",
+            fix="remove clip_quantile, or name a method in method.name",
         )
     text_column(settings.data)

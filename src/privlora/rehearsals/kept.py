@@ -73,9 +73,7 @@ def _why_row(facts: Mapping[str, Any]) -> str:
         + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
     )
     if best["loss"] is None or best["loss"] >= facts["untrained"]:
-        found += (
-            f". No row did better than no training ({_loss(facts['untrained'])}), so these texts hardly tell"
-        )
+        found += f". No method did better than no training ({_loss(facts['untrained'])}), so these texts hardly tell"
     return found
 
 

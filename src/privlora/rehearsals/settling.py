@@ -117,7 +117,7 @@ def refuse_unrehearsed(settings: Settings) -> None:
             f"{names} cannot be auto with method {row.name!r}",
             why="its rehearsals would need public texts beside the public records, or the cost of a projection, or "
             "have no noise to weigh",
-            fix="give a number, or a row that adds noise to gradients, such as prism or dp-adamw",
+            fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
         )
 
 

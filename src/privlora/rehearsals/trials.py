@@ -111,8 +111,8 @@ def split_texts(
         raise DataError(
             f"{len(every)} public texts are too few to rehearse on: {spanning} would span, {len(records)} stand for "
             f"records and {len(held)} be held out, and each needs {_FEWEST}",
-            why="the choice between rows would follow from single texts",
-            fix="give a larger synthesis.file, or more synthesis.rehearsal_texts; or name a row in method.name",
+            why="the choice between methods would follow from single texts",
+            fix="give a larger synthesis.file, or more synthesis.rehearsal_texts; or name one in method.name",
         )
     return Texts(every[:spanning], beside.like(records), beside.like(held))
 

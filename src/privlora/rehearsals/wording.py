@@ -43,8 +43,8 @@ def advice(found: Recommendation) -> list[str]:
         lines.append(f"Learning rates are {RELATIVE_IN_WORDS}.")
     if found.by_noise:
         lines.append(
-            "Learning rates are the row's defaults: the run's own is found before it begins, by noise alone on texts "
-            "that the model writes."
+            "Learning rates are the method's defaults: the run's own is found before it begins, by noise alone on "
+            "texts that the model writes."
         )
     more = next((size for size in found.by_passes if size.passes >= 1.9 * own.passes), None)
     by_heart = _learnt_by_heart(found)

@@ -392,7 +392,7 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
     )
     draft.remark(
         "method",
-        "With PUBLIC texts of a similar kind, other rows may learn more from so few records, and auto rehearses which",
+        "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
         "does (docs/few-records.md): write name: auto here, without a learning_rate, and add",
         "  synthesis: {generator: file, file: public.jsonl}",
     )

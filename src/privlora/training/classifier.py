@@ -134,7 +134,7 @@ def refuse_other_rows(settings: Settings, method: Method) -> None:
     if what is not None:
         raise ConfigError(
             f"{what} does not go with data.label: {why}",
-            fix="choose prism, dp-adamw or another row that takes gradients of factors, or remove data.label",
+            fix="choose prism, dp-adamw or another method that takes gradients of factors, or remove data.label",
         )
 
 
@@ -156,5 +156,5 @@ def _refuse_for_preferences(settings: Settings, method: Method) -> None:
     if what is not None:
         raise ConfigError(
             f"{what} does not go with data.chosen: {why}",
-            fix="choose prism, dp-adamw or another row of low rank without public texts, or remove the setting",
+            fix="choose prism, dp-adamw or another method of low rank without public texts, or remove the setting",
         )

@@ -434,8 +434,8 @@ def _keep_private_loss(
 
 
 _AFTER_STEP: Final = (
-    "stopping after this step, or at its next public text, and saving. A second Ctrl-C stops at once: what is charged "
-    "by then and not saved stays charged, and is lost"
+    "stopping and saving, after this step or in it while it works on public texts. A second Ctrl-C stops at once: what "
+    "is charged by then and not saved stays charged, and is lost"
 )
 _AFTER_ROUND: Final = (
     "stopping after this round, and saving. A second Ctrl-C stops at once: a round that is charged by then and not "

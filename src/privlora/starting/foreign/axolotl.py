@@ -72,7 +72,7 @@ def read(content: Mapping[str, Any]) -> Taken:
         taken.put("method.name", method_of(optimizer or "adamw"), "its optimizer with private gradients")
     except ValueError as error:
         taken.kept_out["optimizer"] = str(error)
-        taken.put("method.name", "dp-adamw", "the usual row, since it has not the optimizer from there")
+        taken.put("method.name", "dp-adamw", "the usual method, since it has not the optimizer from there")
     common.rates(taken)
     common.batches(taken, "micro_batch_size", "gradient_accumulation_steps", 1, 1)
     common.lengths(taken, "num_epochs")

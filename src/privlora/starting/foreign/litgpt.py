@@ -47,7 +47,7 @@ _HARMLESS: Final[Mapping[str, str]] = {
     "train.min_lr": "schedules end at 0",
     "train.log_interval": "each step has its line on the screen",
     "eval.*": "evaluation is on PUBLIC records alone: data.evaluation and run.evaluate_every",
-    "optimizer.init_args.*": "the row has its own",
+    "optimizer.init_args.*": "the method has its own",
     "access_token": "give it to the hub's client by the environment; settings are written to disk",
     "lora_head": "the output layer stays frozen",
 }
@@ -111,7 +111,7 @@ def _optimizer(taken: Taken) -> None:
         taken.put("method.name", method_of(name), "its optimizer with private gradients")
     except ValueError as error:
         taken.kept_out["optimizer"] = str(error)
-        taken.put("method.name", "dp-adamw", "the usual row, since it has not the optimizer from there")
+        taken.put("method.name", "dp-adamw", "the usual method, since it has not the optimizer from there")
     for key in ("optimizer.init_args.lr", "train.learning_rate"):
         taken.take(key, "method.learning_rate", number)
     for key in ("optimizer.init_args.weight_decay", "train.weight_decay"):

@@ -214,7 +214,7 @@ def method_of(optimizer: Any) -> str:
         return "dp-adamw"
     if spelt in ("sgd", "momentum"):
         return "dp-sgd"
-    raise ValueError("no row of `privlora methods` has this optimizer; dp-adamw is the nearest")
+    raise ValueError("no method of `privlora methods` has this optimizer; dp-adamw is the nearest")
 
 
 def attention(value: Any) -> str:
