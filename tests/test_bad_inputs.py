@@ -521,7 +521,7 @@ def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[s
 
 def test_an_output_below_a_file(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = run_settings(model, folder, run={"output": str(folder / "records.jsonl" / "run")})
-    refuses_settings(capsys, folder, settings, "Not a directory", quiet=False)
+    refuses_settings(capsys, folder, settings, "Not a directory")
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
@@ -534,7 +534,7 @@ def test_an_output_that_cannot_be_made(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    refuses(capsys, folder, ["train", config], "cannot create", os.strerror(code), quiet=False)
+    refuses(capsys, folder, ["train", config], "cannot create", os.strerror(code))
 
 
 class _FullDisk:

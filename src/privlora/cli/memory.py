@@ -15,11 +15,11 @@ from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.errors import ConfigError
 from privlora.methods import Method
+from privlora.training.devices import device_of
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import resident_bytes, row_tokens
 from privlora.training.models import (
     adapter_for,
-    device_of,
     packing_of,
     set_checkpointing,
     unchanged_afterwards,

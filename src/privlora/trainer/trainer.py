@@ -14,6 +14,8 @@ from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Toge
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of
 from privlora.training.files import RunFolder
+from privlora.training.ranks import several_processes
+from privlora.training.sources import refuse_first
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ class PrivateTrainer:
         }
         self._show_progress = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
-        settings_of_call(
+        settings = settings_of_call(
             model,
             {"path": path, "evaluation": public},
             self._groups,
@@ -132,9 +134,15 @@ class PrivateTrainer:
             source="PrivateTrainer",
             problems=problems,
         )
+        looked = Together()
+        if not several_processes():  # of which the first one looks, once they have joined
+            there = self._records, self._evaluation
+            # A run in the folder may be one to go on with: train() says.
+            looked.of(None, lambda: refuse_first(settings, *there, given=is_loaded(model), begins=False))
         from privlora.training.callbacks import checked_callbacks
 
-        self._callbacks = checked_callbacks(callbacks)
+        self._callbacks: list[Any] = looked.of([], checked_callbacks, callbacks)
+        looked.tell()
         self._result: Result | None = None
 
     @property
