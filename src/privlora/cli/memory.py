@@ -174,7 +174,9 @@ def _is_spared(name: str, spared: Sequence[str]) -> bool:
 
 def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
     """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
-    return with_micro_batches(settings, model.to(_stored(settings, model)), _device(settings), loaded=False)
+    return with_micro_batches(
+        settings, model.to(_stored(settings, model)), _device(settings), loaded=False, exactly=True
+    )
 
 
 def with_peak(
