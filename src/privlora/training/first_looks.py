@@ -22,16 +22,29 @@ def look_first(settings: Settings, tokenizer: Any, records: Any = None, evaluati
     and all that needs weights, is refused where it is read. tokenizer: None for that of the settings.
     """
     problems = Together()
-    problems.of(None, refuse_missing, settings.model)
-    own = tokenizer if tokenizer is not None else problems.of(None, load_tokenizer, settings.model)
-    if own is not None:
-        problems.of(None, _refuse_unfit_model, settings, own)
+    own = _looked_at(settings, tokenizer, problems)
     unread = len(problems.found)
     if _is_read_twice(settings, records, evaluation):
         problems.of(None, refuse_shared_first, settings, records, evaluation)
     if own is not None and len(problems.found) == unread:
         problems.of(None, refuse_unfit_first, settings, own, records, evaluation)
     problems.tell()
+
+
+def look_at_model(settings: Settings, tokenizer: Any = None) -> None:
+    """The part of `look_first` that is about the model."""
+    problems = Together()
+    _looked_at(settings, tokenizer, problems)
+    problems.tell()
+
+
+def _looked_at(settings: Settings, tokenizer: Any, problems: Together) -> Any:
+    """The tokenizer, or None where it cannot be loaded; what is wrong with the model is added to ``problems``."""
+    problems.of(None, refuse_missing, settings.model)
+    own = tokenizer if tokenizer is not None else problems.of(None, load_tokenizer, settings.model)
+    if own is not None:
+        problems.of(None, _refuse_unfit_model, settings, own)
+    return own
 
 
 def _refuse_unfit_model(settings: Settings, tokenizer: Any) -> None:

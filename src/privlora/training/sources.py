@@ -53,8 +53,9 @@ def refuse_first(
     problems.of(None, check_sources, settings, records, evaluation)
     if len(problems.found) == missing:
         problems.of(None, check_columns, settings, records)
-        for path, form, limit in _read_first(settings, records, evaluation):
-            problems.of(None, _read_through, path, form, limit)
+        for named, paths, form, limit in read_files(settings, records, evaluation):
+            if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
+                problems.of(None, _read_through, named, paths, form, limit)
     with settings.placing():
         problems.tell()
 
@@ -71,20 +72,30 @@ def _about(settings: Settings, setting: str, call: Callable[[], None]) -> None:
 def read_files(
     settings: Settings, records: Any = None, evaluation: Any = None
 ) -> Iterator[tuple[str, list[str], Format, int | None]]:
-    """Of each setting that names files which a run reads, these, their format, and how many records of them are read.
+    """Of each setting or client that names files which a run reads, these, their format, and how many records of them
+    are read.
 
-    records, evaluation: what stands for files, in memory.
+    records, evaluation: what stands for files, in memory; of a federation's clients by their names.
     """
     data, lora, auto, texts = settings.data, settings.adapter, settings.auto, settings.synthesis
+    clients = [] if settings.federation is None else settings.federation.clients
+    clients = [] if isinstance(clients, int) else clients
     named: list[tuple[str, str | list[str] | None, Format, int | None]] = [
         ("adapter.public_text", lora.public_text, data.format, lora.public_texts),
-        ("data.path", data.path if records is None else None, data.format, data.limit),
+        ("data.path", data.path if records is None and not clients else None, data.format, data.limit),
         ("data.evaluation", data.evaluation if evaluation is None else None, data.format, None),
     ]
     if auto is not None:
         named.append(("auto.file", auto.file, data.format, auto.limit))
     if texts is not None:
         named.append(("synthesis.file", texts.file, "auto", None))
+    if records is None or isinstance(records, Mapping):
+        given = () if records is None else records
+        named += [
+            (f"client {each.name}", each.path, each.format, None)
+            for each in clients
+            if each.name not in given
+        ]
     for setting, path, form, limit in named:
         if path is not None:
             yield setting, [path] if isinstance(path, str) else path, form, limit
@@ -101,18 +112,13 @@ def are_read_twice(paths: Iterable[str]) -> bool:
         return False
 
 
-def _read_first(
-    settings: Settings, records: Any, evaluation: Any
-) -> Iterator[tuple[list[str], Format, int | None]]:
-    for _, paths, form, limit in read_files(settings, records, evaluation):
-        if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
-            yield paths, form, limit
-
-
-def _read_through(paths: list[str], form: Format, limit: int | None) -> None:
+def _read_through(named: str, paths: list[str], form: Format, limit: int | None) -> None:
     """Raise DataError for what is no record; nothing is kept."""
-    for _ in iterate_records(paths, format=form, limit=limit):
-        pass
+    try:
+        for _ in iterate_records(paths, format=form, limit=limit):
+            pass
+    except DataError as error:
+        raise (error.of(named) if named.startswith("client ") else error) from None
 
 
 def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
