@@ -198,7 +198,7 @@ class SynthesisSettings(Group):
         known = (
             each + (f" (with {' and '.join(needs)})" if needs else "") for each, needs in _GENERATORS.items()
         )
-        raise ValueError(f"{echoed(name, known)} is no generator. Fix: set it to {_one_of(list(known))}")
+        raise ValueError(f"{echoed(name)} is no generator. Fix: set it to {_one_of(list(known))}")
 
     @field_validator("endpoint")
     @classmethod

@@ -53,7 +53,7 @@ class EndpointWriter:
         key = os.environ.get(api_key_env) if api_key_env else None
         if api_key_env and not key:
             raise ConfigError(
-                "the environment variable that synthesis.api_key_env names is not set",
+                f"the environment variable {api_key_env} is not set",
                 fix="export it with the endpoint's key, or remove synthesis.api_key_env",
             )
         self.name, self.chat = f"endpoint (model {model})", chat
@@ -72,7 +72,7 @@ class EndpointWriter:
             )
         except ValueError:  # not chained: it holds the key
             raise ConfigError(
-                "the key in the variable that synthesis.api_key_env names holds characters that no header may have",
+                f"the key in {api_key_env} holds characters that no header may have",
                 fix="set the variable to the key alone",
             ) from None
 
